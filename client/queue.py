@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime, tzinfo
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -59,6 +59,12 @@ class Queue:
         from reshard.worker.followers.pushes import Pushes
 
         return Pushes(self.jobs)
+
+    def answering(self) -> AbstractContextManager[None]:
+        """Inside, a broker that does not answer is BrokerUnavailable, whatever is asked of it."""
+        from reshard.worker.queue.jobs import broker_errors
+
+        return broker_errors(self.jobs.url)
 
     def lanes(self) -> dict[str, Lane]:
         """What waits for a worker, by queue."""
@@ -116,12 +122,14 @@ def open_queue() -> Iterator[Queue]:
     Inside, a broker that stops answering raises BrokerUnavailable, too.
     """
     from reshard.worker.broker import broker_url
-    from reshard.worker.queue.jobs import JobStore, broker_errors
+    from reshard.worker.queue.jobs import JobStore
     from reshard.worker.settings import settings
 
-    with JobStore.at(broker_url(settings())) as store, broker_errors(store.url):
-        store.check_server()
-        yield Queue(store)
+    with JobStore.at(broker_url(settings())) as store:
+        queue = Queue(store)
+        with queue.answering():
+            store.check_server()
+            yield queue
 
 
 # ---------------------------------------------------------------------------------------------------- in words

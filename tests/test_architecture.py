@@ -136,7 +136,7 @@ ROOMS = {
         {"serve"},
         {"app", "connections"},
         {"pages"},
-        {"hooks", "openapi", "guard", "endpoint"},
+        {"hooks", "openapi", "guard"},
         {"documents", "streams"},
         {"auth"},
         {"settings"},
@@ -187,6 +187,20 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     # The package itself offers what is below it by name, and loads it when it is asked for.
     modules = {m: names - {m} for m, names in graph().items() if m != ("reshard", "pipeline")}
     tuple(TopologicalSorter(modules).static_order())
+
+
+# What `web` has of `worker` and not of the client: a process's settings and log, events, and kinds of record.
+WEB_OF_WORKER = {
+    "settings", "logs", "local", "queue.states", "queue.record", "queue.events", "followers.records",
+    "followers.schedules", "followers.pushes",
+}  # fmt: skip
+STREAMS = {"queue.jobs"}  # which streams.py follows by a connection of its own
+
+
+@pytest.mark.parametrize("name", [name for name in NAMED if name[1:2] == ("web",)], ids=".".join)
+def test_web_asks_the_client(name: tuple[str, ...]) -> None:
+    asked = {".".join(module[2:]) for module in graph()[name] if module[1:2] == ("worker",) and len(module) > 2}
+    assert asked <= WEB_OF_WORKER | (STREAMS if name[-1] == "streams" else set())
 
 
 @pytest.mark.parametrize("folder", ["pipeline", "worker", "client", "web", "cli"])

@@ -42,7 +42,6 @@ from reshard.web.pages import site as pages
 from reshard.web.settings import WebSettings
 from reshard.web.streams import Streams, follow
 from reshard.worker import logs
-from reshard.worker.queue.jobs import broker_errors
 from reshard.worker.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -144,7 +143,7 @@ async def _hook(web: Web, request: Request) -> Response:
 
 
 def _taken(web: Web, payload: hooks.Payload) -> Mapping[str, Any]:
-    with broker_errors(web.queue.jobs.url):
+    with web.queue.answering():
         return hooks.take(payload, Served(web.queue, "a webhook", web.settings))
 
 

@@ -10,14 +10,12 @@ from functools import partial
 from http.client import HTTPConnection, HTTPException
 from importlib.util import find_spec
 
-from reshard.client.queue import Queue
+from reshard.client.queue import open_queue
 from reshard.pipeline.errors import BadSetting, ExtraMissing, ReshardError
 from reshard.web.auth import Tokens, is_proxy
 from reshard.web.settings import WebSettings, is_local, web_settings
 from reshard.worker import logs
-from reshard.worker.broker import broker_url
 from reshard.worker.local import Page
-from reshard.worker.queue.jobs import JobStore
 from reshard.worker.settings import Settings, settings
 
 log = logging.getLogger("reshard.web.serve")  # also where it is run as __main__
@@ -84,9 +82,8 @@ def serve(settings: Settings, own: WebSettings) -> None:
     from reshard.web.connections import Connection, Server
 
     logs.configure(settings.log_format)
-    with JobStore.at(broker_url(settings)) as store, listen(own) as listening:
-        store.check_server()
-        web = Web(Queue(store), settings, own)
+    with open_queue() as queue, listen(own) as listening:
+        web = Web(queue, settings, own)
         config = uvicorn.Config(
             build(web), http=Connection, ws="none", proxy_headers=False,
             log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=END,

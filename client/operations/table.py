@@ -79,9 +79,7 @@ class InProcess:
         self.caller = caller  # who asks, for the record
 
     def perform(self, operation: Operation[P, Document], /, *args: P.args, **kwargs: P.kwargs) -> Document:
-        from reshard.worker.queue.jobs import broker_errors
-
-        with broker_errors(self.queue.jobs.url):
+        with self.queue.answering():
             return operation.run(self, *args, **kwargs)
 
     def linger(self, job: str, after: str, seconds: float) -> None:

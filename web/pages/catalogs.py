@@ -15,8 +15,7 @@ from reshard.client.operations.table import LISTED, read
 from reshard.client.queue import Queue
 from reshard.pipeline.errors import BadSchedule, ReshardError
 from reshard.web.documents import status_of
-from reshard.web.endpoint import Call
-from reshard.web.pages.site import Answer, Page, Text, act, page
+from reshard.web.pages.site import Answer, Call, Page, Text, act, page
 from reshard.worker.followers.records import TURNS, UNDER_WAY, CatalogStatus
 from reshard.worker.followers.schedules import Run, ScheduleStatus
 

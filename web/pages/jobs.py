@@ -14,9 +14,8 @@ from reshard.client.operations import jobs as operations
 from reshard.client.queue import Queue
 from reshard.client.text import human_bytes, lasted
 from reshard.pipeline.errors import BadBody
-from reshard.web.endpoint import Call
 from reshard.web.pages.picture import Drawing, drawing, picture
-from reshard.web.pages.site import Answer, Page, act, page
+from reshard.web.pages.site import Answer, Call, Page, act, page
 from reshard.worker.queue.record import Job
 from reshard.worker.queue.states import CANCELLABLE, JobState
 

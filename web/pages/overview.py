@@ -12,10 +12,9 @@ from reshard.client.operations import fleet as operations
 from reshard.client.operations.jobs import service
 from reshard.client.queue import Day, Queue
 from reshard.client.text import count, human_bytes
-from reshard.web.endpoint import Call
 from reshard.web.pages.charts import Chart, bars
 from reshard.web.pages.render import clock
-from reshard.web.pages.site import Answer, Page, act, page
+from reshard.web.pages.site import Answer, Call, Page, act, page
 from reshard.worker.queue.record import Claim, Job
 from reshard.worker.queue.states import ENDED, JobState
 

@@ -14,9 +14,8 @@ from reshard.pipeline.places import NOWHERE
 from reshard.pipeline.renaming import parse_rules
 from reshard.pipeline.request import Options
 from reshard.web.documents import status_of
-from reshard.web.endpoint import Call
 from reshard.web.pages.picture import drawing, picture
-from reshard.web.pages.site import Answer, Fields, Page, page
+from reshard.web.pages.site import Answer, Call, Fields, Page, page
 
 PLAIN = ("source", "target", "priority")
 FILES_SHOWN = 200

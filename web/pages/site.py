@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 from urllib.parse import parse_qs, quote
 
 from starlette.concurrency import run_in_threadpool
@@ -22,9 +22,7 @@ from reshard.client.served import Served
 from reshard.pipeline.errors import CrossSite, ReshardError, SignInNeeded
 from reshard.web.auth import COOKIE, Caller, Scope, Tokens, same_site
 from reshard.web.documents import status_of
-from reshard.web.endpoint import Call
 from reshard.web.pages.render import render
-from reshard.worker.queue.jobs import broker_errors
 from reshard.worker.settings import Settings
 
 STATIC = Path(__file__).with_name("static")
@@ -51,6 +49,20 @@ class Fields(dict[str, list[str]]):
     def given(self, *names: str) -> dict[str, str]:
         """Those of ``names`` that are filled in."""
         return {name: self.one(name) for name in names if self.one(name)}
+
+
+class Call(NamedTuple):
+    """What a page, or one of its forms, is given of a request of somebody who is known."""
+
+    session: Served
+    caller: Caller
+    path: Mapping[str, str]
+    query: Fields
+    body: Fields
+
+    @property
+    def queue(self) -> Queue:
+        return self.session.queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +142,7 @@ async def _answer(site: Site, run: Callable[[Call], Answer], request: Request) -
 
 
 def _run(run: Callable[[Call], Answer], call: Call, request: Request) -> Response:
-    with broker_errors(call.queue.jobs.url):
+    with call.queue.answering():
         answer = run(call)
         if isinstance(answer, str):
             return RedirectResponse(answer, 303)
