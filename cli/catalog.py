@@ -354,7 +354,7 @@ def _standings(name: str, wanted: Sequence[Wanted]) -> Sequence[Standing] | None
     from reshard.worker.followers.records import entry_of
     from reshard.worker.settings import settings
 
-    if settings().api_url is not None and settings().broker_url is None:
+    if settings().api_url is not None:
         return None
     try:
         with open_queue() as queue:

@@ -259,7 +259,7 @@ def delete(
     if under_way := sorted({*(state or ())} - ENDED):
         raise UsageError(what=f"--state {under_way[0]}: such a job has not ended; `reshard cancel` it first")
     age = parse_age(older_than, "--older-than") if older_than else 0.0
-    asked = {"jobs": jobs or [], "states": state or [], "age": age, "dry_run": dry_run}
+    asked = {"jobs": jobs or [], "states": state or sorted(ENDED), "age": age, "dry_run": dry_run}
     with connect() as session:
         done = operations.delete_jobs(session, read(operations.Forgotten, asked, "the JOBs"))
     found, kept = done.ids, done.kept

@@ -24,7 +24,7 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.places import NOWHERE, Place, TargetPlace
 from reshard.pipeline.request import Options, Priority, Request
 from reshard.pipeline.validation import first_problem
-from reshard.worker.queue.states import ENDED, JobState
+from reshard.worker.queue.states import JobState
 
 if TYPE_CHECKING:
     from reshard.worker.queue.record import Job
@@ -85,12 +85,12 @@ class Again(Body):
 
 
 class Forgotten(Body):
-    """Jobs by their ids, or those that ended by state and age."""
+    """Jobs by their ids, or those that ended, by state and age. Without either, none."""
 
     most: ClassVar[int] = BODY_MAX
     jobs: list[Annotated[str, Field(max_length=ID_MAX)]] = Field(default_factory=list, max_length=DELETED_MAX)
     states: list[JobState] = Field(
-        default_factory=list, max_length=STATES_MAX, description="without `jobs`; none: every one that has an end"
+        default_factory=list, max_length=STATES_MAX, description="without `jobs`: those that ended so"
     )
     age: float = Field(default=0.0, ge=0, le=AGE_MAX, description="seconds that they ended ago, or more")
     dry_run: bool = Field(default=False, description="only say which")
@@ -171,7 +171,7 @@ def delete_jobs(session: InProcess, body: Forgotten) -> jobs.Deleted:
         if job.id in kept:
             raise WrongState(job=job.id, state=job.state, why=f"it is kept until {AWAITED}")
         named.append(job.id)
-    found = named or ended.ended(queue.jobs.redis, body.states or ENDED, body.age)
+    found = named or ended.ended(queue.jobs.redis, body.states, body.age)
     kept &= {*found}
     found = [id for id in dict.fromkeys(found) if id not in kept]
     found = found if body.dry_run else ended.delete(queue.jobs.redis, found)

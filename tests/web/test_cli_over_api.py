@@ -116,7 +116,7 @@ def test_both_set_the_api_is_asked(api: Run, site: Site, reshard: Run, store: Jo
     assert api("doctor").out.splitlines()[-1].split() == ["ok", "api", site.url]
 
 
-def test_jobs_are_deleted_over_the_api(both: Both, api: Run, store: JobStore) -> None:
+def test_jobs_are_deleted_over_the_api(both: Both, api: Run, site: Site, store: JobStore) -> None:
     first, second, third = (
         store.submit(Request(source=Hub(repo="a/b"), target=Hub(repo=f"c/{name}"))).id for name in "abc"
     )
@@ -135,6 +135,10 @@ def test_jobs_are_deleted_over_the_api(both: Both, api: Run, store: JobStore) ->
     assert api("delete", "--older-than", "1d").out == "deleted 0 jobs\n"
     assert api("delete", "--state", "cancelled").out == f"deleted 1 job: {second}\n"
     assert [job.id for job in store.recent()] == [third]
+    store.cancel(third)
+    assert (
+        site.post("/api/v1/jobs/delete", {})["deleted"] == site.post("/api/v1/jobs/delete", {"age": 0})["deleted"] == 0
+    )
     refused = api("delete", third, scope="read")
     assert refused.code == 4 and refused.err.startswith("error[access.scope]: ")
 
