@@ -42,7 +42,7 @@ from reshard.pipeline.places import AnyPlace
 from reshard.pipeline.planning.model import Group, Plan, Receipt
 from reshard.pipeline.planning.ranges import parts
 from reshard.pipeline.protocols import Source, Target
-from reshard.pipeline.publishing.commit import Published, check_receipts, publish, weights
+from reshard.pipeline.publishing.commit import Published, check_receipts, publish, spoiled, weights
 from reshard.pipeline.publishing.history import address
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.connect import Context, open_source, open_target
@@ -284,9 +284,8 @@ class _Work:
                     lambda: None,
                 )  # fmt: skip
             except (SourceCorrupt, ObjectLost, ReceiptWrong) as error:
-                lost = set(error.facts.get("lost", ()))
-                gone = {d for d, r in self._journal.receipts.items() if r.sha256 in lost}
-                again = self._journal.forget(gone | set(error.facts.get("void", ())), made)
+                void = () if isinstance(error, SourceCorrupt) else spoiled(error, self._journal.receipts)
+                again = self._journal.forget(void, made)
                 self._damage(None, error)
                 if not again and not isinstance(error, SourceCorrupt):
                     raise

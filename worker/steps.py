@@ -46,7 +46,7 @@ from reshard.pipeline.places import state_dir
 from reshard.pipeline.planning.model import Plan, Shard
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.publishing import history as publication
-from reshard.pipeline.publishing.commit import Published, find
+from reshard.pipeline.publishing.commit import Published, find, spoiled
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.tensors import Attestation
@@ -242,8 +242,7 @@ class Step:
                 plan, plan.shards, receipts, attested, self._source(plan), target, token, begin
             )
         except (ObjectLost, ReceiptWrong) as error:
-            lost = set(error.facts.get("lost", ()))
-            void = set(error.facts.get("void", ())) | {d for d, r in receipts.items() if r.sha256 in lost}
+            void = spoiled(error, receipts)
             groups = [n for n, g in enumerate(plan.groups) if any(plan.shards[i].digest in void for i in g.shards)]
             if not groups:
                 raise

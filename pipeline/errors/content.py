@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from reshard.pipeline.errors.base import ReshardError
 
 # A table: an error is three lines, so there are no blank lines within a family.
@@ -85,6 +88,10 @@ class DigestsDiffer(ProofError, code="proof.taps"):
     message = "{tensor} was read as {read} and written as {written}"
 class ReceiptWrong(ProofError, code="proof.receipt"):
     message = "{file}: {why}"
+
+    def __init__(self, void: Iterable[str] = (), **facts: Any) -> None:
+        super().__init__(**facts)
+        self.void = frozenset(void)  # digests of the shards that are to be copied again
 class ReloadFailed(ProofError, code="proof.reload"):
     message = "the reload on the meta device differs from the source's: {why}"
     hint = "nothing was published; {findings}"

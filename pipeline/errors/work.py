@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from reshard.pipeline.errors.base import ReshardError
 
 # A table: an error is three lines, so there are no blank lines within a family.
@@ -95,6 +98,10 @@ class RateLimited(HubError, code="hub.rate_limited"):
 class ObjectLost(HubError, code="hub.object_lost"):
     message = "{repo} no longer holds an object that was uploaded: {what}"
     hint = "it is copied again"
+
+    def __init__(self, lost: Iterable[str | None] = (), **facts: Any) -> None:
+        super().__init__(**facts)
+        self.lost = frozenset(lost)  # sha256 of the objects; none where the store does not say which
 
 
 class QueueError(ReshardError, code="queue", exit_code=10):

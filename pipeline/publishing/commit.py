@@ -82,7 +82,7 @@ def check_receipts(
 
     def wrong(file: str, why: str, void: Sequence[str]) -> ReceiptWrong:
         checks = failed(COPY, COPY_LEVEL, figures, [f"{file}: {why}"])
-        return ReceiptWrong(file=file, why=why, void=list(void), checks=checks)
+        return ReceiptWrong(void, file=file, why=why, checks=checks)
 
     for shard in shards:
         receipt = receipts.get(shard.digest)
@@ -100,6 +100,13 @@ def check_receipts(
         if path not in seen:
             raise wrong(path, "it was not read whole", [])
     return Check(COPY, "passed", COPY_LEVEL, "", figures)
+
+
+def spoiled(error: ObjectLost | ReceiptWrong, receipts: Mapping[str, Receipt]) -> Set[str]:
+    """The digests of the shards of ``receipts`` that ``error``, of ``publish``, says must be copied again."""
+    if isinstance(error, ReceiptWrong):
+        return error.void
+    return {digest for digest, receipt in receipts.items() if receipt.sha256 in error.lost}
 
 
 def publish(
@@ -123,8 +130,7 @@ def publish(
         standing = None if plan.options.pr else _published_by_another(plan, stored, target)
         if standing is not None:
             return standing
-        void = [s.digest for s in shards if receipts[s.digest].sha256 in {file.sha256 for file in lost}]
-        raise ObjectLost(repo=str(target.place), what=lost[0].path, void=void)
+        raise ObjectLost([file.sha256 for file in lost], repo=str(target.place), what=lost[0].path)
     manifest = manifest_of(plan, shards, receipts, attested)
     title = publication.title(plan)
     message = publication.message(plan, manifest)

@@ -397,7 +397,7 @@ class HubTarget:
         error = refusal.as_target(self.place.repo)
         if isinstance(error, ObjectLost):
             lost = self.holds([addition.stored for addition in change.additions if addition.stored])
-            error.facts["lost"] = [object_.sha256 for object_ in lost]
+            error.lost = frozenset(object_.sha256 for object_ in lost)
         return error
 
     def _show(self) -> None:

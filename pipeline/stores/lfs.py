@@ -101,7 +101,7 @@ class LfsBatch:
         """Asks the store once more about each of the first shards, which it has been sent."""
         stored = [StoredFile(staged.path, staged.size, sha256=staged.sha256) for staged in ready]
         if stored and (lost := missing(self._api, self._repo, stored)):
-            raise ObjectLost(repo=self._repo, what=", ".join(o.path for o in lost), lost=[o.sha256 for o in lost])
+            raise ObjectLost([o.sha256 for o in lost], repo=self._repo, what=", ".join(o.path for o in lost))
         sent = sum(staged.size for staged in ready if staged.sent)
         self.traffic = Traffic(uploaded=sent, deduplicated=sum(staged.size for staged in ready) - sent)
         del self._staged[: len(ready)]

@@ -228,8 +228,7 @@ class FolderTarget:
             return
         staged = self._object(addition.stored)
         if staged is None:
-            lost = [addition.stored.sha256]
-            raise ObjectLost(repo=self.place.path, what=addition.path, lost=lost)
+            raise ObjectLost([addition.stored.sha256], repo=self.place.path, what=addition.path)
         if staged.stat().st_nlink > 1:  # two paths with equal content stay two files
             copy_file(staged, goal)
         else:

@@ -20,7 +20,7 @@ from reshard.pipeline.errors import (
     ReceiptWrong,
     TargetConflict,
 )
-from reshard.pipeline.publishing.commit import Published
+from reshard.pipeline.publishing.commit import Published, spoiled
 from reshard.pipeline.reshard import confirm
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.pipeline.conftest import upload
@@ -263,7 +263,7 @@ def test_an_object_that_the_store_lost_is_named_for_another_copy(job: Job, on_hu
     on_hub.admin.drop_object(lost.sha256)
     with pytest.raises(ObjectLost) as caught:
         job.publish()
-    assert caught.value.facts["void"] == [lost.shard]
+    assert spoiled(caught.value, job.receipts) == {lost.shard}
     assert commits(on_hub) == 0
 
 
