@@ -59,7 +59,8 @@ class Sampler:
 
     def _run(self) -> None:
         for task in os.listdir(TASKS):  # noqa: PTH208
-            self._kernel(task)  # what they took before counts for nothing
+            with suppress(OSError):  # it has ended
+                self._kernel(task)  # what they took before counts for nothing
         last = time.perf_counter()
         while not self._end.wait(INTERVAL):
             frames = sys._current_frames()

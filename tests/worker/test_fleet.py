@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reshard.client.operations.fleet import limits_of
 from reshard.pipeline.copying.loop import Moved
 from reshard.pipeline.errors import BadLimit, WorkerNotFound
 from reshard.pipeline.planning.model import Plan
@@ -529,7 +530,7 @@ def test_all_of_it_is_one_document(store: JobStore, fleet: Fleet, clock: Clock) 
     fleet.pause("me", "why")
     fleet.drain("here:7")
     fleet.limit({"bandwidth": "1MB/s", "night_bytes": "5MB", "window": "22:00-06:00", "tz": "Europe/Berlin"})
-    assert replace(fleet.seen(), rate=0.0).to_dict() == {
+    assert limits_of(replace(fleet.seen(), rate=0.0)).model_dump(mode="json") == {
         "paused": {"since": clock.now, "by": "me", "reason": "why"},
         "limits": {"bandwidth": 1_000_000, "night_bytes": 5_000_000, "window": "22:00-06:00", "tz": "Europe/Berlin"},
         "bulk_rests": {"why": "window", "until": at("2026-06-01T20:00")},
