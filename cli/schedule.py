@@ -235,7 +235,7 @@ def _would(kept: Schedule, outcome: str, job: str | None) -> tuple[dict[str, Any
         "overlap": f"left out: {f'its last job {job}' if job else 'its catalog'} is still at work",
         "full": "left out: it has as many jobs queued as one submitter may",
         "busy": f"left out: job {job} has the target, with another request",
-    }[outcome]
+    }.get(outcome, outcome)  # a newer release's
     rows = [("now", says)]
     if kept.catalog is not None:
         found = looked_at(parse(kept.catalog.text, kept.catalog.name), closely=True)

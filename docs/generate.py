@@ -25,7 +25,7 @@ from reshard.cli.main import app
 from reshard.client import SCHEMA
 from reshard.client.models.catalogs import Pushed
 from reshard.client.models.jobs import Failed
-from reshard.client.operations.table import OPERATIONS
+from reshard.client.operations import operations
 from reshard.pipeline.catalogs.definition import schema
 from reshard.pipeline.errors import GO_ON, ReshardError, by_code
 from reshard.web.app import ROOT
@@ -103,7 +103,7 @@ def answers() -> str:
 def api() -> str:
     """Every endpoint of the HTTP API, and the objects that no command writes."""
     rows = []
-    for one in OPERATIONS:
+    for one in operations():
         takes = _link(one.body.__name__) if one.body else ", ".join(f"`{name}`" for name in _parameters(one.query))
         rows.append(
             f"| `{one.method} {one.path}` | {one.scope} | {takes} | {_link(one.answer.__name__)} | {one.summary} |"
@@ -123,7 +123,9 @@ def api() -> str:
         f"What fails answers {_link('Failed')}. Its status follows from the family by [exit code](errors.md)"
         f" ({families}), but for {own}; what is not foreseen is 500.",
     ]
-    models = {kind.__name__: kind for one in OPERATIONS for kind in (one.body, one.answer) if kind} | {"Pushed": Pushed}
+    models = {kind.__name__: kind for one in operations() for kind in (one.body, one.answer) if kind} | {
+        "Pushed": Pushed
+    }
     known = _names({kind.__name__: kind for kinds in ANSWERS.values() for kind in kinds} | {"Failed": Failed})
     objects = [text for name, text in _named_objects(models) if name not in known]
     text = NOTE + "\n\n".join([*page, *objects]) + "\n"

@@ -17,8 +17,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Match, Route
 
 from reshard.client import ROOT
-from reshard.client.operations import catalogs, fleet, jobs, schedules  # noqa: F401 -- they are in OPERATIONS now
-from reshard.client.operations.table import OPERATIONS, Body, Operation, read
+from reshard.client.operations import operations
+from reshard.client.operations.table import Body, Operation, read
 from reshard.client.queue import Queue
 from reshard.client.served import Served
 from reshard.pipeline.errors import (
@@ -75,7 +75,7 @@ class Web:
 def build(web: Web) -> Starlette:
     """The application."""
     routes: list[BaseRoute] = [
-        Route(ROOT + one.path, partial(_answer, web, one), methods=[one.method]) for one in OPERATIONS
+        Route(ROOT + one.path, partial(_answer, web, one), methods=[one.method]) for one in operations()
     ]
     routes += [
         Route(f"{ROOT}/openapi.json", partial(_openapi, web)),
@@ -149,7 +149,7 @@ def _taken(web: Web, payload: hooks.Payload) -> Mapping[str, Any]:
 
 async def _openapi(web: Web, request: Request) -> Response:
     await run_in_threadpool(web.caller, request, Scope.read)
-    return JSONResponse(openapi(ROOT, OPERATIONS))
+    return JSONResponse(openapi(ROOT, operations()))
 
 
 async def _healthy(request: Request) -> Response:

@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from reshard.client.models.records import Answer, Bytes, Fired, Moment, Outcome, Problem, Run
-from reshard.pipeline.request import Request
+from reshard.client.models.records import Answer, Bytes, Fired, Known, Moment, Outcome, Problem, Run
 from reshard.worker.followers import records
 
 
@@ -128,7 +127,7 @@ class ScheduleFacts(Answer):
     cron: str
     tz: str
     missed: Literal["once", "skip"]
-    request: Request | None
+    request: Known | None
     digest: str | None
     next: Moment | None = Field(description="null while it is paused")
     success: Moment | None

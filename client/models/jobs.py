@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
@@ -14,18 +13,13 @@ from reshard.client.models.records import (
     Check,
     Claim,
     Commit,
+    Known,
     Moment,
     Problem,
     Process,
     Seconds,
     Symptom,
 )
-from reshard.pipeline.request import Request
-
-# A request of a newer release as far as this one knows it, to be shown.
-Known = Annotated[
-    Request, BeforeValidator(lambda data: Request.known(json.dumps(data))[0] if isinstance(data, dict) else data)
-]
 
 
 class Moved(Answer):
@@ -206,18 +200,25 @@ class Waits(Answer):
     waits: str | None
 
 
+# A newer release's, without what is not known of it.
+Lenient = Annotated[
+    Problem,
+    BeforeValidator(lambda data: Problem.model_validate(data, extra="ignore") if isinstance(data, dict) else data),
+]
+
+
 class Happened(BaseModel):
     """The kind says which of these there are; other fields are text."""
 
     model_config = ConfigDict(extra="allow", strict=True)
-    __pydantic_extra__: dict[str, str]
+    __pydantic_extra__: dict[str, Any]
     kind: str
     at: Moment
     attempt: int | None = Field(None, description="claimed: how often that unit was")
     waited: float | None = Field(None, description="claimed first: seconds since the job was asked for")
     took: float | None = Field(None, description="finished: seconds since the unit was claimed")
     bytes: int | None = Field(None, description="sealed: of the shard")
-    error: Problem | None = Field(None, description="trouble, voided, failed: why")
+    error: Lenient | None = Field(None, description="trouble, voided, failed: why")
 
     @model_serializer(mode="wrap")
     def _of_its_kind(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:

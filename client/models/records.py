@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 from reshard.pipeline.errors import ReshardError
+from reshard.pipeline.request import Request
 
 Bytes = Annotated[int, Field(description="bytes")]
 Moment = Annotated[float, Field(description="seconds since the epoch")]
@@ -31,6 +41,12 @@ Newer = WrapValidator(_newer)
 Checked = Annotated[Literal["passed", "failed", "skipped", "inconclusive"], Newer]
 Fired = Annotated[Literal["fired", "missed", "overlap", "busy", "full"], Newer]
 Outcome = Annotated[Literal["published", "same", "unchanged", "failed", "cancelled"], Newer]
+
+
+# A request of a newer release as far as this one knows it, to be shown.
+Known = Annotated[
+    Request, BeforeValidator(lambda data: Request.known(json.dumps(data))[0] if isinstance(data, dict) else data)
+]
 
 
 def absent(value: object) -> bool:

@@ -10,6 +10,7 @@ from reshard.client.models import catalogs
 from reshard.client.operations.table import BODY_MAX, Body, InProcess, operation
 from reshard.client.queue import Queue
 from reshard.pipeline.errors import NoSuchFailures
+from reshard.pipeline.limits import CATALOG_MAX
 from reshard.worker.followers.records import AT_ONCE, AT_ONCE_MAX, COUNT_MAX, NAME_MAX, CatalogStatus, Definition
 from reshard.worker.followers.schedules import ScheduleStatus
 
@@ -19,7 +20,9 @@ class Submission(Body):
 
     most: ClassVar[int] = BODY_MAX
     text: str = Field(
-        max_length=BODY_MAX, description="the YAML file", json_schema_extra={"contentMediaType": "application/yaml"}
+        max_length=CATALOG_MAX,
+        description="the YAML file",
+        json_schema_extra={"contentMediaType": "application/yaml", "maxLength": BODY_MAX},  # where it comes as a body
     )
     at_once: int = Field(default=AT_ONCE, ge=1, le=AT_ONCE_MAX, description="how many of its jobs run at a time")
     max_failures: int | None = Field(default=None, ge=0, le=COUNT_MAX, description="stop after more failures than this")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError, WithJsonSchema
 
 from reshard.client import PAGE_MAX
 from reshard.client.facts import happened
@@ -24,7 +24,7 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.places import NOWHERE, Place, TargetPlace
 from reshard.pipeline.request import Options, Priority, Request
 from reshard.pipeline.validation import first_problem
-from reshard.worker.queue.states import JobState
+from reshard.worker.queue.states import ENDED, JobState
 
 if TYPE_CHECKING:
     from reshard.worker.queue.record import Job
@@ -84,12 +84,21 @@ class Again(Body):
     )
 
 
+def _ended(state: JobState) -> JobState:
+    if not state.ended:
+        raise ValueError(f"a job that is {state} has not ended")
+    return state
+
+
+End = Annotated[JobState, AfterValidator(_ended), WithJsonSchema({"type": "string", "enum": sorted(ENDED)})]
+
+
 class Forgotten(Body):
     """Jobs by their ids, or those that ended, by state and age. Without either, none."""
 
     most: ClassVar[int] = BODY_MAX
     jobs: list[Annotated[str, Field(max_length=ID_MAX)]] = Field(default_factory=list, max_length=DELETED_MAX)
-    states: list[JobState] = Field(
+    states: list[End] = Field(
         default_factory=list, max_length=STATES_MAX, description="without `jobs`: those that ended so"
     )
     age: float = Field(default=0.0, ge=0, le=AGE_MAX, description="seconds that they ended ago, or more")
@@ -263,7 +272,7 @@ def roll_back(session: InProcess, job: str) -> jobs.RolledBack:
 @operation("DELETE", "/jobs/{job}")
 def delete(session: InProcess, job: str) -> jobs.Deleted:
     """Delete a job that has ended; what it published stays."""
-    return delete_jobs(session, Forgotten(jobs=[job]))
+    return delete_jobs(session, Forgotten(jobs=[session.queue.jobs.resolve(job)]))
 
 
 @operation("POST", "/plan")

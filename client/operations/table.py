@@ -127,17 +127,8 @@ class Operation(Generic[P, Document]):
         return self._hints.get("query")
 
 
-OPERATIONS: list[Operation[..., Any]] = []
-
-
 def operation(
     method: Method, path: str
 ) -> Callable[[Callable[Concatenate[InProcess, P], Document]], Operation[P, Document]]:
-    """Adds a function to the table, with its docstring's first line. What is no GET needs the scope ``act``."""
-
-    def add(run: Callable[Concatenate[InProcess, P], Document]) -> Operation[P, Document]:
-        made = Operation(method, path, run)
-        OPERATIONS.append(made)
-        return made
-
-    return add
+    """Makes a function a row of the table, with its docstring's first line. What is no GET needs the scope ``act``."""
+    return lambda run: Operation(method, path, run)

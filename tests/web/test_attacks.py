@@ -17,7 +17,8 @@ import httpx2
 import psutil
 import pytest
 
-from reshard.client.operations.table import BODY_MAX, OPERATIONS, Operation
+from reshard.client.operations import operations
+from reshard.client.operations.table import BODY_MAX, Operation
 from reshard.pipeline.limits import REQUEST_MAX
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Request
@@ -53,7 +54,7 @@ def alive(site: Site) -> None:
 # -------------------------------------------------------------------------------------------------------- who may
 
 
-@pytest.mark.parametrize("endpoint", OPERATIONS, ids=lambda one: f"{one.method} {one.path}")
+@pytest.mark.parametrize("endpoint", operations(), ids=lambda one: f"{one.method} {one.path}")
 def test_no_endpoint_answers_who_has_no_token_or_only_one_to_read(site: Site, endpoint: Operation[..., Any]) -> None:
     known = site.tokens["act"]
     for said in (None, "Bearer", "Bearer rsh_wrong", f"Bearer {known[:-1]}", f"Basic {known}", "Bearer " + "x" * 9000):

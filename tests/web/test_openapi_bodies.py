@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from reshard.client import ROOT
+from reshard.client.operations import operations
 from reshard.client.operations.jobs import Drafted
-from reshard.client.operations.table import OPERATIONS, Operation, read
+from reshard.client.operations.table import Operation, read
 from reshard.pipeline.catalogs.definition import schema as catalog_schema
 from reshard.pipeline.request import Request
 from reshard.web.app import build  # noqa: F401 -- it has all operations in the table
@@ -24,12 +25,12 @@ from reshard.worker.queue.jobs import JobStore
 from tests.support.schemas import valid
 from tests.web.conftest import Site
 
-BODIES = [one for one in OPERATIONS if one.body is not None]
+BODIES = [one for one in operations() if one.body is not None]
 
 
 @cache
 def document() -> dict[str, Any]:
-    return openapi(ROOT, OPERATIONS)
+    return openapi(ROOT, operations())
 
 
 def body_of(one: Operation[..., Any]) -> dict[str, Any]:
