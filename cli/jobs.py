@@ -136,9 +136,10 @@ def _listed(session: Session, states: list[JobState], limit: int) -> JobsPage:
     after: str | None = None
     while True:
         left = min(PAGE_MAX, limit - len(jobs) - len(unreadable))
-        page = operations.list_jobs(session, operations.Listed(state=states, limit=left, after=after))
-        jobs, unreadable, after = jobs + page.jobs, unreadable | page.unreadable, page.next
-        if after is None or len(jobs) + len(unreadable) >= limit:
+        # What a service says of its next page goes back to it as it is.
+        page = operations.list_jobs(session, operations.Listed.model_construct(state=states, limit=left, after=after))
+        jobs, unreadable, before, after = jobs + page.jobs, unreadable | page.unreadable, after, page.next
+        if after in {None, "", before} or len(jobs) + len(unreadable) >= limit:
             return page.model_copy(update={"jobs": jobs, "unreadable": unreadable})
 
 

@@ -110,9 +110,10 @@ def list_(output: Output) -> None:
     after = ""
     with connect() as session:
         while True:
-            page = operations.list_schedules(session, operations.Named(limit=PAGE_MAX, after=after))
+            # What a service says of its next page goes back to it as it is.
+            page = operations.list_schedules(session, operations.Named.model_construct(limit=PAGE_MAX, after=after))
             found += page.schedules
-            if page.next is None:
+            if page.next in {None, "", after}:
                 break
             after = page.next
     rows = [(seen.name, _next(seen.next, seen.tz), seen.last, succeeded(seen.success)) for seen in found]

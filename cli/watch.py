@@ -124,7 +124,7 @@ class _Follower:
 
     def look(self) -> Job | None:
         """The job once it has ended."""
-        seen = operations.changes(self._session, self._id, operations.Since(after=self._after))
+        seen = operations.changes(self._session, self._id, operations.Since.model_construct(after=self._after))
         self._after = seen.next
         for event in seen.events:
             self._report(event.model_dump(mode="json"))
@@ -168,12 +168,13 @@ class _CatalogFollower:
     def __init__(self, session: Session, name: str, output: Output, shown: Bar) -> None:
         self._session, self._name, self._output, self._bar = session, name, output, shown
         self._told: set[tuple[str, str | None]] = set()  # models whose failure was told, each with its job
+        self._failed = 0  # those that it counted then
         self._waits = _Waits(output, shown)
 
     def look(self) -> Catalog | None:
         """The catalog once nothing more of it is begun or at work; what waits for ``resume`` is not begun."""
         now = of_catalogs.show_progress(self._session, self._name)
-        if now.counts.get("failed", 0) != len(self._told):
+        if now.counts.get("failed", 0) != self._failed:
             self._tell_failures()
         if now.state not in {"expanding", "running"} and not now.active:
             return of_catalogs.show_catalog(self._session, self._name)
@@ -191,7 +192,7 @@ class _CatalogFollower:
         ended = of_catalogs.show_catalog(self._session, self._name).ended
         failed = [(one, one.error) for one in ended if one.error]
         news = [(one, error) for one, error in failed if (one.repo, one.job) not in self._told]
-        self._told = {(one.repo, one.job) for one, _ in failed}
+        self._told, self._failed = {(one.repo, one.job) for one, _ in failed}, len(failed)
         if self._output.json:
             for one, error in news:
                 self._output.document(ModelFailed(failed=FailedModel(repo=one.repo, job=one.job, error=error)))
