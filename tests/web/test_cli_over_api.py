@@ -139,6 +139,8 @@ def test_jobs_are_deleted_over_the_api(both: Both, api: Run, site: Site, store: 
     assert (
         site.post("/api/v1/jobs/delete", {})["deleted"] == site.post("/api/v1/jobs/delete", {"age": 0})["deleted"] == 0
     )
+    with site.client() as client:
+        assert [client.delete(f"/api/v1/jobs/{'x' * length}").status_code for length in (50, 200)] == [404, 404]
     refused = api("delete", third, scope="read")
     assert refused.code == 4 and refused.err.startswith("error[access.scope]: ")
 
