@@ -237,7 +237,7 @@ def newer(site: Site, tmp_path: Path) -> Iterator[Machine]:
         (
             "request.py",
             "    force: bool",
-            '    crop: int | None = Field(default=None, description="Crop.")\n    force: bool',
+            '    crop: int | None = _option(None, "Crop.")\n    force: bool',
         ),
         ("planning/model.py", f"\nSCHEMA = {SCHEMA}\n", f"\nSCHEMA = {SCHEMA + 1}\n"),
     ):
