@@ -224,7 +224,9 @@ def test_a_reader_that_never_reads_is_hung_up_on_and_the_others_get_everything(o
         while len(seen) < count:
             with store.redis.pipeline(transaction=False) as pipe:
                 for number in range(len(seen), len(seen) + 500):
-                    pipe.xadd(EVENTS, {"kind": "state", "at": 1, "job": str(number), "note": "x" * 4000})
+                    pipe.xadd(
+                        EVENTS, {"kind": "state", "state": "done", "at": 1, "job": str(number), "note": "x" * 4000}
+                    )
                 pipe.execute()
             seen += [event["job"] for event in reader.events(500)]
         assert seen == [str(number) for number in range(count)]

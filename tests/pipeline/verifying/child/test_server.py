@@ -599,7 +599,7 @@ def test_the_671b_layout_in_fp8_is_checked_cold_in_30_seconds_of_processor_time_
     with MetaLoader() as meta_loader:
         found = meta_loader.check(config, specs)
         assert (found.level, found.result) == ("model", "clean")
-        assert "1558 tensors are neither required nor used by the class" in found.notes[0]
+        assert "1,558 tensors are neither required nor used by the class" in found.notes[0]
         assert used(child_of(meta_loader)) < 30
         assert found.peak_rss < bound(800_000_000)
         expert = "model.layers.40.mlp.experts.200.down_proj.weight_scale_inv"
