@@ -80,7 +80,7 @@ _OF_INDEX_LINE, _OF_INDEX = 8, 4096  # bytes, at most; of the index's metadata t
 def of_our_own(plan: Plan) -> dict[str, int]:
     """How large the indexes and the manifest of ``plan`` become at most, in bytes by path."""
     quoted = json.encoder.encode_basestring
-    names = [sum(len(quoted(entry.name).encode()) for entry in shard.entries) for shard in plan.shards]
+    names = [len("".join([quoted(tensor.name) for tensor, _, _ in shard.entries]).encode()) for shard in plan.shards]
     sizes = {}
     for output in plan.outputs:
         if (index := output.index) is not None:

@@ -263,7 +263,7 @@ def index_bytes(index: Index, shards: Sequence[Shard], metadata: Mapping[str, ob
     # What json.dumps does with an indent is done in Python, a call for each token: too slow for 500,000 names.
     quoted = json.encoder.encode_basestring
     paths = {i: quoted(shards[i].path.removeprefix(prefix)) for i in index.shards}
-    weight_map = {tensor.name: path for i, path in paths.items() for tensor, *_ in shards[i].entries}
+    weight_map = {tensor.name: path for i, path in paths.items() for tensor, _, _ in shards[i].entries}
     content = {"metadata": index.metadata | dict(metadata or {}), "weight_map": {}}
     made = bytearray(json.dumps(content, indent=2, ensure_ascii=False).removesuffix("}\n}").encode())
     for name in sorted(weight_map):

@@ -7,12 +7,13 @@ or the keys of GGUF, all of which the first file of a model has.
 
 from __future__ import annotations
 
+import re
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
-from itertools import accumulate, groupby, pairwise
-from operator import add
+from itertools import accumulate, compress, count, groupby, islice
+from operator import add, sub
 from typing import NamedTuple
 
 from reshard.pipeline.checkpoint.formats import gguf
@@ -134,8 +135,9 @@ class Row:
         """The numbers of the entries that no file of ``limit`` bytes can hold."""
         # A first look at all: the bytes of an entry and its text, and more than all else takes.
         least = limit - self._metadata - 64
-        sums = map(add, self._starts, self._texts)
-        near = (i for i, (before, after) in enumerate(pairwise(sums)) if after - before > least)
+        sums = (map(add, self._starts, self._texts) for _ in range(2))
+        sizes = map(sub, islice(next(sums), 1, None), next(sums))
+        near = compress(count(), map(least.__lt__, sizes))
         return tuple(i for i in near if self.size(i, i + 1) > limit)
 
     def alone(self, number: int) -> int:
@@ -336,7 +338,7 @@ def balanced(entries: Sequence[Entry], limit: int, about: About) -> list[Bin]:
     """
     packer = _Packer(entries, about)
     best = packer.greedy(limit)
-    low, high = sum(entry.size for entry in entries) // max(1, len(best[1])), limit
+    low, high = best[0].data(0, len(entries)) // max(1, len(best[1])), limit
     for _ in range(BALANCE_STEPS):
         middle = (low + high) // 2
         row, files = packer.greedy(middle)
@@ -383,6 +385,10 @@ def layers(entries: Sequence[Entry], limit: int, about: About) -> list[Bin]:
     return _bins(row, [*files, current] if current else files)
 
 
+# The parts of a name up to the first that is a number, ``head`` or ``...embeddings`` and not the last.
+_BLOCK = re.compile(r"(?:[^.]*\.)*?(?:\d+|head|[^.]*embeddings)(?=\.)")
+
+
 def block_of(name: str) -> str:
     """The block that a tensor belongs to: its name up to the first number, ``model.layers.12``, or ``embeddings``.
 
@@ -393,11 +399,8 @@ def block_of(name: str) -> str:
     >>> block_of("model.layers.12.mlp.up_proj.weight"), block_of("lm_head.weight")
     ('model.layers.12', 'lm_head')
     """
-    parts = name.split(".")
-    for i, part in enumerate(parts[:-1]):
-        if part.isdecimal() or part == "head" or part.endswith("embeddings"):
-            return ".".join(parts[: i + 1])
-    return ".".join(parts[:-1]) or name
+    block = _BLOCK.match(name)
+    return block[0] if block else name.rpartition(".")[0] or name
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:

@@ -95,7 +95,7 @@ def select(
         entries, scales = plain.entries, plain.scales
         notes += plain.notes
     elif options.dtype == "keep":
-        entries = tuple([Entry(tensor, tensor.dtype) for tensor in kept])
+        entries = tuple(map(Entry, kept, [tensor.dtype for tensor in kept]))
     else:
         fixed = quantised(tensors)
         wanted = [t.dtype if t.name in fixed else cast_dtype(t.dtype, options.dtype) for t in kept]

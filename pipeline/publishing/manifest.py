@@ -95,7 +95,7 @@ class Manifest(BaseModel, frozen=True):
 
 
 def root_of(files: Mapping[str, WeightFile]) -> str:
-    return key_of({path: file.model_dump() for path, file in files.items()})
+    return key_of({path: vars(file) for path, file in files.items()})
 
 
 def sha256_of(content: bytes) -> str:
@@ -143,7 +143,7 @@ def recorded(shards: Sequence[Shard], receipts: Mapping[str, Receipt]) -> dict[s
 def render(manifest: Manifest) -> bytes:
     """The file: one line, keys sorted, the same bytes for the same manifest."""
     return (
-        json.dumps(manifest.model_dump(), sort_keys=True, separators=(",", ":"), ensure_ascii=False) + "\n"
+        json.dumps(manifest, default=vars, sort_keys=True, separators=(",", ":"), ensure_ascii=False) + "\n"
     ).encode()
 
 

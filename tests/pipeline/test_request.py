@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from reshard.pipeline import request
 from reshard.pipeline.places import Folder, Hub
-from reshard.pipeline.request import Options, Request
+from reshard.pipeline.request import Options, Request, canonical, key_of
 
 HERE = "https://hub.example"
 
@@ -66,3 +70,18 @@ def test_no_error_repeats_what_was_given_as_the_name_of_a_credential() -> None:
         with pytest.raises(ValidationError, match="never a token") as refused:
             model.model_validate(data)
         assert "hf_secret" not in str(refused.value)
+
+
+_TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=4)
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | _TEXTS,
+    lambda some: st.lists(some, max_size=4) | st.dictionaries(_TEXTS, some, max_size=8),
+    max_leaves=30,
+)
+
+
+@given(_VALUES, st.integers(1, 4))
+def test_a_digest_made_in_parts_is_that_of_the_whole(value: object, at_once: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(request, "_AT_ONCE", at_once)
+        assert key_of(value) == hashlib.sha256(canonical(value)).hexdigest()

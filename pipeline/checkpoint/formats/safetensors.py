@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import repeat
 from math import isinf, prod
 from operator import ne, sub
@@ -156,7 +156,8 @@ def _parse_compact(raw: memoryview, data_start: int) -> tuple[dict[str, str], di
         firsts = [data_start + int(offset) for offset in starts]
     if any(map(ne, map(sub, lasts, firsts), [size for _, _, size in kinds])):
         return None
-    specs = map(Spec, [kind[0] for kind in kinds], [kind[1] for kind in kinds], firsts, lasts)
+    rows = zip([kind[0] for kind in kinds], [kind[1] for kind in kinds], firsts, lasts, strict=True)
+    specs = map(partial(tuple.__new__, Spec), rows)  # a call of Spec itself runs Python's code for each
     # The same names are in the source's headers, its index and the planned headers: one copy serves all.
     found = dict(zip(map(sys.intern, names), specs, strict=True))
     if len(found) < len(names) or "__metadata__" in found:
