@@ -179,10 +179,11 @@ def _checkpoint(part: FileSet, first: int, files: list[_File]) -> Checkpoint:
     settings: dict[str, object] = {}
     notes = []
     for file in files:
-        for tensor in file.tensors:
-            if tensor.name in owner:
-                raise DuplicateTensor(tensor=tensor.name, file=owner[tensor.name], other=file.path)
-            owner[tensor.name] = file.path
+        names = [tensor.name for tensor in file.tensors]
+        if len(set(names)) < len(names) or not owner.keys().isdisjoint(names):
+            twice = next(name for i, name in enumerate(names) if name in owner or name in names[:i])
+            raise DuplicateTensor(tensor=twice, file=owner.get(twice, file.path), other=file.path)
+        owner |= dict.fromkeys(names, file.path)
         for key, value in file.metadata.items():
             if metadata.setdefault(key, value) != value:
                 notes.append(f"{file.path}: its own {key!r} metadata gives way to the first file's")

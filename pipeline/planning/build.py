@@ -288,12 +288,10 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
     pack = PACKINGS[options.pack]
     bins = pack(entries, options.size, metadata)
     # One file has no index, so its own metadata names what is tied, also by an index of before.
-    ours = {entry.name for entry in entries}
-    told = {
-        key: to
-        for key, to in checkpoint.index_metadata.items()
-        if isinstance(to, str) and to in ours and key not in ours
-    }
+    told = {key: to for key, to in checkpoint.index_metadata.items() if isinstance(to, str)}
+    if told:
+        ours = {entry.name for entry in entries}
+        told = {key: to for key, to in told.items() if to in ours and key not in ours}
     if len(bins) == 1 and (tied := {**told, **selection.dropped}):
         named = {**metadata, **tied}
         bins = pack(entries, options.size, named)

@@ -76,7 +76,7 @@ def _extent(dtype: str, shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def header_of(entries: Sequence[Entry], about: About) -> bytes:
-    tensors = ((e.name, e.as_dtype, e.tensor.shape) for e in entries)
+    tensors = ((tensor.name, as_dtype, tensor.shape) for tensor, as_dtype, _ in entries)
     return gguf.build_header(tensors, about.values) if isinstance(about, GgufKeys) else build_header(tensors, about)
 
 
@@ -427,12 +427,10 @@ def check_size(entries: Sequence[Entry], limit: int, about: About, oversize: str
     most = 200 + (
         gguf.keys_size(about.values) + 2 * about.alignment if isinstance(about, GgufKeys) else metadata_size(about)
     )
-    large = [
-        entry
-        for entry in entries
-        if _extent(entry.as_dtype, entry.tensor.shape)[1] + 6 * len(entry.name) + 21 * len(entry.tensor.shape)
-        > limit - most
-    ]
+    kinds = {(as_dtype, tensor.shape) for tensor, as_dtype, _ in entries}
+    most += 6 * max([len(tensor.name) for tensor, _, _ in entries], default=0)
+    near = {kind for kind in kinds if _extent(*kind)[1] + 21 * len(kind[1]) > limit - most}
+    large = [entry for entry in entries if (entry.as_dtype, entry.tensor.shape) in near] if near else []
     too_large = [entry for entry in large if file_size([entry], about) > limit]
     for entry in too_large:
         header = len(header_of([entry], about))

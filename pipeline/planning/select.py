@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from posixpath import dirname, join
 from typing import Literal
 
@@ -95,7 +95,7 @@ def select(
         entries, scales = plain.entries, plain.scales
         notes += plain.notes
     elif options.dtype == "keep":
-        entries = tuple(map(Entry, kept, [tensor.dtype for tensor in kept]))
+        entries = tuple(map(partial(tuple.__new__, Entry), [(tensor, tensor.dtype, None) for tensor in kept]))
     else:
         fixed = quantised(tensors)
         wanted = [t.dtype if t.name in fixed else cast_dtype(t.dtype, options.dtype) for t in kept]
