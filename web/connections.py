@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from collections import defaultdict
 from collections.abc import Callable
-from ipaddress import ip_address
+from ipaddress import IPv4Address, ip_address
 from typing import Any
 
 import uvicorn
@@ -65,7 +65,7 @@ class Connection(H11Protocol):
             address = ip_address(self.client[0] if self.client else "")
         except ValueError:  # of a Unix socket
             return ""
-        if address.version == 4 or address.ipv4_mapped:
+        if isinstance(address, IPv4Address) or address.ipv4_mapped:
             return str(address)
         return str(int(address) >> (address.max_prefixlen - IPV6_SITE))
 
