@@ -40,7 +40,11 @@ def faulty(folder: Path, scale: Scale) -> Iterator[Figure]:
 
 def _seconds(folder: Path, env: dict[str, str], way: str, count: int) -> float:
     """Until the last job is done, by one good worker and two that are at fault in this way, if there is one."""
-    with Broker(folder) as broker, Machine(folder, broker.url, **env) as machine, JobStore.at(broker.url) as store:
+    with (
+        Broker(folder) as broker,
+        Machine(folder, broker.url, cold=True, **env) as machine,
+        JobStore.at(broker.url) as store,
+    ):
         machine.control()
         commands = [*([spoil(way, folder)] * 2 if way else []), (worker_command(2), dict[str, str]())]
         workers = [machine.launch("worker", command, **environment) for command, environment in commands]

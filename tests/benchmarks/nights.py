@@ -43,7 +43,7 @@ def nights(folder: Path, scale: Scale) -> Iterator[Figure]:
     with HubProcess(folder / "hub", users=["you:hf_you"]) as hub:
         env = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": "hf_you", "RESHARD_TMPDIR": str(folder)}
         _fill(hub, file)
-        with Broker(folder) as broker, Machine(folder, broker.url, **env) as machine:
+        with Broker(folder) as broker, Machine(folder, broker.url, cold=True, **env) as machine:
             control = machine.control()
             machine.worker(concurrency=1)
 

@@ -72,7 +72,7 @@ def _queue(folder: Path, env: dict[str, str], count: int) -> tuple[float, Profil
     """Seconds of each job, and what the processes took for all of them."""
     with (
         Broker(folder) as broker,
-        Machine(folder, broker.url, **env) as machine,
+        Machine(folder, broker.url, cold=True, **env) as machine,
         JobStore.at(broker.url) as store,
     ):
         machine.control()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -19,7 +18,7 @@ from docs.answers import ANSWERS, check_document
 from reshard.worker import broker
 from reshard.worker.settings import Settings
 from tests.support.procs import free_port
-from tests.support.warm import COMMAND, Warm
+from tests.support.warm import COMMAND, warm
 
 WHEN = r"[A-Z][a-z]{2} \d\d \d\d:\d\d"  # a time as tables have it
 TIMEOUT = 120.0  # seconds; the slowest of these commands loads torch in a child
@@ -43,12 +42,6 @@ class Done:
 Run = Callable[..., Done]
 
 
-@pytest.fixture(scope="session")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
-    with closing(Warm(tmp_path_factory.mktemp("warm"))) as one:
-        yield one
-
-
 @pytest.fixture
 def clean(tmp_path: Path) -> dict[str, str]:
     """An environment with nothing of ours, and homes of its own."""
@@ -58,16 +51,16 @@ def clean(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def reshard(tmp_path: Path, clean: dict[str, str], warm: Warm) -> Run:
+def reshard(tmp_path: Path, clean: dict[str, str]) -> Run:
     """``reshard("plan", ...)`` runs the installed command."""
 
     def run(*arguments: str | Path, env: Mapping[str, str] | None = None) -> Done:
         typed, wanted = [*map(str, arguments)], clean | dict(env or {})
+        command = [str(COMMAND), *typed]
         with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
-            if warm.takes(wanted):
-                code = warm.run(typed, wanted, tmp_path, out, err, TIMEOUT)
+            if warm().takes(command, wanted):
+                code = warm().run(command, wanted, tmp_path, out, err, TIMEOUT)
             else:
-                command = [COMMAND, *typed]
                 code = subprocess.run(
                     command, env=wanted, cwd=tmp_path, stdout=out, stderr=err, timeout=TIMEOUT
                 ).returncode

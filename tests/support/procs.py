@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TypeVar
 
 import redis
@@ -28,6 +29,7 @@ import redis
 from reshard.worker.broker import CONFIG, HOST, answers, find_server
 from reshard.worker.local import control_command, worker_command
 from reshard.worker.queue.jobs import JobStore, open_redis
+from tests.support.warm import Forked, warm
 
 T = TypeVar("T")
 
@@ -48,14 +50,21 @@ def wait_for(check: Callable[[], T], what: str, timeout: float = 30.0) -> T:
 class Proc:
     """One subprocess and everything that it started, in a session of its own."""
 
-    def __init__(self, name: str, command: Sequence[str], env: Mapping[str, str], folder: Path) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], env: Mapping[str, str], folder: Path, *, cold: bool = True
+    ) -> None:
+        """One that is not ``cold`` is forked, where it can be."""
         self.name = name
         self.log = folder / f"{name}.log"
-        with self.log.open("ab") as output:
-            self._process = subprocess.Popen(
-                command, env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                start_new_session=True,
-            )  # fmt: skip
+        self._process: subprocess.Popen[bytes] | Forked
+        with self.log.open("ab") as output, open(os.devnull, "rb") as nothing:  # noqa: PTH123 -- no path
+            if not cold and warm().takes(command, env):
+                fds = nothing.fileno(), output.fileno(), output.fileno()
+                self._process = warm().start(command, env, folder, *fds, session=True)
+            else:
+                self._process = subprocess.Popen(
+                    command, env=env, cwd=folder, stdin=nothing, stdout=output, stderr=output, start_new_session=True
+                )
         self.pid = self._process.pid
 
     def alive(self) -> bool:
@@ -151,11 +160,12 @@ class Broker:
 class Machine:
     """One machine with its own home, temporary folder and environment, on which workers and control run."""
 
-    def __init__(self, folder: Path, broker_url: str, **environment: str) -> None:
+    def __init__(self, folder: Path, broker_url: str, *, cold: bool = False, **environment: str) -> None:
+        """``cold`` ones start as they do elsewhere: slower, and with their own memory alone."""
         self.folder = folder
         self.tmpdir = folder / "tmp"
         self.tmpdir.mkdir(parents=True, exist_ok=True)
-        self._url = broker_url
+        self._url, self._cold = broker_url, cold
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "RESHARD_"))}
         self.env = inherited | {
             "RESHARD_BROKER_URL": broker_url,
@@ -181,7 +191,15 @@ class Machine:
         """`reshard ARGUMENTS`, to its end."""
         command = [sys.executable, "-c", "from reshard.cli.main import main; main()", *arguments]
         env = self.env | environment
-        return subprocess.run(command, env=env, cwd=self.folder, capture_output=True, text=True, timeout=timeout)
+        with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+            if not self._cold and warm().takes(command, env):
+                code = warm().run(command, env, self.folder, out, err, timeout)
+            else:
+                code = subprocess.run(
+                    command, env=env, cwd=self.folder, stdout=out, stderr=err, timeout=timeout
+                ).returncode
+            out.seek(0), err.seek(0)
+            return subprocess.CompletedProcess(command, code, out.read(), err.read())
 
     def run_python(self, code: str) -> str:
         """What ``code`` prints in the environment of this machine."""
@@ -196,7 +214,7 @@ class Machine:
 
     def launch(self, kind: str, command: Sequence[str], **environment: str) -> Proc:
         """The same, not waited for: several start in the time of one."""
-        process = Proc(f"{kind}-{len(self.processes)}", command, self.env | environment, self.folder)
+        process = Proc(f"{kind}-{len(self.processes)}", command, self.env | environment, self.folder, cold=self._cold)
         self.processes.append(process)
         return process
 

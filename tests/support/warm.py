@@ -1,31 +1,73 @@
-"""The command in a process of its own, forked from one that has the imports behind it: they are most of what it takes.
+"""Our programs in processes of their own, forked from one that has the imports behind it: they are most of their start.
 
     python -m tests.support.warm SOCKET
 
-What differs between two starts of Python is not forked: ``Warm.takes`` says which environments can be.
+What differs between two starts of Python is not forked: ``Warm.takes`` says which commands and environments can be.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import runpy
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
+from importlib import import_module
+from io import TextIOWrapper
 from pathlib import Path
 from pkgutil import resolve_name
 from select import select
-from typing import IO
+from typing import IO, Any
 
 ROOT = Path(__file__).parents[2]
 COMMAND = Path(sys.executable).parent / "reshard"
 # Read when Python starts, or when what is imported here is.
 AT_START = ("PYTHON", "LANG", "LC_", "OTEL_", "PYDANTIC_", "TYPER_", "SSL_")
+UNBUFFERED = "PYTHONUNBUFFERED"  # which a fork makes good
+MODULES = ("celery", "reshard.worker.control")  # programs beside the command
+IMPORTED = (
+    "celery.apps.worker", "celery.bin.celery", "celery.concurrency.prefork", "celery.worker.components",
+    "kombu.transport.redis", "reshard.client.queue", "reshard.pipeline.reshard", "reshard.worker.control",
+    "reshard.worker.transport",
+)  # fmt: skip
 MESSAGE_MAX = 1 << 20  # bytes of arguments and environment
+
+
+class Forked:
+    """What Popen is to a process of ours: its pid, and its exit code, negative for a signal."""
+
+    def __init__(self, wire: socket.socket, command: Sequence[str]) -> None:
+        self.pid = int(wire.recv(100))
+        self._wire, self._command = wire, command
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self._code
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises TimeoutExpired."""
+        if self._code is None:
+            if not select([self._wire], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self._command, timeout or 0)
+            with self._wire:
+                self._code = int(self._wire.recv(100))
+        return self._code
+
+    def terminate(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGTERM)
 
 
 class Warm:
@@ -34,35 +76,44 @@ class Warm:
     def __init__(self, folder: Path) -> None:
         self._socket = folder / "warm"
         self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
 
-    def takes(self, env: Mapping[str, str]) -> bool:
-        """Whether a command with ``env`` is the same when it is forked."""
-        return _at_start(env) == _at_start(os.environ)
+    def takes(self, command: Sequence[str], env: Mapping[str, str]) -> bool:
+        """Whether ``command`` with ``env`` is the same when it is forked."""
+        program, *arguments = command
+        ours = program == str(COMMAND)
+        if program == sys.executable:
+            ours = arguments[:1] == ["-c"] or (arguments[:1] == ["-m"] and arguments[1] in MODULES)
+        return ours and _at_start(env) == _at_start(os.environ)
+
+    def start(self, command: Sequence[str], env: Mapping[str, str], cwd: Path, *fds: int, session: bool) -> Forked:
+        """Begin ``command``, whose input, output and errors are ``fds``, in a ``session`` of its own or in ours."""
+        with self._lock:
+            if self._process is None:
+                self._start()
+        wire = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE_MAX)
+        wire.connect(str(self._socket))
+        socket.send_fds(wire, [json.dumps([list(command), dict(env), str(cwd), session]).encode()], fds)
+        return Forked(wire, command)
 
     def run(
-        self, arguments: Sequence[str], env: Mapping[str, str], cwd: Path, out: IO[str], err: IO[str], timeout: float
+        self, command: Sequence[str], env: Mapping[str, str], cwd: Path, out: IO[str], err: IO[str], timeout: float
     ) -> int:
-        """The exit code of ``reshard`` with ``arguments``, negative for a signal; raises TimeoutExpired."""
-        if self._process is None:
-            self._start()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as wire:
-            wire.settimeout(timeout)
-            wire.connect(str(self._socket))
-            wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE_MAX)
-            asked = json.dumps([list(arguments), dict(env), str(cwd)]).encode()
-            with open(os.devnull, "rb") as nothing:  # noqa: PTH123 -- no path
-                socket.send_fds(wire, [asked], [nothing.fileno(), out.fileno(), err.fileno()])
-            pid = int(wire.recv(100))
-            try:
-                return int(wire.recv(100))
-            except TimeoutError:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-                raise subprocess.TimeoutExpired(["reshard", *arguments], timeout) from None
+        """The exit code of ``command``, negative for a signal; raises TimeoutExpired."""
+        with open(os.devnull, "rb") as nothing:  # noqa: PTH123 -- no path
+            process = self.start(command, env, cwd, nothing.fileno(), out.fileno(), err.fileno(), session=False)
+        try:
+            return process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+            raise
 
     def close(self) -> None:
         if self._process is not None:
             self._process.communicate()  # it ends with its input
+        shutil.rmtree(self._socket.parent)
 
     def _start(self) -> None:
         command = [sys.executable, "-m", "tests.support.warm", str(self._socket)]
@@ -71,12 +122,20 @@ class Warm:
         assert self._process.stdout.readline() == b"ready\n"
 
 
+@cache
+def warm() -> Warm:
+    """That of this process."""
+    one = Warm(Path(tempfile.mkdtemp(prefix="warm-")))
+    atexit.register(one.close)
+    return one
+
+
 def _at_start(env: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in env.items() if name.startswith(AT_START)}
+    return {name: value for name, value in env.items() if name.startswith(AT_START) and name != UNBUFFERED}
 
 
-def _serve(path: str) -> list[str]:
-    """Fork for each connection; returns, in the process that is to be the command, its arguments."""
+def _serve(path: str) -> Callable[[], Any]:
+    """Fork for each connection; returns, in the process that is to be the command, what it does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         listener.listen()
@@ -93,10 +152,14 @@ def _serve(path: str) -> list[str]:
     os._exit(0)
 
 
-def _command(wire: socket.socket) -> list[str]:
+def _command(wire: socket.socket) -> Callable[[], Any]:
     asked, fds, _, _ = socket.recv_fds(wire, MESSAGE_MAX, 3)
+    (program, *arguments), env, cwd, session = json.loads(asked)
+    leads, led = os.pipe()
     pid = os.fork()
     if pid:
+        os.close(led)
+        os.read(leads, 1)  # it leads its session, so that it can be killed by it
         wire.send(str(pid).encode())
         for fd in fds:
             os.close(fd)
@@ -104,34 +167,55 @@ def _command(wire: socket.socket) -> list[str]:
         with suppress(BrokenPipeError):
             wire.send(str(os.waitstatus_to_exitcode(status)).encode())
         os._exit(0)
+    if session:
+        os.setsid()
+    os.close(leads), os.close(led)
     wire.close()
     for number, fd in enumerate(fds):
         os.dup2(fd, number)
         os.close(fd)
-    arguments, env, cwd = json.loads(asked)
     os.environ.clear()
     os.environ.update(env)
     time.tzset()
     os.chdir(cwd)
-    sys.path[0] = str(COMMAND.parent)  # as a script has it
-    return [str(COMMAND), *arguments]
+    for stream in (sys.stdout, sys.stderr):
+        assert isinstance(stream, TextIOWrapper)
+        stream.reconfigure(write_through=bool(env.get(UNBUFFERED)))
+    return _meant(program, arguments)
+
+
+def _meant(program: str, arguments: list[str]) -> Callable[[], Any]:
+    """What Python does with such a command, its ``sys.argv`` and path as they are then."""
+    if program == str(COMMAND):
+        from reshard.cli.start import main
+
+        sys.argv, sys.path[0] = [program, *arguments], str(COMMAND.parent)
+        return main
+    del sys.modules["opentelemetry"]  # of the command alone
+    option, what, *rest = arguments
+    sys.argv = [option, *rest]
+    if option == "-c":
+        sys.path[0] = ""
+        return lambda: exec(what, {"__name__": "__main__"})  # noqa: S102 -- as Python does
+    sys.path[0] = os.getcwd()  # noqa: PTH109 -- as text
+    sys.modules.pop(what, None)  # else it says that it is there already
+    return lambda: runpy.run_module(what, run_name="__main__", alter_sys=True)
 
 
 def _imports() -> None:
-    """What the console script does before it imports, and what its commands import."""
+    """What the console script does before it imports, and what its commands, workers and control import."""
     sys.modules["opentelemetry"] = None  # type: ignore[assignment]
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     from reshard.cli.main import COMMANDS
 
     for listed in COMMANDS.values():
         resolve_name(f"reshard.cli.{listed.home}")
-    import reshard.client.queue
-    import reshard.pipeline.reshard  # noqa: F401
+    for name in IMPORTED:
+        import_module(name)
+    assert "reshard.worker.app" not in sys.modules, "it reads its settings when it is imported"
+    assert "huggingface_hub.constants" not in sys.modules, "it reads its environment when it is imported"
 
 
 if __name__ == "__main__":
     _imports()
-    sys.argv = _serve(sys.argv[1])
-    from reshard.cli.start import main
-
-    main()
+    _serve(sys.argv[1])()

@@ -24,7 +24,7 @@ from reshard.worker.followers.catalogs import Catalogs
 from reshard.worker.queue.jobs import JobStore, Process
 from reshard.worker.queue.scripts import PREFIX
 from reshard.worker.settings import settings as cached
-from tests.cli.conftest import Run, clean, model, reshard, warm
+from tests.cli.conftest import Run, clean, model, reshard
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.procs import Broker, Machine, free_port
 from tests.support.warm import COMMAND
@@ -32,7 +32,7 @@ from tests.test_architecture import HEAVY, breaks, loaded_by
 from tests.web.conftest import Site, start
 from tests.worker.conftest import another, copying, plan
 
-__all__ = ["clean", "hub", "hub_process", "model", "namespace", "plan", "reshard", "warm"]
+__all__ = ["clean", "hub", "hub_process", "model", "namespace", "plan", "reshard"]
 
 CATALOG = "name: mirror\nentries:\n- {repo: a/model, to: us/model}\n"
 SUBMIT = ("submit", "a/model", "--to", "b/model")
