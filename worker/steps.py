@@ -14,15 +14,11 @@ import random
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import cache
-from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
-from billiard.pool import EX_RECYCLE
-from celery import signals
 from celery.exceptions import Reject
 
 from reshard.pipeline import reshard as pipeline
@@ -39,10 +35,8 @@ from reshard.pipeline.errors import (
     ResourceError,
     SourceCorrupt,
     TargetError,
-    TempDirUnusable,
     TooManyAttempts,
 )
-from reshard.pipeline.places import state_dir
 from reshard.pipeline.planning.model import Plan, Shard
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.publishing import history as publication
@@ -50,20 +44,18 @@ from reshard.pipeline.publishing.commit import Published, find, spoiled
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.tensors import Attestation
-from reshard.pipeline.verifying.meta_load import MetaLoader
-from reshard.pipeline.verifying.verdicts import VERDICTS
-from reshard.worker import inheritance, logs, tracing
+from reshard.worker import logs, tracing
 from reshard.worker.app import WAKE, app, send
 from reshard.worker.broker import broker_url
 from reshard.worker.fleet import drain, policy, self_check
 from reshard.worker.fleet.rate_limit import rate_limiters
 from reshard.worker.keeper import LeaseKeeper
+from reshard.worker.process import OwnProcess, own
 from reshard.worker.queue.jobs import JobStore, open_redis
 from reshard.worker.queue.leases import Lease, Leases
 from reshard.worker.queue.scripts import BROKER_UNAVAILABLE
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import ATTEMPTS_AT_A_BUG, Settings, settings
-from reshard.worker.temp_dir import ProcessTempDir, sweep
 
 log = logging.getLogger(__name__)
 
@@ -80,27 +72,24 @@ def wake(job: str) -> None:
             return
         if lease is not None:
             with tracing.step(lease) as names, logs.at_work({**lease.fields, **names}):
-                work(_leases(), lease, settings(), lambda: _temp_dir().path)
+                work(_leases(), lease, settings(), own())
 
 
 app.task(name=WAKE)(wake)
 
 
-def work(leases: Leases, lease: Lease, settings: Settings, temp_dir: Callable[[], Path]) -> None:
-    """Do the unit of ``lease`` and say to the store how it ended; raises nothing that the store can be told.
-
-    ``temp_dir`` gives the folder for temporary files, or raises TempDirUnusable.
-    """
+def work(leases: Leases, lease: Lease, settings: Settings, process: OwnProcess) -> None:
+    """Do the unit of ``lease`` and say to the store how it ended; raises nothing that the store can be told."""
     log.info("%s of job %s, attempt %s", lease.unit, lease.job, lease.attempts)
     keeper = None
     try:
         keeper = LeaseKeeper(leases, lease, settings)
         with keeper:
-            step = Step(leases, lease, keeper, settings)
+            step = Step(leases, lease, keeper, settings, process)
             try:
                 if lease.attempts > settings.attempts:
                     raise _given_up(lease, lease.last_error)
-                step.run(temp_dir())
+                step.run()
                 self_check.succeeded(lease.kind)
             except Stopped as stopped:
                 reason = stopped.reason
@@ -140,11 +129,14 @@ class RetriesExhausted(Exception):
 class Step:
     """One unit of one job, from what the store knows to what it is told."""
 
-    def __init__(self, leases: Leases, lease: Lease, keeper: LeaseKeeper, settings: Settings) -> None:
+    def __init__(
+        self, leases: Leases, lease: Lease, keeper: LeaseKeeper, settings: Settings, process: OwnProcess
+    ) -> None:
         self._leases = leases
         self._lease = lease
         self._keeper = keeper
         self._settings = settings
+        self._process = process
         self.tmpdir: Path | None = None  # once it runs
         self._job = lease.job
         self._looked = False  # whether a commit of ours was looked for where one may stand
@@ -155,22 +147,21 @@ class Step:
             return not isinstance(error, REFUSALS)
         return self._lease.state == JobState.committing and not self._looked
 
-    def run(self, tmpdir: Path) -> None:
+    def run(self) -> None:
         """Raises Stopped, the ReshardError tree, and redis-py's errors when the broker stays away."""
-        self.tmpdir = tmpdir
+        self.tmpdir = self._process.temp_dir()
         keeper = self._keeper
         pace = rate_limiters(self._leases.redis, keeper.check, keeper.alive, self._lease.bulk, keeper.waits)
         context = Context.from_env(pace)
         hubs = policy.endpoints(self._settings, context.credentials)
-        self._context = replace(context, tmpdir=tmpdir, endpoints=hubs, observe=tracing.observer())
-        if _ended_well:
-            self._context.reuse(_ended_well.pop())
+        self._context = replace(context, tmpdir=self.tmpdir, endpoints=hubs, observe=tracing.observer())
+        self._process.lend(self._context)
         try:
             self._run()
         except BaseException:  # a connection may be in the middle of anything
             self._context.close()
             raise
-        _ended_well.append(self._context)
+        self._process.keep(self._context)
 
     def _run(self) -> None:
         self._request = Request.model_validate_json(self._lease.request)
@@ -188,7 +179,7 @@ class Step:
         source, target = self._source(), self._target()
         policy.check_exposed(pipeline.exposed(self._request, source), self._settings)
         submitted = self._keeper.patiently(lambda: self._leases.submitted(self._job))
-        plan = pipeline.plan(self._request, source, target, _reload(), submitted)
+        plan = pipeline.plan(self._request, source, target, self._process.meta_loader(), submitted)
         if plan.published is not None:
             published = Published(plan.published, target.branch, found=True)
             self._keeper.finish(lambda: self._leases.done(self._lease, _record(published, plan)))
@@ -223,7 +214,7 @@ class Step:
 
     def _check(self) -> None:
         plan = self._load()
-        checks = pipeline.check(plan, plan.shards, self._source(plan), _reload())
+        checks = pipeline.check(plan, plan.shards, self._source(plan), self._process.meta_loader())
         self._keeper.finish(lambda: self._leases.done(self._lease, [check.to_dict() for check in checks]))
 
     def _publish(self) -> None:
@@ -378,69 +369,6 @@ def _leases() -> Leases:
     return Leases(JobStore(open_redis(url), url), send, worker_name(), settings().lease)
 
 
-@cache
-def _reload() -> MetaLoader:
-    """One warm reload child for each worker process, whose home is in the process's temporary folder."""
-    return MetaLoader(tmpdir=_temp_dir().path, verdicts=state_dir() / VERDICTS)
-
-
 def worker_name() -> str:
     """Main process and child, as leases name them."""
     return f"{socket.gethostname()}:{os.getppid()}.{os.getpid()}"
-
-
-def _temp_dir() -> ProcessTempDir:
-    """Where this process keeps temporary files; a child of the main process has one of its own.
-
-    It is made again when a cleaner took it. Raises TempDirUnusable.
-    """
-    mine = _temp_dirs.get(os.getpid())
-    if mine is not None and not mine.stands():
-        log.warning("%s is gone, and is made again", mine.path)
-        _end()
-    if os.getpid() not in _temp_dirs:
-        _temp_dirs[os.getpid()] = ProcessTempDir.make(settings().tmpdir)
-    return _temp_dirs[os.getpid()]
-
-
-_temp_dirs: dict[int, ProcessTempDir] = {}  # by process: what was made before a fork is the parent's
-_ended_well: list[Context] = []  # of the last step of this process, whose connections the next one goes on with
-
-
-def _begin(**_: Any) -> None:
-    """The main process starts, or a child in place of one that may have been killed: what dead ones left goes now.
-
-    A child that was replaced because it grew has left its folder, and the reload child in it, to this one.
-    """
-    sweep(settings().tmpdir)
-    with suppress(TempDirUnusable):  # which the first unit says
-        if (left := inheritance.inherit()) is not None:
-            _temp_dirs[os.getpid()], orphan = left
-            _reload().adopt(orphan)
-        _temp_dir()
-
-
-def _end(exitcode: int | None = None, **_: Any) -> None:
-    """This process ends in order: its reload child goes, and its temporary folder, unless the next one has them."""
-    mine, left = _temp_dirs.pop(os.getpid(), None), False
-    if _reload.cache_info().currsize:
-        loader = _reload()
-        _reload.cache_clear()
-        left = exitcode == EX_RECYCLE and mine is not None and mine.stands() and inheritance.leave(mine, loader)
-        loader.close()
-    if _ended_well:
-        _ended_well.pop().close()
-    if mine is not None and not left:
-        mine.close()
-
-
-def _end_worker() -> None:
-    """The main process ends, after its children."""
-    inheritance.end()
-    _end()
-
-
-for starts in (signals.worker_init, signals.worker_process_init):
-    starts.connect(_begin)
-signals.worker_process_shutdown.connect(_end)
-Finalize(None, _end_worker, exitpriority=-1)  # after the pool, which has 15

@@ -109,9 +109,9 @@ def make_llama(bench: Bench) -> Saved:
 
 
 def test_a_failed_reload_names_the_tensor_until_it_is_made_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved, meta_loader = make_llama(bench), bench.steps._reload()
+    saved, meta_loader = make_llama(bench), bench.process.meta_loader()
     with monkeypatch.context() as patch:
-        patch.setattr(bench.steps, "_reload", lambda: Forgetful(meta_loader))
+        patch.setattr(bench.process, "meta_loader", lambda: Forgetful(meta_loader))
         bench.until(lambda job: job.state.ended)
     facts, text = report(bench)
     check = failed(facts)

@@ -15,6 +15,7 @@ from reshard.worker.fleet.heartbeat import announce, withdraw
 from reshard.worker.fleet.self_check import check
 from reshard.worker.local import worker_command
 from reshard.worker.probes import queue
+from reshard.worker.process import OwnProcess
 from reshard.worker.queue.jobs import JobStore, Process
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.states import JobState
@@ -24,10 +25,10 @@ from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.procs import Proc, wait_for
 from tests.worker.conftest import Wakes, age, another, ask, claimed
 from tests.worker.test_metrics import port, scrape
-from tests.worker.test_steps import DISK, EXPIRED, Bench, bench, raising, steps
+from tests.worker.test_steps import DISK, EXPIRED, Bench, bench, one_reload, raising, steps
 from tests.worker.test_workers import Site, site
 
-__all__ = ["bench", "hub", "hub_process", "namespace", "port", "site", "steps"]
+__all__ = ["bench", "hub", "hub_process", "namespace", "one_reload", "port", "site", "steps"]
 
 
 def process(name: str, kind: str = "worker") -> Process:
@@ -129,10 +130,7 @@ def test_a_commit_in_doubt_is_looked_for_by_another_worker_too(bench: Bench, mon
 def test_a_temporary_folder_that_cannot_be_made_counts_as_an_attempt_and_ends_the_job(bench: Bench) -> None:
     """Tests may run as root, whom no permission stops: a file is where the folder should be."""
     (bench.folder / "file").write_text("")
-
-    def unusable() -> Path:
-        return Path(bench.steps.ProcessTempDir.make(bench.folder / "file" / "tmp").path)
-
+    unusable = OwnProcess(bench.folder / "file" / "tmp")
     tries = 0
     while not bench.job.state.ended:
         age(bench.store, bench.id, 1000)
@@ -150,20 +148,6 @@ def test_what_ends_a_unit_before_its_lease_is_kept_counts_too(bench: Bench, monk
     for _ in range(ATTEMPTS_AT_A_BUG):
         bench.step()
     assert bench.job.error is not None and bench.job.error["code"] == "resource"
-
-
-def test_a_temporary_folder_that_a_cleaner_took_is_made_again(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(bench.steps, "settings", lambda: Settings(tmpdir=tmp_path / "temporary"))
-    bench.steps._end()
-    first = bench.steps._temp_dir()
-    assert bench.steps._temp_dir() is first
-    shutil.rmtree(tmp_path / "temporary")
-    second = bench.steps._temp_dir()
-    assert second is not first and second.stands()
-    bench.steps._end()
-    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 # ------------------------------------------------------------------------------------------------------- fit or not

@@ -24,6 +24,7 @@ from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.followers.schedules import Schedule, Schedules
 from reshard.worker.keeper import LeaseKeeper
+from reshard.worker.process import OwnProcess
 from reshard.worker.queue.jobs import JobStore, Process
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.record import Job
@@ -49,11 +50,22 @@ def steps(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield steps
 
 
+@pytest.fixture(scope="module")
+def one_reload(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], MetaLoader]]:
+    """One reload child, which is started when it is first asked for and ends with these tests."""
+    with MetaLoader(tmpdir=tmp_path_factory.mktemp("reload")) as meta_loader:
+        yield lambda: meta_loader
+
+
 class Bench:
     """One job between two folders, and a worker in this process that does one unit at a time."""
 
-    def __init__(self, steps: Any, store: JobStore, leases: Leases, folder: Path) -> None:
+    def __init__(
+        self, steps: Any, store: JobStore, leases: Leases, folder: Path, meta_loader: Callable[[], MetaLoader]
+    ) -> None:
         self.steps, self.store, self.leases, self.folder = steps, store, leases, folder
+        self.process = OwnProcess(folder / "tmp")
+        self.process.meta_loader = meta_loader  # type: ignore[method-assign]
         self.source, self.target = folder / "model", folder / "out"
         save_sharded(self.source, numbered(arrays(24, 4000), 4))
         add_friends(self.source)
@@ -73,7 +85,7 @@ class Bench:
         age(self.store, self.id, 1000)
         lease = self.leases.claim(self.id)
         assert lease is not None
-        self.steps.work(self.leases, lease, self.settings, lambda: self.folder / "tmp")
+        self.steps.work(self.leases, lease, self.settings, self.process)
         return lease.unit
 
     def until(self, reached: Callable[[Job], bool]) -> None:
@@ -88,8 +100,12 @@ class Bench:
 
 
 @pytest.fixture
-def bench(steps: Any, store: JobStore, leases: Leases, tmp_path: Path) -> Bench:
-    return Bench(steps, store, leases, tmp_path)
+def bench(
+    steps: Any, store: JobStore, leases: Leases, tmp_path: Path, one_reload: Callable[[], MetaLoader]
+) -> Iterator[Bench]:
+    bench = Bench(steps, store, leases, tmp_path, one_reload)
+    yield bench
+    bench.process.end()
 
 
 def raising(error: Exception) -> Callable[..., Any]:
@@ -110,6 +126,7 @@ def test_a_job_between_folders_is_carried_out_step_by_step(bench: Bench) -> None
     bench.until(lambda job: job.state.ended)
     assert bench.job.state == JobState.done
     assert read_checkpoint(from_folder(bench.target)) == read_checkpoint(from_folder(bench.source))
+    bench.process.end()
     assert list((bench.folder / "tmp").iterdir()) == []
     assert sorted(path.name for path in bench.folder.iterdir()) == ["model", "out", "tmp"]
 
@@ -418,19 +435,6 @@ def test_who_follows_a_dead_committer_looks_and_then_may_fail(bench: Bench, monk
     monkeypatch.setattr(bench.steps.pipeline, "publish", raising(GONE))  # before it begins again
     bench.step()
     assert bench.job.state == JobState.failed
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_reload() -> Iterator[None]:
-    """The reload child that the module under test keeps warm ends with these tests."""
-    yield
-    import sys
-
-    loaded = sys.modules.get("reshard.worker.steps")
-    if loaded is not None and loaded._reload.cache_info().currsize:
-        meta_loader: MetaLoader = loaded._reload()
-        meta_loader.close()
-        loaded._reload.cache_clear()
 
 
 def test_a_commit_that_the_store_could_not_be_told_of_is_never_called_failed(
