@@ -12,16 +12,18 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence, Set
 from contextlib import ExitStack, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
 from reshard.pipeline.copying.loop import Attested
-from reshard.pipeline.errors import SourceChanged
-from reshard.pipeline.limits import STAGING_AGE
-from reshard.pipeline.planning.model import Plan, Receipt
+from reshard.pipeline.driving import Exhausted
+from reshard.pipeline.errors import ReshardError, SourceChanged
+from reshard.pipeline.limits import COPIES, STAGING_AGE
+from reshard.pipeline.planning.model import Plan, Receipt, Shard
 from reshard.pipeline.request import LAYOUT, key_of
 
 log = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ class Journal:
         self.receipts: dict[str, Receipt] = {}
         self.attested: dict[int, Attested] = {}
         self._path, self._file = path, file
+        self._spoiled: Counter[int | None] = Counter()  # in this run, by unit
         self._lock = threading.RLock()
         if file is not None:
             self._read(file)
@@ -91,16 +94,27 @@ class Journal:
             self.attested[group] = attested
             self._write({"group": group, "attested": attested})
 
-    def forget(self, digests: Collection[str], plan: Plan) -> list[int]:
-        """Shards that have to be copied again; returns the groups of ``plan`` that must be, which are open again."""
-        void = {*digests}
-        again = [group.number for group in plan.groups if any(plan.shards[n].digest in void for n in group.shards)]
+    def held(self, shards: Iterable[Shard]) -> dict[str, Receipt]:
+        return {shard.digest: self.receipts[shard.digest] for shard in shards if shard.digest in self.receipts}
+
+    def groups(self) -> list[Attested]:
+        return [self.attested[number] for number in sorted(self.attested)]
+
+    def spoil(self, unit: int | None, error: ReshardError, shards: Collection[Shard], groups: Sequence[int]) -> None:
         with self._lock:
-            lost = void & self.receipts.keys()
+            self.forget({shard.digest for shard in shards}, groups)
+            self._spoiled[unit] += 1
+            if self._spoiled[unit] == COPIES:
+                raise Exhausted(error)
+
+    def forget(self, digests: Set[str], groups: Sequence[int]) -> None:
+        """Shards that have to be copied again, and groups that are open again."""
+        with self._lock:
+            lost = digests & self.receipts.keys()
+            again = [number for number in groups if number in self.attested]
             self._forget(lost, again)
             if lost or again:
                 self._write({"void": sorted(lost), "groups": again})
-        return again
 
     def close(self, done: bool) -> None:
         """Give the file up, and remove it once nothing of it is needed any more."""

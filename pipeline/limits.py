@@ -83,7 +83,7 @@ RENEWALS = 3  # signed URLs in a row that may be stale before their first byte, 
 BACKOFF_MAX = 30.0  # seconds
 
 # -------------------------------------------------------------------------------------------------------- publish
-COPIES = 3  # times that `run` copies a group whose bytes arrive damaged, or commits what turns out to be lost
+COPIES = 3  # times that a group is copied whose bytes arrive damaged, or committed what turns out to be lost
 COMMIT_RACES = 8  # times that a commit is re-parented because others commit beside us
 COMPONENT_MAX = 255  # bytes; of one component of a path: NAME_MAX of Linux's file systems
 REGULAR_MAX = 10 * MB  # bytes; a carried file above it always goes as an object, never inside the commit

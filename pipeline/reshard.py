@@ -14,35 +14,33 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 from uuid import uuid4
 
 from reshard.pipeline.abreast import abreast, jobs_here
 from reshard.pipeline.check import Check, prior_checks
-from reshard.pipeline.copying.loop import Attested, Moved, Stopped, copy
+from reshard.pipeline.copying.loop import Moved, Stopped
 from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.drafting import draft, exposed, plan, refuse_without_disk, refuse_without_room
+from reshard.pipeline.driving import Exhausted, copied, copy_group, groups_of, publish_copied
 from reshard.pipeline.errors import (
     DigestsDiffer,
     ObjectLost,
     ReceiptWrong,
-    ReshardError,
     RevisionNotFound,
     SourceChanged,
     SourceCorrupt,
 )
 from reshard.pipeline.journal import Journal, journal_key
-from reshard.pipeline.limits import COPIES
 from reshard.pipeline.places import AnyPlace
 from reshard.pipeline.planning.model import Group, Plan, Receipt
 from reshard.pipeline.planning.ranges import parts
 from reshard.pipeline.protocols import Source, Target
-from reshard.pipeline.publishing.commit import Published, check_receipts, publish, spoiled, weights
+from reshard.pipeline.publishing.commit import Published, check_receipts, weights
 from reshard.pipeline.publishing.history import address
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.connect import Context, open_source, open_target
@@ -60,11 +58,12 @@ __all__ = [
     "check",
     "check_receipts",
     "confirm",
-    "copy",
+    "copied",
+    "copy_group",
     "draft",
     "exposed",
     "plan",
-    "publish",
+    "publish_copied",
     "refuse_without_disk",
     "refuse_without_room",
     "run",
@@ -168,7 +167,8 @@ def run(
     refuse_without_room(made, target)
 
     journal = Journal.open(context.state_dir, journal_key(made, source.place.local, address(target)))
-    journal.forget([*journal.receipts] if request.options.force else _lost(journal, made, target), made)
+    void = {*journal.receipts} if request.options.force else _lost(journal, made, target)
+    journal.forget(void, groups_of(made, void))
     if kept := len(journal.receipts):
         noted = (part for s in made.shards if s.digest in journal.receipts for part in parts(s))
         watcher.resumed(kept, sum(part.span for part in noted))
@@ -191,9 +191,9 @@ def run(
             checks = checking.result()
         with prior_checks(checks):
             watcher.step("publish")
-            published = work.publish()
+            published, receipts = work.publish()
             done = True
-            checks.append(check_receipts(made.shards, journal.receipts, work.groups, made))
+            checks.append(receipts)
             watcher.step("confirm")
             checks.append(confirm(made, made.shards, journal.receipts, published, target))
     except (ObjectLost, ReceiptWrong):
@@ -202,15 +202,15 @@ def run(
     finally:
         target.discard(work.token)
         journal.close(done)
-    levels = {path: level for group in work.groups for path, level in group.files.items()}
+    levels = {path: level for group in journal.groups() for path, level in group.files.items()}
     return Report(made, published, tuple(checks), levels, work.moved)
 
 
-def _lost(journal: Journal, made: Plan, target: Target) -> list[str]:
+def _lost(journal: Journal, made: Plan, target: Target) -> set[str]:
     """The shards that an earlier run noted and the target's store no longer holds."""
     noted = [shard for shard in made.shards if shard.digest in journal.receipts]
     lost = {file.path for file in target.holds(weights(noted, journal.receipts))} if noted else set()
-    return [shard.digest for shard in noted if shard.path in lost]
+    return {shard.digest for shard in noted if shard.path in lost}
 
 
 @contextmanager
@@ -224,7 +224,7 @@ def _behind(work: Callable[[], T]) -> Iterator[Future[T]]:
 
 
 class _Work:
-    """What a run copied so far. What turns out to be damaged or lost on the way is copied again, as on the queue."""
+    """What a run does by its journal, again where something turns out to be damaged or lost on the way."""
 
     def __init__(
         self,
@@ -243,12 +243,7 @@ class _Work:
         self._made, self._source, self._target = made, source, target
         self._disk, self._journal, self._jobs = disk, journal, jobs
         self._on_bytes, self._told = tick, told
-        self._damaged: Counter[int | None] = Counter()  # by group; None: of the commit
         self._one = threading.Lock()  # of the threads that copy tells at a time
-
-    @property
-    def groups(self) -> list[Attested]:
-        return [self._journal.attested[number] for number in sorted(self._journal.attested)]
 
     def copy(self) -> None:
         """Copy what has no receipt; raises SourceCorrupt or DigestsDiffer when a group failed ``COPIES`` times."""
@@ -262,40 +257,30 @@ class _Work:
                 self._on_bytes(count)
 
         def group(one: Group) -> None:
-            while True:
-                try:
-                    receipts = self._journal.receipts
-                    attested = copy(
-                        self._made, one, shards, self._source, sink, receipts, self._sealed, tick, self._disk
+            while one.number not in self._journal.attested:
+                with suppress(SourceCorrupt, DigestsDiffer):
+                    attested = copy_group(
+                        self._made, one, shards, self._source, sink, self._journal, self._sealed, tick, self._disk
                     )
-                    return self._journal.finish(one.number, attested)
-                except (SourceCorrupt, DigestsDiffer) as error:
-                    self._journal.forget([shards[n].digest for n in one.shards], self._made)
-                    self._damage(one.number, error)
+                    self._journal.finish(one.number, attested)
 
-        abreast(todo, min(self._jobs, max(1, len(todo))), group, halt)
+        try:
+            abreast(todo, min(self._jobs, max(1, len(todo))), group, halt)
+        except Exhausted as often:
+            raise often.error from None
 
-    def publish(self) -> Published:
-        made = self._made
+    def publish(self) -> tuple[Published, Check]:
+        """What was published, and the check of what it was made of; raises as ``copy`` does."""
         while True:
             try:
-                return publish(
-                    made, made.shards, self._journal.receipts, self.groups, self._source, self._target, self.token,
-                    lambda: None,
-                )  # fmt: skip
-            except (SourceCorrupt, ObjectLost, ReceiptWrong) as error:
-                void = () if isinstance(error, SourceCorrupt) else spoiled(error, self._journal.receipts)
-                again = self._journal.forget(void, made)
-                self._damage(None, error)
-                if not again and not isinstance(error, SourceCorrupt):
-                    raise
-                self.copy()
-
-    def _damage(self, group: int | None, error: ReshardError) -> None:
-        """Count ``error``, and raise it the last time."""
-        self._damaged[group] += 1
-        if self._damaged[group] == COPIES:
-            raise error
+                done = publish_copied(self._made, self._source, self._target, self.token, self._journal, lambda: None)
+            except SourceCorrupt:  # of a file that is carried
+                continue
+            except Exhausted as often:
+                raise often.error from None
+            if done is not None:
+                return done
+            self.copy()
 
     def _sealed(self, news: list[Receipt], moved: Moved) -> None:
         self._journal.seal(news)

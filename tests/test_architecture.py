@@ -112,6 +112,7 @@ ROOMS = {
         {"bar"},
         {"reshard", "doctor"},
         {"drafting", "journal", "abreast"},
+        {"driving"},
         {"verifying", "catalogs"},
         {"publishing"},
         {"copying"},

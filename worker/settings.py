@@ -31,7 +31,6 @@ ATTEMPTS = 8  # claims of one unit in a row without lasting progress; with the p
 ATTEMPTS_AT_A_BUG = 3  # the same for an error that reshard does not know: trying longer hides it
 BACKOFF_FIRST = 15.0  # seconds before a failed unit is tried again; doubles each time
 BACKOFF_MAX = 900.0  # seconds; a Hub that is away for hours is asked four times an hour
-INVALIDATIONS = 3  # times that one unit may void receipts: an object lost again and again, a source file that stays bad
 
 # ------------------------------------------------------------------------------------------------------------- wakes
 RESEND = 10.0  # seconds; a wake that is neither taken nor in line by then is taken for lost

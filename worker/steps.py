@@ -13,7 +13,7 @@ import os
 import random
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -24,23 +24,23 @@ from celery.exceptions import Reject
 from reshard.pipeline import reshard as pipeline
 from reshard.pipeline.check import Check
 from reshard.pipeline.copying.loop import Attested, Stopped
+from reshard.pipeline.driving import Exhausted
 from reshard.pipeline.errors import (
     DigestsDiffer,
     HubQuota,
     HubRefused,
     NoWriteAccess,
     ObjectLost,
-    ReceiptWrong,
     ReshardError,
     ResourceError,
     SourceCorrupt,
     TargetError,
     TooManyAttempts,
 )
-from reshard.pipeline.planning.model import Plan, Shard
+from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.publishing import history as publication
-from reshard.pipeline.publishing.commit import Published, find, spoiled
+from reshard.pipeline.publishing.commit import Published, find
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.tensors import Attestation
@@ -50,6 +50,7 @@ from reshard.worker.broker import broker_url
 from reshard.worker.fleet import drain, policy, self_check
 from reshard.worker.fleet.rate_limit import rate_limiters
 from reshard.worker.keeper import LeaseKeeper
+from reshard.worker.ledger import QueueLedger
 from reshard.worker.process import OwnProcess, own
 from reshard.worker.queue.jobs import JobStore, open_redis
 from reshard.worker.queue.leases import Lease, Leases
@@ -97,7 +98,7 @@ def work(leases: Leases, lease: Lease, settings: Settings, process: OwnProcess) 
                 tracing.note(stopped=reason)
                 if reason in {"drain", "yield", "stall"}:
                     keeper.finish(lambda: leases.release(lease, reason))
-            except RetriesExhausted as exhausted:
+            except Exhausted as exhausted:
                 error = exhausted.error
                 error.facts.setdefault("job", lease.job)
                 extra = logs.of_error(error)
@@ -118,14 +119,6 @@ def work(leases: Leases, lease: Lease, settings: Settings, process: OwnProcess) 
         _trouble(leases, lease, lambda step: step(), settings, self_check.named(error, None), unsure)
 
 
-class RetriesExhausted(Exception):
-    """The same was tried often enough in another way than attempts count."""
-
-    def __init__(self, error: ReshardError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
 class Step:
     """One unit of one job, from what the store knows to what it is told."""
 
@@ -137,6 +130,7 @@ class Step:
         self._keeper = keeper
         self._settings = settings
         self._process = process
+        self._ledger = QueueLedger(leases, keeper)
         self.tmpdir: Path | None = None  # once it runs
         self._job = lease.job
         self._looked = False  # whether a commit of ours was looked for where one may stand
@@ -192,22 +186,17 @@ class Step:
         target = self._target()
         group = plan.groups[self._lease.group]
         shards = self._keeper.patiently(lambda: self._leases.shards(self._job, group.shards))
-        digests = [shard.digest for shard in shards.values()]
-        receipts = self._keeper.patiently(lambda: self._leases.receipts(self._job, digests))
-        todo = tuple(shard for shard in shards.values() if shard.digest not in receipts)
+        held = self._ledger.held(shards.values())
+        todo = tuple(shard for shard in shards.values() if shard.digest not in held)
         pipeline.refuse_without_disk(replace(plan, shards=todo), target, self._context.disk)
         token, keeper = self._lease.token, self._keeper
         source, sink = self._source(plan), target.sink(token)
         try:
             with keeper.interruptible():
-                attested = pipeline.copy(
-                    plan, group, shards, source, sink, receipts,
+                attested = pipeline.copy_group(
+                    plan, group, shards, source, sink, self._ledger,
                     keeper.sealed, keeper.tick, self._context.disk, keeper.should_yield,
                 )  # fmt: skip
-        except SourceCorrupt as error:
-            # What passed on to the store before the file was known to be bad is as bad as the rest.
-            self._invalidate(error, shards.values(), ())
-            raise
         finally:
             target.discard(token)
         keeper.finish(lambda: self._leases.done(self._lease, attested))
@@ -219,30 +208,21 @@ class Step:
 
     def _publish(self) -> None:
         plan, target = self._load(), self._target()
-        digests = [shard.digest for shard in plan.shards]
-        receipts = self._keeper.patiently(lambda: self._leases.receipts(self._job, digests))
-        handed_in = self._keeper.patiently(lambda: self._leases.attested(self._job))
-        attested = [Attested.from_json(*group) for group in handed_in]
         if self._lease.state == JobState.committing and (standing := self._standing(plan, target)) is not None:
-            copied = pipeline.check_receipts(plan.shards, receipts, attested, plan)
-            self._keeper.finish(lambda: self._leases.done(self._lease, _record(standing, plan, attested, [copied])))
+            self._hand_in(plan, standing, self._ledger.groups(), pipeline.copied(plan, self._ledger))
             return
         token, begin = self._lease.token, self._keeper.begin
         try:
-            published = pipeline.publish(
-                plan, plan.shards, receipts, attested, self._source(plan), target, token, begin
-            )
-        except (ObjectLost, ReceiptWrong) as error:
-            void = spoiled(error, receipts)
-            groups = [n for n, g in enumerate(plan.groups) if any(plan.shards[i].digest in void for i in g.shards)]
-            if not groups:
-                raise
-            self._invalidate(error, [shard for shard in plan.shards if shard.digest in void], groups)
-        else:
-            copied = pipeline.check_receipts(plan.shards, receipts, attested, plan)
-            self._keeper.finish(lambda: self._leases.done(self._lease, _record(published, plan, attested, [copied])))
+            done = pipeline.publish_copied(plan, self._source(plan), target, token, self._ledger, begin)
         finally:
             target.discard(token)
+        if done is not None:
+            published, copied = done
+            self._hand_in(plan, published, self._ledger.groups(), copied)
+
+    def _hand_in(self, plan: Plan, published: Published, attested: Sequence[Attested], copied: Check) -> None:
+        record = _record(published, plan, attested, [copied])
+        self._keeper.finish(lambda: self._leases.done(self._lease, record))
 
     def _standing(self, plan: Plan, target: Target) -> Published | None:
         """The commit that somebody before us made and did not live to report.
@@ -257,21 +237,12 @@ class Step:
 
     def _confirm(self) -> None:
         plan, target = self._load(), self._target()
-        digests = [shard.digest for shard in plan.shards]
-        receipts = self._keeper.patiently(lambda: self._leases.receipts(self._job, digests))
         kept = self._keeper.patiently(lambda: self._leases.published(self._job))
         published = Published(kept["commit"], kept["ref"], kept["found"])
-        check = pipeline.confirm(plan, plan.shards, receipts, published, target)
+        check = pipeline.confirm(plan, plan.shards, self._ledger.held(plan.shards), published, target)
         self._keeper.finish(lambda: self._leases.done(self._lease, [check.to_dict()]))
 
     # ------------------------------------------------------------------------------------------- what they share
-
-    def _invalidate(self, error: ReshardError, shards: Iterable[Shard], groups: Sequence[int]) -> None:
-        answer = self._keeper.patiently(lambda: self._leases.invalidate(self._lease, error.to_dict(), shards, groups))
-        if answer == "often":
-            raise RetriesExhausted(error)
-        if answer != "ok":
-            raise Stopped("lease" if answer == "lost" else "cancel")
 
     def _load(self) -> Plan:
         return self._keeper.patiently(lambda: self._leases.plan(self._job))

@@ -7,19 +7,18 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
+from reshard.pipeline import driving
 from reshard.pipeline import journal as module
-from reshard.pipeline import reshard
 from reshard.pipeline.copying import loop
 from reshard.pipeline.copying.hashing import Compared
 from reshard.pipeline.copying.loop import Attested, Witness
 from reshard.pipeline.errors import ObjectLost
 from reshard.pipeline.journal import Journal
 from reshard.pipeline.limits import STAGING_AGE
-from reshard.pipeline.planning.model import Group, Plan, Receipt, Shard
+from reshard.pipeline.planning.model import Receipt
 from reshard.pipeline.reshard import Report, Watcher, run
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.verifying.meta_load import MetaLoader
@@ -179,7 +178,7 @@ def test_notes_that_led_to_an_error_are_not_believed_again(
 
     runs = Runs(str(model), str(tmp_path / "out"), meta_loader)
     with monkeypatch.context() as patch:
-        patch.setattr(reshard, "publish", refuse)
+        patch.setattr(driving, "publish", refuse)
         with pytest.raises(ObjectLost):
             runs.run()
     runs.run()
@@ -207,15 +206,12 @@ def receipt(digest: str) -> Receipt:
 
 def test_a_journal_gives_back_what_was_noted(tmp_path: Path) -> None:
     attested = Attested({"model.safetensors": "checked"}, (Witness(0, "w", 0, "1" * 32),), Compared(1, 2))
-    plan = Mock(Plan)
-    plan.shards = [Shard(name, (), b"", 10, name) for name in "abc"]
-    plan.groups = [Group(0, (0, 1), (), ()), Group(1, (2,), (), ())]
     noted = Journal.open(tmp_path, "key")
     noted.seal([receipt("a"), receipt("b")])
     noted.seal([receipt("c")])
     noted.finish(0, attested)
     noted.finish(1, attested)
-    assert noted.forget(["c"], plan) == [1]
+    noted.forget({"c"}, [1])
     noted.close(done=False)
     found = Journal.open(tmp_path, "key")
     assert found.receipts == {"a": receipt("a"), "b": receipt("b")} == noted.receipts

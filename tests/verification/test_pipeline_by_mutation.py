@@ -19,15 +19,16 @@ import pytest
 
 from reshard.pipeline.copying import hashing as taps
 from reshard.pipeline.copying import loop as copying
-from reshard.pipeline.copying.loop import Moved
+from reshard.pipeline.copying.loop import Moved, copy
 from reshard.pipeline.copying.stream import Stream
 from reshard.pipeline.errors import ReshardError
 from reshard.pipeline.places import Folder, parse_place
 from reshard.pipeline.planning.model import Receipt
 from reshard.pipeline.protocols import Sink, Source
 from reshard.pipeline.publishing import commit as publishing
+from reshard.pipeline.publishing.commit import publish
 from reshard.pipeline.request import Options, Request
-from reshard.pipeline.reshard import confirm, copy, plan, publish
+from reshard.pipeline.reshard import confirm, plan
 from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.stores.folder.source import FolderSource
 from reshard.pipeline.tensors import ByteRange, StoredFile

@@ -11,13 +11,14 @@ import pytest
 
 from reshard.pipeline.copying.loop import Moved
 from reshard.pipeline.errors import ObjectLost, SourceNotFound, WrongState
+from reshard.pipeline.limits import COPIES
 from reshard.pipeline.planning.model import SCHEMA, Plan
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Lease, Leases
 from reshard.worker.queue.scripts import job_key, texts
 from reshard.worker.queue.states import JobState
 from reshard.worker.queue.wakes import DUE_AT_ONCE
-from reshard.worker.settings import HAND_BACK, INVALIDATIONS, LEASE, RESEND, YIELD_PAUSE
+from reshard.worker.settings import HAND_BACK, LEASE, RESEND, YIELD_PAUSE
 from tests.support.procs import Broker, wait_for
 from tests.worker.conftest import Wakes, age, another, ask, claimed, copied, copying, planned, receipts
 
@@ -346,7 +347,7 @@ def test_an_object_that_the_store_lost_is_copied_again_by_its_group_alone(
 
 def test_receipts_are_voided_only_so_often(store: JobStore, leases: Leases, plan: Plan) -> None:
     job = copied(store, leases, plan)
-    for _ in range(INVALIDATIONS):
+    for _ in range(COPIES - 1):
         assert leases.invalidate(claimed(leases, job, "publish"), LOST, [plan.shards[0]], [0]) == "ok"
         group = claimed(leases, job, "group:00000")
         leases.seal(group, receipts(plan, 0), Moved())

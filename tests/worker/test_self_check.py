@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from reshard.pipeline import driving
 from reshard.pipeline.errors import BadCredentials, DiskFull, ReshardError, TempDirUnusable, TokenMissing, TokenRefused
 from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.fleet.heartbeat import announce, withdraw
@@ -113,11 +114,11 @@ def test_a_commit_in_doubt_is_looked_for_by_another_worker_too(bench: Bench, mon
         publish(*arguments)
         raise EXPIRED
 
-    publish = bench.steps.pipeline.publish
-    monkeypatch.setattr(bench.steps.pipeline, "publish", begin_and_fail)
+    publish = driving.publish
+    monkeypatch.setattr(driving, "publish", begin_and_fail)
     bench.step()
     assert bench.job.state == JobState.committing
-    monkeypatch.setattr(bench.steps.pipeline, "publish", publish)
+    monkeypatch.setattr(driving, "publish", publish)
     bench.leases = another(bench.store, "other:1.2")
     bench.until(lambda job: job.state.ended)
     assert bench.job.state == JobState.done

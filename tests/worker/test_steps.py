@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import redis
 
-from reshard.pipeline import errors
+from reshard.pipeline import driving, errors
 from reshard.pipeline.errors import ReshardError
 from reshard.pipeline.places import Hub, parse_place
 from reshard.pipeline.request import Options, Request
@@ -230,13 +230,13 @@ def test_source_bytes_that_stay_wrong_end_the_job_though_every_copy_seals_someth
 ) -> None:
     """Receipts forgive attempts, and what is corrupt voids receipts: together they must not make a loop."""
     bad = errors.SourceCorrupt(file="model.safetensors", place="them/model", expected="a", actual="b")
-    copy = bench.steps.pipeline.copy
+    copy = driving.copy
 
     def copy_and_find_it_bad(*arguments: Any) -> None:
         copy(*arguments)
         raise bad
 
-    monkeypatch.setattr(bench.steps.pipeline, "copy", copy_and_find_it_bad)
+    monkeypatch.setattr(driving, "copy", copy_and_find_it_bad)
     tries = 0
     while not bench.job.state.ended:
         tries += bench.step().startswith("group")
@@ -367,18 +367,18 @@ def test_a_commit_whose_maker_died_is_found_although_source_and_staging_are_gone
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.to_publish()
-    publish = bench.steps.pipeline.publish
+    publish = driving.publish
 
     def publish_and_die(*arguments: Any) -> None:
         publish(*arguments)
         raise Dies
 
-    monkeypatch.setattr(bench.steps.pipeline, "publish", publish_and_die)
+    monkeypatch.setattr(driving, "publish", publish_and_die)
     with pytest.raises(Dies):
         bench.step()
     assert bench.job.state == JobState.committing
     assert read_checkpoint(from_folder(bench.target)) == read_checkpoint(from_folder(bench.source))
-    monkeypatch.setattr(bench.steps.pipeline, "publish", publish)
+    monkeypatch.setattr(driving, "publish", publish)
     shutil.rmtree(bench.source)
     assert bench.step() == "publish"
     seen = bench.job
@@ -399,7 +399,7 @@ def test_after_the_point_of_no_return_only_a_refusal_is_a_failure(
         arguments[-1]()
         raise error
 
-    monkeypatch.setattr(bench.steps.pipeline, "publish", begin_and_fail)
+    monkeypatch.setattr(driving, "publish", begin_and_fail)
     bench.step()
     assert bench.job.state == ends
     assert bench.job.error is not None and bench.job.error["code"] == error.code
@@ -414,7 +414,7 @@ def test_who_follows_a_dead_committer_and_cannot_look_leaves_it_open(
         arguments[-1]()
         raise Dies
 
-    monkeypatch.setattr(bench.steps.pipeline, "publish", begin_and_die)
+    monkeypatch.setattr(driving, "publish", begin_and_die)
     with pytest.raises(Dies):
         bench.step()
     monkeypatch.setattr(bench.steps, "find", raising(EXPIRED))
@@ -429,10 +429,10 @@ def test_who_follows_a_dead_committer_looks_and_then_may_fail(bench: Bench, monk
         arguments[-1]()
         raise Dies
 
-    monkeypatch.setattr(bench.steps.pipeline, "publish", begin_and_die)
+    monkeypatch.setattr(driving, "publish", begin_and_die)
     with pytest.raises(Dies):
         bench.step()
-    monkeypatch.setattr(bench.steps.pipeline, "publish", raising(GONE))  # before it begins again
+    monkeypatch.setattr(driving, "publish", raising(GONE))  # before it begins again
     bench.step()
     assert bench.job.state == JobState.failed
 

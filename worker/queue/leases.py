@@ -17,6 +17,7 @@ from uuid import uuid4
 from pydantic import ValidationError
 
 from reshard.pipeline.copying.loop import Moved
+from reshard.pipeline.limits import COPIES
 from reshard.pipeline.planning.codec import decode_head, decode_shard, encode
 from reshard.pipeline.planning.estimate import forecast
 from reshard.pipeline.planning.model import SCHEMA, Plan, Receipt, Shard
@@ -28,7 +29,7 @@ from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.scripts import job_key, ms, texts
 from reshard.worker.queue.states import JobState
 from reshard.worker.queue.wakes import Wakes
-from reshard.worker.settings import HAND_BACK, INVALIDATIONS, KEEP_DETAILS, LEASE, YIELD_PAUSE
+from reshard.worker.settings import HAND_BACK, KEEP_DETAILS, LEASE, YIELD_PAUSE
 
 NOTHING = Moved()
 
@@ -188,7 +189,7 @@ class Leases(Wakes):
         rows = [item for shard in shards for item in (shard.digest, shard.size)]
         answer, wake = texts(
             self._run(
-                "invalidate", lease.job, lease.unit, lease.token, INVALIDATIONS, json.dumps(error), len(groups),
+                "invalidate", lease.job, lease.unit, lease.token, COPIES, json.dumps(error), len(groups),
                 *(f"group:{number:05d}" for number in groups), *rows,
             )
         )  # fmt: skip

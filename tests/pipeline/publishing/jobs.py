@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from reshard.pipeline.copying.loop import Moved
+from reshard.pipeline.copying.loop import Moved, copy
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.planning.model import Plan, Receipt
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.publishing.commit import Published, publish
 from reshard.pipeline.request import Options, Request
-from reshard.pipeline.reshard import copy, plan
+from reshard.pipeline.reshard import plan
 from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.pipeline.conftest import TRANSPORT

@@ -1,13 +1,13 @@
--- id, unit, token, most voids, error, number of groups, those groups, then shard digest, bytes of each shard
+-- id, unit, token, copies, error, number of groups, those groups, then shard digest, bytes of each shard
 -- -> {'ok' | 'lost' | 'cancelled' | 'often', queue to wake}
 -- These receipts are worth nothing: the store lost what they say it holds, or it was copied from bad bytes. The groups
--- that are named are copied again, and a publication that waited for them starts over. After the most voids of one unit
--- its receipts still go, or a retry would trust them, but it is not to be tried again.
+-- that are named are copied again, and a publication that waited for them starts over. When one unit has met this as
+-- often as there may be copies, its receipts still go, or a retry would trust them, but it is not to be tried again.
 local id, name, token, groups = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[6])
 local t = now()
 if get(id, 'state') == 'cancelled' then return { 'cancelled', '' } end
 if not owns(id, name, token) then return { 'lost', '' } end
-local often = redis.call('HINCRBY', key(id, 'units'), name .. '.voids', 1) > tonumber(ARGV[4])
+local often = redis.call('HINCRBY', key(id, 'units'), name .. '.voids', 1) >= tonumber(ARGV[4])
 if often and groups > 0 then return { 'often', '' } end
 
 for i = 7 + groups, #ARGV, 2 do

@@ -1,0 +1,101 @@
+"""Copying and publishing by a ledger, which knows what was copied: a file for `run`, the queue's store for a worker.
+
+What turns out to be damaged or lost on the way is forgotten in the ledger, and copied again. So often as that may
+happen to one unit, ``COPIES``, is the same for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from reshard.pipeline.check import Check
+from reshard.pipeline.copying.loop import Attested, Moved, copy
+from reshard.pipeline.copying.stream import Tick
+from reshard.pipeline.errors import DigestsDiffer, ObjectLost, ReceiptWrong, ReshardError, SourceCorrupt
+from reshard.pipeline.planning.model import Group, Plan, Receipt, Shard
+from reshard.pipeline.protocols import Sink, Source, Target
+from reshard.pipeline.publishing.commit import Published, check_receipts, publish, spoiled
+from reshard.pipeline.stores.scratch import ScratchSpace
+
+
+class Exhausted(Exception):
+    """The same was tried often enough; ``error`` is how it ended the last time."""
+
+    def __init__(self, error: ReshardError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Ledger(Protocol):
+    """What was copied of one plan."""
+
+    def held(self, shards: Iterable[Shard]) -> Mapping[str, Receipt]:
+        """The receipts of those that are copied, by the shards' digests."""
+
+    def groups(self) -> list[Attested]:
+        """What the groups that are copied whole attested."""
+
+    def spoil(self, unit: int | None, error: ReshardError, shards: Collection[Shard], groups: Sequence[int]) -> None:
+        """Forget the receipts of ``shards`` and have ``groups`` copied again.
+
+        ``unit`` is what met the ``error``: a group, or None for the commit. Raises Exhausted the ``COPIES``-th time.
+        """
+
+
+def copy_group(
+    plan: Plan,
+    group: Group,
+    shards: Mapping[int, Shard],
+    source: Source,
+    sink: Sink,
+    ledger: Ledger,
+    sealed: Callable[[list[Receipt], Moved], None],
+    tick: Tick,
+    disk: ScratchSpace,
+    should_yield: Callable[[], bool] = lambda: False,
+) -> Attested:
+    """``copy`` of what the ledger does not hold of ``group``, whose ``shards`` are given by number.
+
+    Raises SourceCorrupt or DigestsDiffer, once what was copied of the group is forgotten; Exhausted.
+    """
+    own = [shards[number] for number in group.shards]
+    try:
+        return copy(plan, group, shards, source, sink, ledger.held(own), sealed, tick, disk, should_yield)
+    except (SourceCorrupt, DigestsDiffer) as error:
+        # What passed on to the store before the file was known to be bad is as bad as the rest.
+        ledger.spoil(group.number, error, own, ())
+        raise
+
+
+def publish_copied(
+    plan: Plan, source: Source, target: Target, token: str, ledger: Ledger, begin: Callable[[], None]
+) -> tuple[Published, Check] | None:
+    """``publish`` of all that was copied, and the check of its receipts; None where some must be copied again first.
+
+    Raises ObjectLost and ReceiptWrong where no group has what is lost, SourceCorrupt, and Exhausted.
+    """
+    receipts, attested = ledger.held(plan.shards), ledger.groups()
+    try:
+        published = publish(plan, plan.shards, receipts, attested, source, target, token, begin)
+    except SourceCorrupt as error:  # of a file that is carried
+        ledger.spoil(None, error, (), ())
+        raise
+    except (ObjectLost, ReceiptWrong) as error:
+        void = spoiled(error, receipts)
+        lost = [shard for shard in plan.shards if shard.digest in void]
+        if not (groups := groups_of(plan, void)):
+            raise
+        ledger.spoil(None, error, lost, groups)
+        return None
+    return published, check_receipts(plan.shards, receipts, attested, plan)
+
+
+def copied(plan: Plan, ledger: Ledger) -> Check:
+    """The check of what the ledger holds; raises ReceiptWrong."""
+    return check_receipts(plan.shards, ledger.held(plan.shards), ledger.groups(), plan)
+
+
+def groups_of(plan: Plan, digests: Collection[str]) -> list[int]:
+    """The groups that hold shards of these digests."""
+    return [group.number for group in plan.groups if any(plan.shards[n].digest in digests for n in group.shards)]
