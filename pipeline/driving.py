@@ -7,7 +7,7 @@ happen to one unit, ``COPIES``, is the same for both.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from reshard.pipeline.check import Check
 from reshard.pipeline.copying.loop import Attested, Moved, copy
@@ -27,6 +27,14 @@ class Exhausted(Exception):
         self.error = error
 
 
+class Made(NamedTuple):
+    """A commit, what the files that it was made of attested, and the check of that."""
+
+    published: Published
+    attested: list[Attested]
+    check: Check
+
+
 class Ledger(Protocol):
     """What was copied of one plan."""
 
@@ -39,7 +47,8 @@ class Ledger(Protocol):
     def spoil(self, unit: int | None, error: ReshardError, shards: Collection[Shard], groups: Sequence[int]) -> None:
         """Forget the receipts of ``shards`` and have ``groups`` copied again.
 
-        ``unit`` is what met the ``error``: a group, or None for the commit. Raises Exhausted the ``COPIES``-th time.
+        ``unit`` is what met the ``error``: a group, or None for the commit. Raises Exhausted the ``COPIES``-th time,
+        when groups may be left as they are.
         """
 
 
@@ -57,21 +66,22 @@ def copy_group(
 ) -> Attested:
     """``copy`` of what the ledger does not hold of ``group``, whose ``shards`` are given by number.
 
-    Raises SourceCorrupt or DigestsDiffer, once what was copied of the group is forgotten; Exhausted.
+    Raises SourceCorrupt, once what was copied of the group is forgotten, DigestsDiffer, and Exhausted.
     """
     own = [shards[number] for number in group.shards]
     try:
         return copy(plan, group, shards, source, sink, ledger.held(own), sealed, tick, disk, should_yield)
     except (SourceCorrupt, DigestsDiffer) as error:
-        # What passed on to the store before the file was known to be bad is as bad as the rest.
-        ledger.spoil(group.number, error, own, ())
+        # What passed on to the store before a file was known to be bad is as bad as the rest; of digests that differ
+        # each shard has its own.
+        ledger.spoil(group.number, error, own if isinstance(error, SourceCorrupt) else (), ())
         raise
 
 
 def publish_copied(
     plan: Plan, source: Source, target: Target, token: str, ledger: Ledger, begin: Callable[[], None]
-) -> tuple[Published, Check] | None:
-    """``publish`` of all that was copied, and the check of its receipts; None where some must be copied again first.
+) -> Made | None:
+    """``publish`` of all that was copied; None where some must be copied again first.
 
     Raises ObjectLost and ReceiptWrong where no group has what is lost, SourceCorrupt, and Exhausted.
     """
@@ -88,12 +98,13 @@ def publish_copied(
             raise
         ledger.spoil(None, error, lost, groups)
         return None
-    return published, check_receipts(plan.shards, receipts, attested, plan)
+    return Made(published, attested, check_receipts(plan.shards, receipts, attested, plan))
 
 
-def copied(plan: Plan, ledger: Ledger) -> Check:
-    """The check of what the ledger holds; raises ReceiptWrong."""
-    return check_receipts(plan.shards, ledger.held(plan.shards), ledger.groups(), plan)
+def made_of(published: Published, plan: Plan, ledger: Ledger) -> Made:
+    """What stands already, with what the ledger holds; raises ReceiptWrong."""
+    attested = ledger.groups()
+    return Made(published, attested, check_receipts(plan.shards, ledger.held(plan.shards), attested, plan))
 
 
 def groups_of(plan: Plan, digests: Collection[str]) -> list[int]:

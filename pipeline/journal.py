@@ -104,7 +104,7 @@ class Journal:
         with self._lock:
             self.forget({shard.digest for shard in shards}, groups)
             self._spoiled[unit] += 1
-            if self._spoiled[unit] == COPIES:
+            if self._spoiled[unit] >= COPIES:
                 raise Exhausted(error)
 
     def forget(self, digests: Set[str], groups: Sequence[int]) -> None:

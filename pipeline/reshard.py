@@ -26,7 +26,7 @@ from reshard.pipeline.check import Check, prior_checks
 from reshard.pipeline.copying.loop import Moved, Stopped
 from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.drafting import draft, exposed, plan, refuse_without_disk, refuse_without_room
-from reshard.pipeline.driving import Exhausted, copied, copy_group, groups_of, publish_copied
+from reshard.pipeline.driving import Exhausted, Made, copy_group, groups_of, made_of, publish_copied
 from reshard.pipeline.errors import (
     DigestsDiffer,
     ObjectLost,
@@ -58,10 +58,10 @@ __all__ = [
     "check",
     "check_receipts",
     "confirm",
-    "copied",
     "copy_group",
     "draft",
     "exposed",
+    "made_of",
     "plan",
     "publish_copied",
     "refuse_without_disk",
@@ -191,7 +191,7 @@ def run(
             checks = checking.result()
         with prior_checks(checks):
             watcher.step("publish")
-            published, receipts = work.publish()
+            published, attested, receipts = work.publish()
             done = True
             checks.append(receipts)
             watcher.step("confirm")
@@ -202,7 +202,7 @@ def run(
     finally:
         target.discard(work.token)
         journal.close(done)
-    levels = {path: level for group in journal.groups() for path, level in group.files.items()}
+    levels = {path: level for group in attested for path, level in group.files.items()}
     return Report(made, published, tuple(checks), levels, work.moved)
 
 
@@ -269,7 +269,7 @@ class _Work:
         except Exhausted as often:
             raise often.error from None
 
-    def publish(self) -> tuple[Published, Check]:
+    def publish(self) -> Made:
         """What was published, and the check of what it was made of; raises as ``copy`` does."""
         while True:
             try:

@@ -169,11 +169,16 @@ class LeaseKeeper:
 
         Returns ``ok``, or the ``alone`` of a unit that no other worker is there to take.
         """
-        self.patiently(self._save)
-        answer = self.patiently(step)
+        answer = self.uninterrupted(step)
         if answer != "alone":
             self._heed(answer)
         return answer
+
+    def uninterrupted(self, step: Callable[[], R]) -> R:
+        """Tell the store what it must not miss, behind all that was sealed; from here on nothing is interrupted."""
+        self._interruptible = False
+        self.patiently(self._save)
+        return self.patiently(step)
 
     def patiently(self, step: Callable[[], R]) -> R:
         """``step``, tried again while the broker is unavailable; what it raises after that patience is over."""

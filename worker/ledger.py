@@ -29,7 +29,9 @@ class QueueLedger:
     def spoil(self, unit: int | None, error: ReshardError, shards: Collection[Shard], groups: Sequence[int]) -> None:
         """Raises Stopped where the unit is another's by now."""
         assert unit == (self._lease.group if self._lease.kind == "group" else None), "of the unit that is leased"
-        answer = self._keeper.patiently(lambda: self._leases.invalidate(self._lease, error.to_dict(), shards, groups))
+        answer = self._keeper.uninterrupted(
+            lambda: self._leases.invalidate(self._lease, error.to_dict(), shards, groups)
+        )
         if answer == "often":
             raise Exhausted(error)
         if answer != "ok":

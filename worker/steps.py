@@ -24,7 +24,7 @@ from celery.exceptions import Reject
 from reshard.pipeline import reshard as pipeline
 from reshard.pipeline.check import Check
 from reshard.pipeline.copying.loop import Attested, Stopped
-from reshard.pipeline.driving import Exhausted
+from reshard.pipeline.driving import Exhausted, Made
 from reshard.pipeline.errors import (
     DigestsDiffer,
     HubQuota,
@@ -209,19 +209,18 @@ class Step:
     def _publish(self) -> None:
         plan, target = self._load(), self._target()
         if self._lease.state == JobState.committing and (standing := self._standing(plan, target)) is not None:
-            self._hand_in(plan, standing, self._ledger.groups(), pipeline.copied(plan, self._ledger))
+            self._hand_in(plan, pipeline.made_of(standing, plan, self._ledger))
             return
         token, begin = self._lease.token, self._keeper.begin
         try:
-            done = pipeline.publish_copied(plan, self._source(plan), target, token, self._ledger, begin)
+            made = pipeline.publish_copied(plan, self._source(plan), target, token, self._ledger, begin)
+            if made is not None:
+                self._hand_in(plan, made)
         finally:
             target.discard(token)
-        if done is not None:
-            published, copied = done
-            self._hand_in(plan, published, self._ledger.groups(), copied)
 
-    def _hand_in(self, plan: Plan, published: Published, attested: Sequence[Attested], copied: Check) -> None:
-        record = _record(published, plan, attested, [copied])
+    def _hand_in(self, plan: Plan, made: Made) -> None:
+        record = _record(made.published, plan, made.attested, [made.check])
         self._keeper.finish(lambda: self._leases.done(self._lease, record))
 
     def _standing(self, plan: Plan, target: Target) -> Published | None:

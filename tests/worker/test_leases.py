@@ -359,6 +359,27 @@ def test_receipts_are_voided_only_so_often(store: JobStore, leases: Leases, plan
     assert leases.begin(publish) == "ok"
 
 
+def test_a_retry_forgives_what_was_voided_also_of_a_unit_that_waits_for_others(
+    store: JobStore, leases: Leases, plan: Plan
+) -> None:
+    job, void = copied(store, leases, plan), [plan.shards[0]]
+    for again in (False, True):
+        if again:
+            leases.fail(claimed(leases, job, "group:00000"), TROUBLE)
+            store.retry(job)
+            copy_again(leases, job, plan)
+        for _ in range(COPIES - 2):
+            assert leases.invalidate(claimed(leases, job, "publish"), LOST, void, [0]) == "ok"
+            copy_again(leases, job, plan)
+        assert leases.invalidate(claimed(leases, job, "publish"), LOST, void, [0]) == "ok"
+
+
+def copy_again(leases: Leases, job: str, plan: Plan) -> None:
+    group = claimed(leases, job, "group:00000")
+    leases.seal(group, receipts(plan, 0), Moved())
+    leases.done(group, [[], []])
+
+
 def test_a_group_that_read_bad_bytes_forgets_what_it_sealed_and_stays_its_owners(
     store: JobStore, leases: Leases, plan: Plan
 ) -> None:

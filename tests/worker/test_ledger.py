@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+from redis import ConnectionError
 
 from reshard.pipeline.copying.loop import Attested, Moved
 from reshard.pipeline.driving import Exhausted, Ledger, groups_of
@@ -19,7 +20,8 @@ from reshard.worker.ledger import QueueLedger
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Lease, Leases
 from reshard.worker.settings import Settings
-from tests.worker.conftest import claimed, planned, receipts
+from tests.worker.conftest import claimed, copying, planned, receipts
+from tests.worker.test_steps import raising
 
 BAD = SourceCorrupt(file="model.safetensors", place="them/model", expected="a", actual="b")
 LOST = ObjectLost(["0" * 64], repo="us/model", what="model.safetensors")
@@ -155,3 +157,17 @@ def test_one_unit_may_spoil_only_so_often(work: Work, plan: Plan, unit: int | No
     with pytest.raises(Exhausted) as often:
         ledger.spoil(unit, error, own, groups)
     assert often.value.error is error
+
+
+def test_what_the_store_was_not_told_yet_is_spoiled_as_well(
+    store: JobStore, leases: Leases, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease, own = copying(store, leases, plan)[1], [plan.shards[number] for number in plan.groups[0].shards]
+    keeper = LeaseKeeper(leases, lease, Settings())
+    with monkeypatch.context() as patch:
+        patch.setattr(leases, "seal", raising(ConnectionError()))
+        keeper.sealed(receipts(plan, 0))
+    ledger = QueueLedger(leases, keeper)
+    ledger.spoil(0, BAD, own, ())
+    keeper.finish(lambda: leases.renew(lease, 0, progress=True))
+    assert ledger.held(own) == {}

@@ -245,6 +245,23 @@ def test_source_bytes_that_stay_wrong_end_the_job_though_every_copy_seals_someth
     assert bench.job.shards_done == 0
 
 
+def test_what_was_sealed_before_digests_differed_stays(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = driving.copy
+
+    def copy_and_differ(*arguments: Any) -> None:
+        copy(*arguments)
+        raise errors.DigestsDiffer(tensor="w", read="a", written="b")
+
+    bench.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(driving, "copy", copy_and_differ)
+        while not bench.step().startswith("group"):
+            pass
+    assert bench.job.shards_done > 0
+    bench.until(lambda job: job.state.ended)
+    assert bench.job.state == JobState.done
+
+
 def test_a_target_folder_without_room_ends_a_job_before_a_byte_is_copied(bench: Bench) -> None:
     """The source is holes: it has more bytes than any disk of this machine."""
     count = shutil.disk_usage(bench.folder).free // 10**11 + 1

@@ -2,7 +2,8 @@
 -- -> {'ok' | 'lost' | 'cancelled' | 'often', queue to wake}
 -- These receipts are worth nothing: the store lost what they say it holds, or it was copied from bad bytes. The groups
 -- that are named are copied again, and a publication that waited for them starts over. When one unit has met this as
--- often as there may be copies, its receipts still go, or a retry would trust them, but it is not to be tried again.
+-- often as there may be copies, it is not to be tried again: a group's receipts still go, or a retry would trust them; a
+-- publication, which would ask for them anew, leaves all as it is. Without shards and groups it is only counted.
 local id, name, token, groups = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[6])
 local t = now()
 if get(id, 'state') == 'cancelled' then return { 'cancelled', '' } end
@@ -17,7 +18,7 @@ for i = 7 + groups, #ARGV, 2 do
   end
 end
 redis.call('HSET', key(id), 'last_error', ARGV[5])
-event(id, 'voided', 'unit', name, 'error', ARGV[5])
+if #ARGV > 6 then event(id, 'voided', 'unit', name, 'error', ARGV[5]) end
 if groups == 0 then return { often and 'often' or 'ok', '' } end
 
 free(id, name, 0)
