@@ -403,18 +403,18 @@ def _canonical_parts(value: object) -> Iterator[bytes]:
     if not isinstance(value, Mapping) or not all(type(name) is str for name in value):
         yield canonical(value)
         return
-    names, before = sorted(value), b"{"
-    for start in range(0, len(names), _AT_ONCE):
-        some = {name: value[name] for name in names[start : start + _AT_ONCE]}
-        if any(isinstance(one, Mapping) for one in some.values()):
-            for name, one in some.items():
-                yield before + canonical(name) + b":"
-                yield from _canonical_parts(one)
-                before = b","
+    names = sorted(value)
+    nested = any(isinstance(one, Mapping) for one in value.values())
+    yield b"{"
+    for start in range(0, len(names), 1 if nested else _AT_ONCE):
+        if start:
+            yield b","
+        if nested:
+            yield canonical(names[start]) + b":"
+            yield from _canonical_parts(value[names[start]])
         else:
-            yield before + canonical(some)[1:-1]
-        before = b","
-    yield b"}" if value else b"{}"
+            yield canonical({name: value[name] for name in names[start : start + _AT_ONCE]})[1:-1]
+    yield b"}"
 
 
 def canonical(value: object) -> bytes:

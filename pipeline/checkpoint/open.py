@@ -181,8 +181,10 @@ def _checkpoint(part: FileSet, first: int, files: list[_File]) -> Checkpoint:
     for file in files:
         names = [tensor.name for tensor in file.tensors]
         if len(set(names)) < len(names) or not owner.keys().isdisjoint(names):
-            twice = next(name for i, name in enumerate(names) if name in owner or name in names[:i])
-            raise DuplicateTensor(tensor=twice, file=owner.get(twice, file.path), other=file.path)
+            for name in names:
+                if name in owner:
+                    raise DuplicateTensor(tensor=name, file=owner[name], other=file.path)
+                owner[name] = file.path
         owner |= dict.fromkeys(names, file.path)
         for key, value in file.metadata.items():
             if metadata.setdefault(key, value) != value:

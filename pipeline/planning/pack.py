@@ -427,10 +427,17 @@ def check_size(entries: Sequence[Entry], limit: int, about: About, oversize: str
     most = 200 + (
         gguf.keys_size(about.values) + 2 * about.alignment if isinstance(about, GgufKeys) else metadata_size(about)
     )
+    longest = max([len(tensor.name) for tensor, _, _ in entries], default=0)
+
+    def may_be(as_dtype: str, shape: tuple[int, ...], name: int) -> bool:
+        return _extent(as_dtype, shape)[1] + 6 * name + 21 * len(shape) > limit - most
+
     kinds = {(as_dtype, tensor.shape) for tensor, as_dtype, _ in entries}
-    most += 6 * max([len(tensor.name) for tensor, _, _ in entries], default=0)
-    near = {kind for kind in kinds if _extent(*kind)[1] + 21 * len(kind[1]) > limit - most}
-    large = [entry for entry in entries if (entry.as_dtype, entry.tensor.shape) in near] if near else []
+    large = [
+        entry
+        for entry in (entries if any(may_be(*kind, longest) for kind in kinds) else ())
+        if may_be(entry.as_dtype, entry.tensor.shape, len(entry.name))
+    ]
     too_large = [entry for entry in large if file_size([entry], about) > limit]
     for entry in too_large:
         header = len(header_of([entry], about))
