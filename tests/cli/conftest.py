@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -57,17 +55,10 @@ def reshard(tmp_path: Path, clean: dict[str, str]) -> Run:
     def run(*arguments: str | Path, env: Mapping[str, str] | None = None) -> Done:
         typed, wanted = [*map(str, arguments)], clean | dict(env or {})
         command = [str(COMMAND), *typed]
-        with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
-            if warm().takes(command, wanted):
-                code = warm().run(command, wanted, tmp_path, out, err, TIMEOUT)
-            else:
-                code = subprocess.run(
-                    command, env=wanted, cwd=tmp_path, stdout=out, stderr=err, timeout=TIMEOUT
-                ).returncode
-            out.seek(0), err.seek(0)
-            words = [*typed[:2], ""][:2]
-            known = " ".join(words if " ".join(words) in ANSWERS else words[:1])
-            return Done(code, out.read(), err.read(), known)
+        done = warm().run(command, wanted, tmp_path, TIMEOUT)
+        words = [*typed[:2], ""][:2]
+        known = " ".join(words if " ".join(words) in ANSWERS else words[:1])
+        return Done(done.returncode, done.stdout, done.stderr, known)
 
     return run
 

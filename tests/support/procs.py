@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import TypeVar
 
 import redis
@@ -191,15 +190,9 @@ class Machine:
         """`reshard ARGUMENTS`, to its end."""
         command = [sys.executable, "-c", "from reshard.cli.main import main; main()", *arguments]
         env = self.env | environment
-        with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
-            if not self._cold and warm().takes(command, env):
-                code = warm().run(command, env, self.folder, out, err, timeout)
-            else:
-                code = subprocess.run(
-                    command, env=env, cwd=self.folder, stdout=out, stderr=err, timeout=timeout
-                ).returncode
-            out.seek(0), err.seek(0)
-            return subprocess.CompletedProcess(command, code, out.read(), err.read())
+        if self._cold:
+            return subprocess.run(command, env=env, cwd=self.folder, capture_output=True, text=True, timeout=timeout)
+        return warm().run(command, env, self.folder, timeout)
 
     def run_python(self, code: str) -> str:
         """What ``code`` prints in the environment of this machine."""

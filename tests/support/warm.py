@@ -98,6 +98,18 @@ class Warm:
         return Forked(wire, command)
 
     def run(
+        self, command: Sequence[str], env: Mapping[str, str], cwd: Path, timeout: float
+    ) -> subprocess.CompletedProcess[str]:
+        """``command`` to its end, forked where it can be; raises TimeoutExpired."""
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            if self.takes(command, env):
+                code = self._run(command, env, cwd, out, err, timeout)
+            else:
+                code = subprocess.run(command, env=env, cwd=cwd, stdout=out, stderr=err, timeout=timeout).returncode
+            out.seek(0), err.seek(0)
+            return subprocess.CompletedProcess(command, code, out.read(), err.read())
+
+    def _run(
         self, command: Sequence[str], env: Mapping[str, str], cwd: Path, out: IO[str], err: IO[str], timeout: float
     ) -> int:
         """The exit code of ``command``, negative for a signal; raises TimeoutExpired."""

@@ -18,7 +18,6 @@ from reshard.client.operations.jobs import Drafted
 from reshard.client.operations.table import Operation, read
 from reshard.pipeline.catalogs.definition import schema as catalog_schema
 from reshard.pipeline.request import Request
-from reshard.web.app import build  # noqa: F401 -- it has all operations in the table
 from reshard.web.openapi import openapi
 from reshard.worker.followers.schedules import Schedule
 from reshard.worker.queue.jobs import JobStore

@@ -51,21 +51,29 @@ def steps(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def one_reload(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], MetaLoader]]:
+def one_reload(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MetaLoader]:
     """One reload child, which is started when it is first asked for and ends with these tests."""
     with MetaLoader(tmpdir=tmp_path_factory.mktemp("reload")) as meta_loader:
-        yield lambda: meta_loader
+        yield meta_loader
+
+
+class Lent(OwnProcess):
+    """What a process keeps, but for a reload child that outlives it."""
+
+    def __init__(self, tmpdir: Path, meta_loader: MetaLoader) -> None:
+        super().__init__(tmpdir)
+        self._lent = meta_loader
+
+    def meta_loader(self) -> MetaLoader:
+        return self._lent
 
 
 class Bench:
     """One job between two folders, and a worker in this process that does one unit at a time."""
 
-    def __init__(
-        self, steps: Any, store: JobStore, leases: Leases, folder: Path, meta_loader: Callable[[], MetaLoader]
-    ) -> None:
+    def __init__(self, steps: Any, store: JobStore, leases: Leases, folder: Path, meta_loader: MetaLoader) -> None:
         self.steps, self.store, self.leases, self.folder = steps, store, leases, folder
-        self.process = OwnProcess(folder / "tmp")
-        self.process.meta_loader = meta_loader  # type: ignore[method-assign]
+        self.process = Lent(folder / "tmp", meta_loader)
         self.source, self.target = folder / "model", folder / "out"
         save_sharded(self.source, numbered(arrays(24, 4000), 4))
         add_friends(self.source)
@@ -100,9 +108,7 @@ class Bench:
 
 
 @pytest.fixture
-def bench(
-    steps: Any, store: JobStore, leases: Leases, tmp_path: Path, one_reload: Callable[[], MetaLoader]
-) -> Iterator[Bench]:
+def bench(steps: Any, store: JobStore, leases: Leases, tmp_path: Path, one_reload: MetaLoader) -> Iterator[Bench]:
     bench = Bench(steps, store, leases, tmp_path, one_reload)
     yield bench
     bench.process.end()

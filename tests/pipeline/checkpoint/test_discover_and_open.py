@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from reshard.pipeline.checkpoint.discover import find_checkpoints, find_uncut
+from reshard.pipeline.checkpoint.formats.safetensors import build_header
 from reshard.pipeline.checkpoint.names import index_path, shard_path
 from reshard.pipeline.checkpoint.open import open_checkpoints
 from reshard.pipeline.errors import (
@@ -233,6 +235,21 @@ def test_a_tensor_in_two_files_is_refused(folder: Path) -> None:
     save_sharded(folder, both)
     with pytest.raises(DuplicateTensor, match="a.safetensors and again in b.safetensors"):
         checkpoints(folder)
+
+
+def test_one_name_in_two_files_is_found_in_one_pass_however_many_others_there_are(folder: Path) -> None:
+    """Looking through all that came before each name takes minutes of these."""
+    folder.mkdir()
+    weight_map = {}
+    for file in ("a.safetensors", "b.safetensors"):
+        names = [*(f"{file}.{number}" for number in range(200_000)), "both"]
+        (folder / file).write_bytes(build_header(((name, "F32", (0,)) for name in names), {}))
+        weight_map |= dict.fromkeys(names, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    before = time.process_time()
+    with pytest.raises(DuplicateTensor, match="both is in a.safetensors and again in b.safetensors"):
+        checkpoints(folder)
+    assert time.process_time() - before < 20
 
 
 @pytest.mark.parametrize(
