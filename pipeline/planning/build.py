@@ -352,7 +352,7 @@ def _cut_gguf(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
 
 def _shard(entries: Bin, path: str, about: About, files: Sequence[StoredFile], pin: Pin) -> Shard:
     header, alignment = header_of(entries, about), alignment_of(about)
-    size = len(header) + sum(size + -size % alignment for size in [entry.size for entry in entries])
+    size = len(header) + sum([size + -size % alignment for size in [entry.size for entry in entries]])
     return Shard(path, tuple(entries), header, size, shard_digest(header, entries, files, pin), alignment)
 
 

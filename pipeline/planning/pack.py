@@ -12,12 +12,12 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
-from itertools import accumulate, compress, count, groupby, islice
+from itertools import accumulate, compress, count, groupby, islice, starmap
 from operator import add, sub
 from typing import NamedTuple
 
 from reshard.pipeline.checkpoint.formats import gguf
-from reshard.pipeline.checkpoint.formats.safetensors import build_header, entry_size, metadata_size, padded
+from reshard.pipeline.checkpoint.formats.safetensors import build_header, entry_sizes, metadata_size, padded
 from reshard.pipeline.errors import Oversize, SizeTooSmall
 from reshard.pipeline.planning.model import Entry
 from reshard.pipeline.tensors import DTYPE_BITS, size_in_bytes
@@ -116,10 +116,11 @@ class Row:
     def __init__(self, entries: Sequence[Entry], metadata: Mapping[str, str]) -> None:
         self.entries = entries
         self._metadata = metadata_size(metadata)
-        extents = [_extent(dtype, tensor.shape) for tensor, dtype, _ in entries]
+        kinds = [(dtype, tensor.shape) for tensor, dtype, _ in entries]
+        extents = list(starmap(_extent, kinds))
         self._elements = bytes([element for element, _ in extents])
         self._starts = _sums([size for _, size in extents])
-        self._texts = _sums([entry_size(tensor.name, dtype, tensor.shape) for tensor, dtype, _ in entries])
+        self._texts = _sums(entry_sizes([tensor.name for tensor, _, _ in entries], kinds))
         self._misaligned: dict[int, list[int]] = {}  # by the first offset modulo 8: entries that start misaligned
 
     @cached_property
@@ -358,7 +359,7 @@ def layers(entries: Sequence[Entry], limit: int, about: About) -> list[Bin]:
 
     A block that fits into a file is never divided over two; one that does not is cut as ``greedy`` cuts.
     """
-    packer = _Packer(sorted(entries, key=lambda e: natural(e.name)), about)
+    packer = _Packer(sorted(entries, key=lambda e: natural(e.tensor.name)), about)
     large = packer.large(limit)
     row, behind = packer.row(large), len(entries) - len(large)
     files: list[range] = []
@@ -403,18 +404,20 @@ def block_of(name: str) -> str:
     return block[0] if block else name.rpartition(".")[0] or name
 
 
-def natural(name: str) -> list[tuple[int, int, str]]:
-    """A sort key in which numbers count as numbers.
+def natural(name: str) -> str:
+    """A sort key in which numbers count as numbers, and come before words.
 
     >>> sorted(["layers.10", "layers.2"], key=natural)
     ['layers.2', 'layers.10']
     """
-    return list(map(_natural_part, name.split(".")))
+    return "\0".join(map(_natural_part, name.split(".")))
 
 
-@lru_cache(maxsize=65536)  # the words and numbers of a model: one tuple each, however many names have them
-def _natural_part(part: str) -> tuple[int, int, str]:
-    return (0, int(part), "") if part.isdecimal() else (1, 0, part)
+@lru_cache(maxsize=65536)  # the words and numbers of a model: one text each, however many names have them
+def _natural_part(part: str) -> str:
+    # Not by int, which refuses more than 4,300 digits; a name may have as many as a header has bytes, 100 million.
+    digits = part.lstrip("0") if part.isascii() and part.isdecimal() else None
+    return f"\2{part}" if digits is None else f"\1{len(digits):09}{digits}"
 
 
 Packing = Callable[[Sequence[Entry], int, About], list[Bin]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 
 from reshard.pipeline.check import Check, Result, failed, first, prior_checks
 from reshard.pipeline.checkpoint.discover import read_file
@@ -77,8 +78,8 @@ def check_plan(plan: Plan, shards: Sequence[Shard]) -> Check:
     return _structure(plan, shards, lambda n: [e for i in plan.outputs[n].shards for e in shards[i].entries])
 
 
-def _planned(entries: Iterable[Entry]) -> Signature:
-    return signature_of((tensor.name, as_dtype, tensor.shape) for tensor, as_dtype, _ in entries)
+def _planned(entries: Sequence[Entry]) -> Signature:
+    return signature_of(map(attrgetter("tensor.name"), entries), map(attrgetter("as_dtype", "tensor.shape"), entries))
 
 
 def _structure(
@@ -177,7 +178,7 @@ def _ask_class(
     edited = {edit.path: edit.content.encode() for edit in plan.edits}
     config = edited.get(output.config) or read_file(source, source.files()[output.config], CONFIG_MAX)
     ours = [shards[number] for number in output.shards]
-    planned = _planned(entry for shard in ours for entry in shard.entries)
+    planned = _planned([entry for shard in ours for entry in shard.entries])
     return meta_loader.check(config, planned, signature(_headers(ours)))
 
 

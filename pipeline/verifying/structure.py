@@ -12,7 +12,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from operator import eq
+from itertools import chain
+from operator import attrgetter, eq
 from typing import Any, Literal, NamedTuple
 
 from reshard.pipeline.checkpoint.formats.gguf import SPLIT_KEYS, GgufHeader, Keys, split_faults
@@ -54,7 +55,8 @@ REMARKS: frozenset[Rule] = frozenset({"no_total_size", "total_parameters"})
 Headers = Mapping[str, Header | CheckpointError]
 """``{path: its header, or why it cannot be read}``; paths are POSIX and relative to the repository's root."""
 
-Signature = Mapping[str, tuple[str, tuple[int, ...]]]
+Kind = tuple[str, tuple[int, ...]]  # dtype and shape
+Signature = Mapping[str, Kind]
 """``{tensor: (dtype, shape)}``; dtypes by the safetensors format's names."""
 
 
@@ -84,16 +86,24 @@ class Finding:
         return self.text
 
 
-def signature(headers: Mapping[str, Header]) -> dict[str, tuple[str, tuple[int, ...]]]:
+def signature(headers: Mapping[str, Header]) -> dict[str, Kind]:
     """Every tensor of every file by name; of duplicates the last file's counts, as it does for a loader."""
-    specs = (item for path in sorted(headers) for item in headers[path].tensors.items())
-    return signature_of((name, spec.dtype, spec.shape) for name, spec in specs)
+    tensors = [headers[path].tensors for path in sorted(headers)]
+    specs = chain.from_iterable(one.values() for one in tensors)
+    return signature_of(chain.from_iterable(tensors), map(attrgetter("dtype", "shape"), specs))
 
 
-def signature_of(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """That of (name, dtype, shape); of 500,000 tensors nearly all are like another, and one pair serves those."""
-    pairs: dict[tuple[str, tuple[int, ...]], tuple[str, tuple[int, ...]]] = {}
-    return {name: pairs.setdefault(pair := (dtype, shape), pair) for name, dtype, shape in tensors}
+def signature_of(names: Iterable[str], kinds: Iterable[Kind]) -> dict[str, Kind]:
+    """That of tensors by name and (dtype, shape), in C: there may be 500,000."""
+    return dict(zip(names, map(_Shared().__getitem__, kinds), strict=True))
+
+
+class _Shared(dict[Kind, Kind]):
+    """One pair for all that are equal: nearly every tensor is like another."""
+
+    def __missing__(self, kind: Kind) -> Kind:
+        self[kind] = kind
+        return kind
 
 
 def compare(source: Signature, output: Signature) -> Iterator[Finding]:

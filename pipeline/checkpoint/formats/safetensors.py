@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from itertools import repeat
+from functools import cache, lru_cache, partial
+from itertools import repeat, starmap
 from math import isinf, prod
-from operator import ne, sub
+from operator import add, ne, sub
 from typing import Any, NamedTuple
 
 from reshard.pipeline.checkpoint.formats.pointers import refuse_pointer
@@ -345,6 +345,13 @@ def padded(size: int) -> int:
     return size + -(size - LENGTH_BYTES) % ALIGNMENT
 
 
-def entry_size(name: str, dtype: str, shape: tuple[int, ...]) -> int:
-    """The bytes of a tensor's entry in a header, its comma included, but for the digits of its two offsets."""
-    return len(_quoted(name).encode()) + len(_written_kind(dtype, shape)[0]) + len(",") + len(",]}")
+def entry_sizes(names: Sequence[str], kinds: Iterable[tuple[str, tuple[int, ...]]]) -> Iterator[int]:
+    """The bytes of each tensor's entry in a header, its comma included, but for the digits of its two offsets.
+
+    ``kinds``: the (dtype, shape) of each.
+    """
+    # Nearly always no name needs an escape, or has a character of several bytes: one look tells it of all.
+    plain = len(_quoted("".join(names)).encode()) == sum(map(len, names)) + 2
+    written = [len(name) + 2 for name in names] if plain else [len(_quoted(name).encode()) for name in names]
+    fixed = cache(lambda dtype, shape: len(_written_kind(dtype, shape)[0]) + len(",") + len(",]}"))
+    return map(add, written, starmap(fixed, kinds))

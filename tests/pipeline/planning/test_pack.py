@@ -22,6 +22,7 @@ from reshard.pipeline.planning.pack import (
     greedy,
     in_source_order,
     layers,
+    natural,
 )
 from reshard.pipeline.tensors import Piece, Tensor
 
@@ -202,6 +203,22 @@ def test_layers_keeps_each_block_in_one_file_and_counts_naturally() -> None:
         assert home[f"model.layers.{i}.attn.weight"] == home[f"model.layers.{i}.mlp.weight"]
     order = [home[f"model.layers.{i}.attn.weight"] for i in range(12)]
     assert order == sorted(order) and len(bins) > 3
+
+
+@given(st.lists(st.sampled_from(["0", "7", "007", "12", "100", "layers", "layers2", "a", ""]), min_size=1), st.data())
+def test_natural_order_takes_numbers_by_value_and_before_words(parts: list[str], data: st.DataObject) -> None:
+    other = data.draw(st.permutations(parts))
+
+    def meant(parts: list[str]) -> list[tuple[int, int, str]]:
+        return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
+
+    assert (natural(".".join(parts)) < natural(".".join(other))) == (meant(parts) < meant(other))
+    assert natural(".".join(parts)) < natural(".".join([*parts, "b"])), "what a name is the beginning of comes later"
+
+
+def test_a_number_of_more_digits_than_int_takes_is_one() -> None:
+    names = ["a.2.w", f"a.{'9' * 5000}.w", f"a.1{'0' * 5000}.w"]
+    assert [e.name for e in layers([entry(name, 1) for name in reversed(names)], 100_000, METADATA)[0]] == names
 
 
 def test_a_block_that_fits_no_file_is_cut_and_the_rest_stays_whole() -> None:
