@@ -8,10 +8,13 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support import warm_reload
 
 # How long an example takes is the machine's affair. The command line's profile counts over this one.
 settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -56,9 +59,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (rank.get(item.path, len(rank)), -tests[item.path]))
 
 
-def pytest_configure() -> None:
-    """In the environment, so that the processes of a parallel run share one."""
+def pytest_configure(config: pytest.Config) -> None:
+    """What the processes of a parallel run share is in the environment."""
     os.environ.setdefault("CHAOS_SEED", str(random.SystemRandom().randrange(1 << 32)))
+    if warm_reload.PROGRAM not in os.environ:
+        children = ExitStack()
+        children.enter_context(warm_reload.reload_children())
+        config.add_cleanup(children.close)
+    warm_reload.stand_in()
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -146,8 +146,8 @@ def _at_start(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name.startswith(AT_START) and name != UNBUFFERED}
 
 
-def _serve(path: str) -> Callable[[], Any]:
-    """Fork for each connection; returns, in the process that is to be the command, what it does."""
+def connections(path: str) -> Iterator[socket.socket]:
+    """Those to a socket there, one after the other, until standard input ends; reaps what was forked for them."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         listener.listen()
@@ -158,10 +158,13 @@ def _serve(path: str) -> Callable[[], Any]:
                     pass
             wire, _ = listener.accept()
             with wire:
-                if os.fork() == 0:
-                    listener.close()
-                    return _command(wire)
+                yield wire
     os._exit(0)
+
+
+def _serve(path: str) -> Callable[[], Any]:
+    """Fork for each connection; returns, in the process that is to be the command, what it does."""
+    return next(_command(wire) for wire in connections(path) if os.fork() == 0)
 
 
 def _command(wire: socket.socket) -> Callable[[], Any]:
@@ -183,6 +186,15 @@ def _command(wire: socket.socket) -> Callable[[], Any]:
         os.setsid()
     os.close(leads), os.close(led)
     wire.close()
+    become(fds, env, cwd)
+    for stream in (sys.stdout, sys.stderr):
+        assert isinstance(stream, TextIOWrapper)
+        stream.reconfigure(write_through=bool(env.get(UNBUFFERED)))
+    return _meant(program, arguments)
+
+
+def become(fds: Sequence[int], env: Mapping[str, str], cwd: str) -> None:
+    """Give this process its input, output and errors, its environment and its folder."""
     for number, fd in enumerate(fds):
         os.dup2(fd, number)
         os.close(fd)
@@ -190,10 +202,6 @@ def _command(wire: socket.socket) -> Callable[[], Any]:
     os.environ.update(env)
     time.tzset()
     os.chdir(cwd)
-    for stream in (sys.stdout, sys.stderr):
-        assert isinstance(stream, TextIOWrapper)
-        stream.reconfigure(write_through=bool(env.get(UNBUFFERED)))
-    return _meant(program, arguments)
 
 
 def _meant(program: str, arguments: list[str]) -> Callable[[], Any]:
@@ -219,6 +227,7 @@ def _imports() -> None:
     sys.modules["opentelemetry"] = None  # type: ignore[assignment]
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     from reshard.cli.main import COMMANDS
+    from tests.support import warm_reload
 
     for listed in COMMANDS.values():
         resolve_name(f"reshard.cli.{listed.home}")
@@ -226,6 +235,7 @@ def _imports() -> None:
         import_module(name)
     assert "reshard.worker.app" not in sys.modules, "it reads its settings when it is imported"
     assert "huggingface_hub.constants" not in sys.modules, "it reads its environment when it is imported"
+    warm_reload.stand_in()
 
 
 if __name__ == "__main__":

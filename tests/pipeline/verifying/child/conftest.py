@@ -1,0 +1,23 @@
+"""The child is the subject here: each is started as anyone's is, and none forked from a warm process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from reshard.pipeline.verifying.meta_load import MetaLoader
+from tests.support.warm_reload import cold
+
+
+@pytest.fixture(scope="package", autouse=True)
+def started() -> Iterator[None]:
+    with cold():
+        yield
+
+
+@pytest.fixture(scope="package")
+def meta_loader(started: None) -> Iterator[MetaLoader]:
+    with MetaLoader() as it:
+        assert it.warm() is None
+        yield it
