@@ -174,7 +174,7 @@ class _Copier:
 
     def batch(self, shards: Sequence[Shard]) -> int:
         """Copy ``shards``, or the first of them where it should yield; returns how many."""
-        reads = sorted({place.file for shard in shards for part in parts(shard) for place in part.places})
+        reads = sorted({place.file for shard in shards for part in parts(shard.entries) for place in part.places})
         batch = self.sink.batch([self.plan.files[number] for number in reads], self.source)
         try:
             waiting: list[tuple[Shard, _Copy]] = []
@@ -210,8 +210,8 @@ class _Copier:
         writer = batch.open(shard.path, shard.size)
         one = _Copy(HashingWriter(shard, writer, self.lane), self.stream, self.plan.options.strict_dtype, self.disk)
         one.written.write(memoryview(shard.header))
-        with closing(Scales(self.disk, parts(shard))) as scales:
-            for part in parts(shard):
+        with closing(Scales(self.disk, parts(shard.entries))) as scales:
+            for part in parts(shard.entries):
                 one.copy(part, scales)
                 if padding := shard.padding(part.entry):
                     one.written.write(memoryview(bytes(padding)))

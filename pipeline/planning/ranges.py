@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from reshard.pipeline.limits import GAP_MAX
 from reshard.pipeline.planning.model import Cut, Entry, Shard
@@ -88,13 +88,8 @@ def _span(piece: Piece, tensor: Tensor) -> ByteRange:
     return ByteRange(piece.file, piece.offset, piece.offset + reach + width)
 
 
-def parts(shard: Shard) -> Iterator[Part]:
-    """What the data section of ``shard`` is made of, in output order, and the scales that its weights need."""
-    return parts_of(shard.entries)
-
-
-def parts_of(entries: Sequence[Entry]) -> Iterator[Part]:
-    """The same of these entries.
+def parts(entries: Sequence[Entry]) -> Iterator[Part]:
+    """What ``entries`` of a shard are made of, in output order, and the scales that its weights need.
 
     Scales that the source has before the next weight come before it, whosever they are: those of a whole file often
     stand together, and a file that passes whole passes them anyway.
@@ -139,7 +134,7 @@ def _same_file(one: Tensor, other: Tensor) -> bool:
 
 def cuts_of(number: int, shard: Shard) -> Iterator[Cut]:
     """Every source range that shard ``number`` is made of."""
-    for one in parts(shard):
+    for one in parts(shard.entries):
         for i, place in enumerate(one.places):
             yield Cut(number, one.entry.name, i, *place)
 
@@ -156,6 +151,9 @@ class ReadSegment:
     stop: int
     fresh: int
     wanted: bool
+
+
+S = TypeVar("S", ByteRange, ReadSegment)
 
 
 class Attested(NamedTuple):
@@ -180,7 +178,7 @@ def read_plan(shards: Sequence[Shard], attests: Mapping[int, Attested]) -> list[
 
     What ``attests`` names passes whole and in order, whatever was copied before or is copied by others.
     """
-    return read_segments((place for shard in shards for part in parts(shard) for place in part.places), attests)
+    return read_segments((place for shard in shards for part in parts(shard.entries) for place in part.places), attests)
 
 
 def read_segments(places: Iterable[ByteRange], attests: Mapping[int, Attested]) -> list[ReadSegment]:
@@ -225,13 +223,7 @@ def joined(places: Iterable[ByteRange]) -> list[ByteRange]:
     >>> joined([ByteRange(0, 0, 4), ByteRange(0, 4, 6), ByteRange(0, 8, 9)])
     [ByteRange(file=0, start=0, stop=6), ByteRange(file=0, start=8, stop=9)]
     """
-    joined: list[ByteRange] = []
-    for place in places:
-        if joined and joined[-1].file == place.file and joined[-1].stop == place.start:
-            joined[-1] = ByteRange(place.file, joined[-1].start, place.stop)
-        else:
-            joined.append(place)
-    return joined
+    return [ByteRange(some[0].file, some[0].start, some[-1].stop) for some in adjoining(places)]
 
 
 def _rest(file: int, passed: int, attests: Mapping[int, Attested]) -> list[ReadSegment]:
@@ -239,16 +231,19 @@ def _rest(file: int, passed: int, attests: Mapping[int, Attested]) -> list[ReadS
     return [ReadSegment(file, passed, stop, passed, wanted=False)] if passed < stop else []
 
 
-def requests(segments: Sequence[ReadSegment]) -> Iterator[tuple[ReadSegment, ...]]:
-    """The segments, joined where one ends at the byte where the next begins: each tuple is one request to the store."""
-    joined: list[ReadSegment] = []
-    for segment in segments:
-        if joined and (joined[-1].file != segment.file or joined[-1].stop != segment.start):
-            yield tuple(joined)
-            joined = []
-        joined.append(segment)
-    if joined:
-        yield tuple(joined)
+def adjoining(stretches: Iterable[S]) -> Iterator[list[S]]:
+    """The stretches, together as long as each begins at the byte where the one before ends.
+
+    Those of a read plan that come together are one request to the store.
+    """
+    row: list[S] = []
+    for one in stretches:
+        if row and (row[-1].file != one.file or row[-1].stop != one.start):
+            yield row
+            row = []
+        row.append(one)
+    if row:
+        yield row
 
 
 def same_cut(shards: Sequence[Shard], tensors: Sequence[Tensor], files: Sequence[StoredFile]) -> bool:
