@@ -7,10 +7,11 @@ Shapes count elements, offsets and sizes count bytes, ranges are half open: ``st
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 # Bits per element of every dtype of the safetensors format, by the format's own names
@@ -126,6 +127,22 @@ class ByteRange(NamedTuple):
     stop: int
 
 
+def packed_strides(shape: Sequence[int], width: int = 1) -> tuple[int, ...]:
+    """The strides of C order, of elements of ``width`` bytes.
+
+    >>> packed_strides((2, 3, 4))
+    (12, 4, 1)
+    """
+    return tuple(width * prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+class Box(NamedTuple):
+    """The elements ``at <= index < at + shape`` of an array."""
+
+    at: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
 class Piece(NamedTuple):
     """A box of a tensor, and where its elements lie in one file.
 
@@ -139,6 +156,10 @@ class Piece(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None = None  # bytes, never negative
     order: Literal["little", "big"] = "little"
+
+    def steps(self, width: int) -> tuple[int, ...]:
+        """Its strides, for elements of ``width`` bytes."""
+        return packed_strides(self.shape, width) if self.strides is None else self.strides
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +195,17 @@ class Tensor(NamedTuple):
         if piece.strides is not None or piece.order != "little" or piece.shape != self.shape:
             return None
         return ByteRange(piece.file, piece.offset, piece.offset + self.size)
+
+
+class Contents(NamedTuple):
+    """What a reader finds in one file, or in files whose tensors are put together."""
+
+    tensors: tuple[Tensor, ...]  # in the order of the file
+    notes: tuple[str, ...] = ()  # where the weights were found, and what else was there
+    ties: tuple[tuple[str, ...], ...] = ()  # names that are made of the same bytes; tensors that overlap are not ties
+    records: tuple[Record, ...] = ()  # every stretch that tensors are read from, with what attests it
+    settings: Mapping[str, object] = MappingProxyType({})  # those beside the weights, as values of JSON
+    metadata: Mapping[str, str] = MappingProxyType({})  # `__metadata__`
 
 
 _SAFETENSORS = ".safetensors"

@@ -14,16 +14,15 @@ from __future__ import annotations
 import json
 import posixpath
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from reshard.pipeline.checkpoint.formats.nesting import Branch, Leaf, Other, label, weights_of
 from reshard.pipeline.checkpoint.formats.pickles import Made, load
 from reshard.pipeline.checkpoint.formats.ranged import Read, Span, read_bytes, read_spans
-from reshard.pipeline.checkpoint.formats.tiling import Box, flaw_in_tiling
+from reshard.pipeline.checkpoint.formats.tiling import flaw_in_tiling
 from reshard.pipeline.checkpoint.formats.torch_names import ALLOWED
 from reshard.pipeline.checkpoint.formats.torch_state import (
-    Contents,
     count_of,
     counts_of,
     dtype_of,
@@ -36,7 +35,7 @@ from reshard.pipeline.checkpoint.formats.torch_state import (
 from reshard.pipeline.checkpoint.formats.torch_zip import TorchZip
 from reshard.pipeline.errors import BadArchive, BadIndex, BadPickle, BadTiling, UnsafePath, Unsupported
 from reshard.pipeline.limits import BLOB_EDGE, PICKLE_MAX
-from reshard.pipeline.tensors import Piece, Record, StoredFile, Tensor
+from reshard.pipeline.tensors import Box, Contents, Piece, Record, StoredFile, Tensor
 
 METADATA = ".metadata"
 SUFFIX = ".distcp"
@@ -291,46 +290,38 @@ def _piece(held: _Held, file: StoredFile, number: int, tensor: _Tensor, chunk: C
 # ----------------------------------------------------------------------------------------------------- safetensors
 
 
-class SafetensorsPart(NamedTuple):
-    """One file of DCP's safetensors form: its path, its tensors as stored, its `__metadata__`."""
-
-    path: str
-    tensors: Sequence[Tensor]
-    metadata: Mapping[str, str]
-
-
 def is_sharded(metadata: Mapping[str, str]) -> bool:
     """Whether a safetensors file holds parts of tensors, as DCP writes them, and not whole ones."""
     return SHARDING_INFO in metadata
 
 
-def merged(parts: Sequence[SafetensorsPart]) -> tuple[Tensor, ...]:
-    """The whole tensors that the parts tile, in the order in which their names first occur.
+def merged(parts: Iterable[tuple[str, Contents]]) -> tuple[Tensor, ...]:
+    """The whole tensors that the parts tile, in the order in which their names first occur; files with their paths.
 
     No file says how large a tensor is, so it reaches as far as its parts do: a lost last part goes unnoticed where it
     ends a tensor evenly. Raises BadHeader's family: BadIndex for malformed offsets, BadTiling for overlaps and gaps.
     """
     found: dict[str, list[tuple[str, Tensor, tuple[int, ...]]]] = {}
-    for part in parts:
-        offsets = _saved_offsets(part)
+    for path, part in parts:
+        offsets = _saved_offsets(path, part.metadata)
         for tensor in part.tensors:
             at = offsets.get(tensor.name)
             if at is None or len(at) != len(tensor.shape):
-                raise BadIndex(file=part.path, why=f"it does not say where {label((tensor.name,))} belongs")
-            found.setdefault(tensor.name, []).append((part.path, tensor, at))
+                raise BadIndex(file=path, why=f"it does not say where {label((tensor.name,))} belongs")
+            found.setdefault(tensor.name, []).append((path, tensor, at))
     return tuple(_merged(name, stored) for name, stored in found.items())
 
 
-def _saved_offsets(part: SafetensorsPart) -> dict[str, tuple[int, ...]]:
+def _saved_offsets(path: str, metadata: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
     try:
-        info = json.loads(part.metadata.get(SHARDING_INFO, ""))
+        info = json.loads(metadata.get(SHARDING_INFO, ""))
     except (ValueError, RecursionError):
-        raise BadIndex(file=part.path, why=f"its {SHARDING_INFO} is not JSON") from None
+        raise BadIndex(file=path, why=f"its {SHARDING_INFO} is not JSON") from None
     found = {}
     for name, entry in info.items() if isinstance(info, dict) else ():
         at = counts_of(entry.get(_SAVED_OFFSETS)) if isinstance(entry, dict) else None
         if at is None:
-            raise BadIndex(file=part.path, why=f"its {SHARDING_INFO} of {label((name,))} is malformed")
+            raise BadIndex(file=path, why=f"its {SHARDING_INFO} of {label((name,))} is malformed")
         found[name] = at
     return found
 

@@ -16,17 +16,16 @@ from reshard.pipeline.checkpoint.formats.ranged import Read, Span, read_bytes, r
 from reshard.pipeline.checkpoint.formats.settings import settings_of
 from reshard.pipeline.checkpoint.formats.torch_names import ALLOWED
 from reshard.pipeline.checkpoint.formats.torch_state import (
-    Contents,
     piece_of,
     sizes_of,
     storage_of,
     tensors_of,
-    tied_names,
+    tied_tensors,
     views_of,
 )
 from reshard.pipeline.errors import BadArchive, BadLength, BadPickle, PickleCutShort
 from reshard.pipeline.limits import HEADER_READ, PICKLE_MAX
-from reshard.pipeline.tensors import Record, StoredFile, Tensor
+from reshard.pipeline.tensors import Contents, Record, StoredFile, Tensor
 
 _MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 _PROTOCOL_VERSION = 1001
@@ -84,8 +83,8 @@ def read_torch_legacy(read: Read, file: StoredFile, number: int) -> Contents:
         for storage in (view.storage for view in views.values())
         for start in (starts[storage.key],)
     }
-    found = (Tensor(n, v.dtype, v.shape, (piece_of(v, records[v.storage.key]),)) for n, v in views.items())
-    return Contents(tuple(found), (*kept_back, *notes), tied_names(views), tuple(records.values()), settings)
+    found = tuple(Tensor(n, v.dtype, v.shape, (piece_of(v, records[v.storage.key]),)) for n, v in views.items())
+    return Contents(found, (*kept_back, *notes), tied_tensors(found), tuple(records.values()), settings)
 
 
 def _starts(read: Read, file: StoredFile, state: Loaded, keys: object, at: int) -> dict[str, int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from types import MappingProxyType
 from typing import NamedTuple, TypeGuard
 
 from reshard.pipeline.checkpoint.formats import torch_names
@@ -18,7 +17,7 @@ from reshard.pipeline.checkpoint.formats.pickles import Global, Made, Persistent
 from reshard.pipeline.checkpoint.formats.pickles import Mapping as PickledMapping
 from reshard.pipeline.errors import BadPickle, DuplicateTensor, Unsupported
 from reshard.pipeline.limits import EXPANSION_FREE, EXPANSION_MAX, NESTING_MAX, VALUES_MAX
-from reshard.pipeline.tensors import DTYPE_BITS, Piece, Record, Tensor
+from reshard.pipeline.tensors import DTYPE_BITS, Piece, Record, Tensor, packed_strides
 
 _DIMENSIONS_MAX = 64
 _BYTES_MAX = 1 << 63  # every reader of the format counts bytes in 64 bits
@@ -48,16 +47,6 @@ class View:
     @property
     def size(self) -> int:
         return prod(self.shape) * DTYPE_BITS[self.dtype] // 8
-
-
-class Contents(NamedTuple):
-    """What one torch file holds."""
-
-    tensors: tuple[Tensor, ...]  # in the order of the pickle
-    notes: tuple[str, ...]  # where the weights were found, and what else was there
-    ties: tuple[tuple[str, ...], ...]  # names that are one view of one storage; overlapping views are not ties
-    records: tuple[Record, ...] = ()  # every stretch that tensors are read from, with what attests it
-    settings: Mapping[str, object] = MappingProxyType({})  # those beside the weights, as values of JSON
 
 
 # --------------------------------------------------------------------------------------------------------- values
@@ -329,14 +318,8 @@ def _checked_view(
 
 def _is_packed(shape: tuple[int, ...], steps: tuple[int, ...], width: int = 1) -> bool:
     """Whether the strides are those of C order, for every dimension in which there is a step to take."""
-    if 0 in shape:
-        return True
-    expected = width
-    for extent, step in zip(reversed(shape), reversed(steps), strict=True):
-        if extent != 1 and step != expected:
-            return False
-        expected *= extent
-    return True
+    dimensions = zip(shape, steps, packed_strides(shape, width), strict=True)
+    return 0 in shape or all(extent == 1 or step == expected for extent, step, expected in dimensions)
 
 
 def piece_of(view: View, record: Record, big_endian: bool = False) -> Piece:
@@ -399,12 +382,3 @@ def sizes_of(storages: Iterable[Storage], file: str) -> dict[str, int]:
         if sizes.setdefault(storage.key, storage.whole) != storage.whole:
             raise BadPickle(file=file, why=f"storage {label((storage.key,))} is given two lengths")
     return sizes
-
-
-def tied_names(views: Mapping[str, View]) -> tuple[tuple[str, ...], ...]:
-    """Groups of two names and more that are the same view of the same storage."""
-    groups: dict[View, list[str]] = {}
-    for name, view in views.items():
-        if view.size:
-            groups.setdefault(view, []).append(name)
-    return tuple(tuple(names) for names in groups.values() if len(names) > 1)

@@ -16,22 +16,14 @@ from functools import partial
 from typing import NamedTuple
 
 from reshard.pipeline.checkpoint.formats.nesting import label
-from reshard.pipeline.checkpoint.formats.pickles import load
+from reshard.pipeline.checkpoint.formats.pickles import Made, load
 from reshard.pipeline.checkpoint.formats.ranged import Read, Span, read_spans
 from reshard.pipeline.checkpoint.formats.settings import settings_of
 from reshard.pipeline.checkpoint.formats.torch_names import ALLOWED
-from reshard.pipeline.checkpoint.formats.torch_state import (
-    Contents,
-    View,
-    piece_of,
-    sizes_of,
-    tensors_of,
-    tied_names,
-    views_of,
-)
+from reshard.pipeline.checkpoint.formats.torch_state import View, piece_of, sizes_of, tensors_of, tied_tensors, views_of
 from reshard.pipeline.errors import BadArchive, Unsupported
 from reshard.pipeline.limits import PICKLE_MAX, TAIL_READ, ZIP_DIRECTORY_MAX
-from reshard.pipeline.tensors import DTYPE_BITS, Piece, Record, StoredFile, Tensor
+from reshard.pipeline.tensors import DTYPE_BITS, Contents, Piece, Record, StoredFile, Tensor
 from reshard.pipeline.text import counted
 
 Fetch = Callable[[Sequence[Span]], list[bytes]]
@@ -82,14 +74,9 @@ def read_torch_zip(read: Read, file: StoredFile, number: int) -> Contents:
     """
     archive = open_zip(read, file, number)
     settings, kept_back = settings_of(archive.root, file.path)
-    tensors, notes = tensors_of(archive.root, file.path, settings)
-    views = views_of(tensors, file.path)
-    records = archive.storages(views.values())
-    found = tuple(
-        Tensor(name, view.dtype, view.shape, (archive.piece(view, records, label((name,))),))
-        for name, view in views.items()
-    )
-    return Contents(found, (*kept_back, *notes), tied_names(views), tuple(records.values()), settings)
+    pickled, notes = tensors_of(archive.root, file.path, settings)
+    tensors, records = archive.tensors(pickled)
+    return Contents(tensors, (*kept_back, *notes), tied_tensors(tensors), tuple(dict.fromkeys(records)), settings)
 
 
 def open_zip(read: Read, file: StoredFile, number: int, allowed: frozenset[str] = ALLOWED) -> TorchZip:
@@ -143,6 +130,16 @@ class TorchZip:
         if stop != pickle_size:
             raise _bad(file, "data.pkl goes on behind the end of its pickle")
         self.big_endian = self._byte_order(heads)
+
+    def tensors(self, pickled: Mapping[str, Made]) -> tuple[tuple[Tensor, ...], tuple[Record, ...]]:
+        """Each as a tensor of one piece, and the storage of each; raises Unsupported and the rest of the family."""
+        views = views_of(pickled, self._file.path)
+        records = self.storages(views.values())
+        tensors = (
+            Tensor(name, view.dtype, view.shape, (self.piece(view, records, label((name,))),))
+            for name, view in views.items()
+        )
+        return tuple(tensors), tuple(records[view.storage.key] for view in views.values())
 
     def storages(self, views: Iterable[View]) -> dict[str, Record]:
         """Where each storage that ``views`` use lies; raises BadArchive when one is missing or of another length."""

@@ -26,10 +26,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from reshard.pipeline.checkpoint.formats.dcp import SafetensorsPart, is_sharded, merged, read_dcp
+from reshard.pipeline.checkpoint.formats.dcp import is_sharded, merged, read_dcp
 from reshard.pipeline.checkpoint.formats.rank_files import read_ranks
 from reshard.pipeline.checkpoint.formats.safetensors import parse_header
-from reshard.pipeline.checkpoint.formats.torch_state import Contents
 from reshard.pipeline.errors import (
     BadArchive,
     BadIndex,
@@ -41,7 +40,7 @@ from reshard.pipeline.errors import (
     Unsupported,
 )
 from reshard.pipeline.planning.ranges import runs
-from reshard.pipeline.tensors import Piece, StoredFile, Tensor
+from reshard.pipeline.tensors import Contents, Piece, StoredFile, Tensor
 from tests.support.canary import touch
 from tests.support.pieces import Disk, content, flat_memory, stored
 
@@ -151,20 +150,20 @@ def test_every_chunk_has_its_checksum(made: Path) -> None:
         assert record.crc32 == zlib.crc32(data)
 
 
-def safetensors_parts(folder: Path) -> tuple[list[SafetensorsPart], list[StoredFile]]:
+def safetensors_parts(folder: Path) -> tuple[list[tuple[str, Contents]], list[StoredFile]]:
     files = stored(folder)
     parts = []
     for number, file in enumerate(files):
         header = parse_header((folder / file.path).read_bytes(), file=file.path, file_size=file.size)
-        parts.append(SafetensorsPart(file.path, header.as_tensors(number), header.metadata))
+        parts.append((file.path, Contents(tuple(header.as_tensors(number)), metadata=header.metadata)))
     return parts, files
 
 
 def test_the_safetensors_form_equals_the_model_of_one_process(made: Path) -> None:
     parts, files = safetensors_parts(made / "safetensors")
-    assert all(is_sharded(part.metadata) for part in parts)
+    assert all(is_sharded(part.metadata) for _, part in parts)
     expected = {name: t for name, t in expected_of(made).items() if t.ndim and name != "head.weight"}
-    assert_equal(Contents(merged(parts), (), ()), files, made / "safetensors", expected)
+    assert_equal(Contents(merged(parts)), files, made / "safetensors", expected)
 
 
 def test_the_safetensors_form_without_one_of_its_files_has_a_gap(made: Path) -> None:
@@ -447,9 +446,9 @@ def test_damaged_metadata_gives_tensors_or_an_error_of_ours(tmp_path: Path, chan
 # ----------------------------------------------------------------------------------------------------- safetensors
 
 
-def part(path: str, tensors: dict[str, tuple[int, ...]], info: str, dtype: str = "F32") -> SafetensorsPart:
-    found = [Tensor(n, dtype, shape, (Piece(0, 0, (0,) * len(shape), shape),)) for n, shape in tensors.items()]
-    return SafetensorsPart(path, found, {"DCP_SHARDING_INFO": info} if info else {})
+def part(path: str, tensors: dict[str, tuple[int, ...]], info: str, dtype: str = "F32") -> tuple[str, Contents]:
+    found = (Tensor(n, dtype, shape, (Piece(0, 0, (0,) * len(shape), shape),)) for n, shape in tensors.items())
+    return path, Contents(tuple(found), metadata={"DCP_SHARDING_INFO": info} if info else {})
 
 
 @pytest.mark.parametrize(
@@ -478,7 +477,7 @@ def part(path: str, tensors: dict[str, tuple[int, ...]], info: str, dtype: str =
     ],
 )
 def test_parts_that_do_not_fit_are_refused(
-    parts: list[SafetensorsPart], error: type[CheckpointError], why: str
+    parts: list[tuple[str, Contents]], error: type[CheckpointError], why: str
 ) -> None:
     with pytest.raises(error, match=why):
         merged(parts)
