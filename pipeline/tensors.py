@@ -119,6 +119,13 @@ def same_by_hash(one: StoredFile, other: StoredFile) -> bool | None:
     return None
 
 
+class Span(NamedTuple):
+    """``start <= byte < stop`` of the file at hand."""
+
+    start: int
+    stop: int
+
+
 class ByteRange(NamedTuple):
     """``start <= byte < stop`` of one file; ``file`` counts in the weight files of the repository (``Plan.files``)."""
 

@@ -13,10 +13,10 @@ from reshard.pipeline.check import failed
 from reshard.pipeline.checkpoint.formats.headers import parse_header
 from reshard.pipeline.errors import OTHER_BYTES, DigestsDiffer, SourceCorrupt
 from reshard.pipeline.planning.model import Shard
-from reshard.pipeline.planning.ranges import Attested, attested
+from reshard.pipeline.planning.ranges import attested
 from reshard.pipeline.protocols import Writer
 from reshard.pipeline.stores.lane import Lane
-from reshard.pipeline.tensors import Attestation, Record, StoredFile
+from reshard.pipeline.tensors import Attestation, Record, Span, StoredFile
 
 COPY = "copy"  # the check's name
 COPY_LEVEL = "the bytes of every tensor, as read and as written"
@@ -185,7 +185,7 @@ class FileHasher:
         return SourceCorrupt(file=what, place=place, expected=expected, actual=OTHER_BYTES, checks=checks)
 
 
-def passing(hashers: Mapping[int, FileHasher]) -> dict[int, Attested]:
+def passing(hashers: Mapping[int, FileHasher]) -> dict[int, Span]:
     """What each of them waits for."""
     return {number: hasher.passes for number, hasher in hashers.items()}
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from reshard.pipeline.limits import GAP_MAX
 from reshard.pipeline.planning.model import Cut, Entry, Shard
-from reshard.pipeline.tensors import DTYPE_BITS, ByteRange, Piece, Record, StoredFile, Tensor
+from reshard.pipeline.tensors import DTYPE_BITS, ByteRange, Piece, Record, Span, StoredFile, Tensor
 
 
 class Part(NamedTuple):
@@ -156,24 +156,19 @@ class ReadSegment:
 S = TypeVar("S", ByteRange, ReadSegment)
 
 
-class Attested(NamedTuple):
-    """``start <= byte < stop`` of a file: what has to pass, whole and in order, for its bytes to be attested."""
+def attested(file: StoredFile, records: Sequence[Record]) -> Span:
+    """What has to pass, whole and in order, for a file's bytes to be attested.
 
-    start: int
-    stop: int
-
-
-def attested(file: StoredFile, records: Sequence[Record]) -> Attested:
-    """All of a file with a sha256; of another, what its archive keeps sums of, from the first to the last that is used.
+    All of a file with a sha256; of another, what its archive keeps sums of, from the first to the last that is used.
 
     What lies before and behind that is never read: a trainer's file may be an optimizer's state for two thirds.
     """
     if file.sha256 is not None or not records:
-        return Attested(0, file.size)
-    return Attested(min(record.start for record in records), max(record.stop for record in records))
+        return Span(0, file.size)
+    return Span(min(record.start for record in records), max(record.stop for record in records))
 
 
-def read_plan(shards: Sequence[Shard], attests: Mapping[int, Attested]) -> list[ReadSegment]:
+def read_plan(shards: Sequence[Shard], attests: Mapping[int, Span]) -> list[ReadSegment]:
     """Every stretch that a group reads, in order: the shards' ranges, and between them what is only attested.
 
     What ``attests`` names passes whole and in order, whatever was copied before or is copied by others.
@@ -181,12 +176,12 @@ def read_plan(shards: Sequence[Shard], attests: Mapping[int, Attested]) -> list[
     return read_segments((place for shard in shards for part in parts(shard.entries) for place in part.places), attests)
 
 
-def read_segments(places: Iterable[ByteRange], attests: Mapping[int, Attested]) -> list[ReadSegment]:
+def read_segments(places: Iterable[ByteRange], attests: Mapping[int, Span]) -> list[ReadSegment]:
     """Every stretch to read so that ``places`` come in their order, and what ``attests`` says of a file passes whole.
 
     Of a file of 100 bytes, bytes 10 to 40 and 60 to 90 are wanted, in this order, and all are attested:
 
-    >>> for part in read_segments([ByteRange(0, 60, 90), ByteRange(0, 10, 40)], {0: Attested(0, 100)}):
+    >>> for part in read_segments([ByteRange(0, 60, 90), ByteRange(0, 10, 40)], {0: Span(0, 100)}):
     ...     print(part.start, part.stop, "wanted" if part.wanted else "passed", "and attested from", part.fresh)
     0 60 passed and attested from 0
     60 90 wanted and attested from 60
@@ -226,7 +221,7 @@ def joined(places: Iterable[ByteRange]) -> list[ByteRange]:
     return [ByteRange(some[0].file, some[0].start, some[-1].stop) for some in adjoining(places)]
 
 
-def _rest(file: int, passed: int, attests: Mapping[int, Attested]) -> list[ReadSegment]:
+def _rest(file: int, passed: int, attests: Mapping[int, Span]) -> list[ReadSegment]:
     stop = attests[file].stop
     return [ReadSegment(file, passed, stop, passed, wanted=False)] if passed < stop else []
 

@@ -4,29 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from reshard.pipeline.errors import BadLength
 from reshard.pipeline.limits import HEADER_READERS, SPAN_GAP, SPAN_READ
-from reshard.pipeline.tensors import StoredFile
+from reshard.pipeline.tensors import Span, StoredFile
 
 T = TypeVar("T")
 
 
-class Read(Protocol):
-    """Exactly the bytes ``start <= b < stop`` of a file, in order, in views that are valid until the next one.
-
-    ``Source.read`` is one. It is called from several threads at once.
-    """
-
-    def __call__(self, file: StoredFile, start: int, stop: int, /) -> Iterator[memoryview]: ...
-
-
-class Span(NamedTuple):
-    """``start <= byte < stop`` of the file at hand."""
-
-    start: int
-    stop: int
+# Exactly the bytes ``start <= b < stop`` of a file, in order, in views that are valid until the next one.
+# ``Source.read`` is one. It is called from several threads at once.
+Read = Callable[[StoredFile, int, int], Iterator[memoryview]]
 
 
 def each(read: Callable[..., T], *arguments: Iterable[Any]) -> list[T]:

@@ -12,7 +12,7 @@ import re
 
 from reshard.pipeline.checkpoint.formats.nesting import label
 from reshard.pipeline.checkpoint.formats.pickles import Loaded, load
-from reshard.pipeline.checkpoint.formats.ranged import Read, Span, read_bytes, read_spans
+from reshard.pipeline.checkpoint.formats.ranged import Read, read_bytes, read_spans
 from reshard.pipeline.checkpoint.formats.settings import settings_of
 from reshard.pipeline.checkpoint.formats.torch_names import ALLOWED
 from reshard.pipeline.checkpoint.formats.torch_state import (
@@ -25,7 +25,7 @@ from reshard.pipeline.checkpoint.formats.torch_state import (
 )
 from reshard.pipeline.errors import BadArchive, BadLength, BadPickle, PickleCutShort
 from reshard.pipeline.limits import HEADER_READ, PICKLE_MAX
-from reshard.pipeline.tensors import Contents, Record, StoredFile, Tensor
+from reshard.pipeline.tensors import Contents, Record, Span, StoredFile, Tensor
 
 _MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 _PROTOCOL_VERSION = 1001

@@ -106,14 +106,37 @@ def describe(value: object) -> str:
     return f"a {value}" if type(value) is Global else "a value of an unknown kind"
 
 
-class _Search:
-    """Looks for tensors inside values, each value once, and only so many of them."""
+class _Tree:
+    """Makes a tree of nested dictionaries, and looks for tensors inside what is none: only at so many values."""
 
     def __init__(self, file: str) -> None:
         self._file = file
         self._looked_at = 0
+        # By identity, so that what occurs often is not walked often; None while a dictionary's own inside is.
+        self._done: dict[int, Branch[Made] | None] = {}
 
-    def finds_tensor(self, value: object) -> bool:
+    def node(self, value: object, depth: int = 0) -> Branch[Made] | Leaf[Made] | Other:
+        if is_tensor(value):
+            return Leaf(value)
+        pairs = pairs_of(value)
+        if pairs is None or depth >= NESTING_MAX or not all(type(key) is str for key, _ in pairs):
+            return Other(describe(value), self._finds_tensor(value))
+        if id(value) not in self._done:
+            self._done[id(value)] = None
+            self._done[id(value)] = self._branch(pairs, depth + 1)
+        return self._done[id(value)] or Other("a dictionary inside itself")
+
+    def _branch(self, pairs: Iterable[tuple[object, object]], depth: int) -> Branch[Made]:
+        branch: Branch[Made] = Branch()
+        for key, child in pairs:
+            assert type(key) is str
+            if key in branch.children:
+                raise DuplicateTensor(tensor=label((key,)), file=self._file, other="the same dictionary")
+            branch.children[key] = node = self.node(child, depth)
+            branch.has_tensors = branch.has_tensors or isinstance(node, Leaf) or node.has_tensors
+        return branch
+
+    def _finds_tensor(self, value: object) -> bool:
         seen: set[int] = set()
         waiting = [value]
         while waiting:
@@ -140,35 +163,6 @@ def _inner(value: object) -> Sequence[object]:
         parts = (part for pair in value.pairs or () for part in pair)
         return [*value.args, value.state, *(value.items or ()), *parts]
     return ()
-
-
-_Done = dict[int, "Branch[Made] | None"]  # by identity; None while a dictionary's own inside is walked
-
-
-def _branch(value: object, file: str, depth: int, search: _Search, done: _Done) -> Branch[Made]:
-    """A dictionary as a tree; ``done`` keeps a dictionary that occurs often from being walked often."""
-    branch: Branch[Made] = Branch()
-    done[id(value)] = None
-    for key, child in pairs_of(value) or ():
-        assert type(key) is str
-        if key in branch.children:
-            raise DuplicateTensor(tensor=label((key,)), file=file, other="the same dictionary")
-        branch.children[key] = node = _node(child, file, depth, search, done)
-        branch.has_tensors = branch.has_tensors or isinstance(node, Leaf) or node.has_tensors
-    done[id(value)] = branch
-    return branch
-
-
-def _node(value: object, file: str, depth: int, search: _Search, done: _Done) -> Branch[Made] | Leaf[Made] | Other:
-    if is_tensor(value):
-        assert type(value) is Made
-        return Leaf(value)
-    pairs = pairs_of(value)
-    if pairs is not None and depth < NESTING_MAX and all(type(key) is str for key, _ in pairs):
-        if id(value) in done:
-            return done[id(value)] or Other("a dictionary inside itself")
-        return _branch(value, file, depth + 1, search, done)
-    return Other(describe(value), search.finds_tensor(value))
 
 
 # ---------------------------------------------------------------------------------------------------------- views
@@ -350,7 +344,7 @@ def tensors_of(root: object, file: str, told: Container[str] = ()) -> tuple[dict
         raise Unsupported(file=file, what=f"a file that holds {kind} and no dictionary of tensors")
     if not pairs:
         return {}, ()  # one of several files may be empty
-    node = _node(root, file, 0, _Search(file), {})
+    node = _Tree(file).node(root)
     if not isinstance(node, Branch):
         raise Unsupported(file=file, what="a dictionary whose keys are not all names")
     return weights_of(node, file, told)

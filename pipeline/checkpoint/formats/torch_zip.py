@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 from reshard.pipeline.checkpoint.formats.nesting import label
 from reshard.pipeline.checkpoint.formats.pickles import Made, load
-from reshard.pipeline.checkpoint.formats.ranged import Read, Span, read_spans
+from reshard.pipeline.checkpoint.formats.ranged import Read, read_spans
 from reshard.pipeline.checkpoint.formats.settings import settings_of
 from reshard.pipeline.checkpoint.formats.torch_names import ALLOWED
 from reshard.pipeline.checkpoint.formats.torch_state import View, piece_of, sizes_of, tensors_of, tied_tensors, views_of
 from reshard.pipeline.errors import BadArchive, Unsupported
 from reshard.pipeline.limits import PICKLE_MAX, TAIL_READ, ZIP_DIRECTORY_MAX
-from reshard.pipeline.tensors import DTYPE_BITS, Contents, Piece, Record, StoredFile, Tensor
+from reshard.pipeline.tensors import DTYPE_BITS, Contents, Piece, Record, Span, StoredFile, Tensor
 from reshard.pipeline.text import counted
 
 Fetch = Callable[[Sequence[Span]], list[bytes]]
@@ -65,6 +65,7 @@ class Entry(NamedTuple):
     size: int
     crc32: int
     flags: int
+    limit: int  # where the next record or the directory begins
 
 
 def read_torch_zip(read: Read, file: StoredFile, number: int) -> Contents:
@@ -101,16 +102,12 @@ class TorchZip:
     ) -> None:
         self._file = file
         self._number = number
-        entries, directory = _read_directory(fetch, file, within, tail)
-        _refuse_overlap(file, entries, directory)
-        self._name, self._entries = _without_folder(file, entries)
+        self._name, self._entries = _without_folder(file, _read_directory(fetch, file, within, tail))
         if "constants.pkl" in self._entries:
             raise Unsupported(file=file.path, what=_TORCHSCRIPT)
         if "data.pkl" not in self._entries:
             raise _bad(file, "this zip archive holds no data.pkl, so torch did not write it")
         # One round of requests: every record's own header, and the two records that are read here whole.
-        order = list(self._entries)
-        follow = dict(zip(order, [*(self._entries[name].header for name in order[1:]), directory], strict=True))
         pickle_size = self._entries["data.pkl"].size
         if pickle_size > PICKLE_MAX:
             raise _bad(file, f"its pickle is {pickle_size:,} bytes long, and {PICKLE_MAX:,} is the most that is read")
@@ -119,12 +116,12 @@ class TorchZip:
             # Of the records that are read here the whole, whatever padding lies between.
             more = _EXTRA_MAX + min(entry.size, PICKLE_MAX) if name in _READ_WHOLE else _LOCAL_EXTRA_READ
             stop = entry.header + _LOCAL.size + len(entry.name.encode()) + more
-            spans.append(Span(entry.header, min(stop, follow[name])))
-        heads = dict(zip(order, fetch(spans), strict=True))
+            spans.append(Span(entry.header, min(stop, entry.limit)))
+        heads = dict(zip(self._entries, fetch(spans), strict=True))
         self._starts: dict[str, int] = {}
         for name, entry in self._entries.items():
             self._starts[name] = start = entry.header + _data_offset(file, entry, heads[name])
-            if start + entry.size > follow[name]:
+            if start + entry.size > entry.limit:
                 raise _bad(file, f"record {label((name,))} reaches into what follows it")
         self.root, stop, _ = load(self._content("data.pkl", heads), file=file.path, allowed=allowed)
         if stop != pickle_size:
@@ -190,8 +187,8 @@ def _bad(file: StoredFile, why: str) -> BadArchive:
     return BadArchive(file=file.path, why=why)
 
 
-def _read_directory(fetch: Fetch, file: StoredFile, within: Span, tail_read: int) -> tuple[list[Entry], int]:
-    """Every entry in the order of the file, and the byte of the file where the directory begins."""
+def _read_directory(fetch: Fetch, file: StoredFile, within: Span, tail_read: int) -> list[Entry]:
+    """Every entry in the order of the file; by what the directory says, they share no byte."""
     base, end = within
     tail_start = max(base, end - tail_read)
     (tail,) = fetch([Span(tail_start, end)])
@@ -205,7 +202,13 @@ def _read_directory(fetch: Fetch, file: StoredFile, within: Span, tail_read: int
         data = tail[start - tail_start : start - tail_start + size]
     else:
         (data,) = fetch([Span(start, stop)])
-    return sorted(_entries(file, data, count, base), key=lambda entry: entry.header), start
+    entries = sorted(_entries(file, data, count, base, start), key=lambda entry: entry.header)
+    for number, following in enumerate(entries[1:]):
+        entries[number] = entries[number]._replace(limit=following.header)
+    for entry in entries:
+        if entry.header + _LOCAL.size + entry.size > entry.limit:
+            raise _bad(file, f"record {label((entry.name,))} overlaps what follows it")
+    return entries
 
 
 def _directory_place(file: StoredFile, tail: bytes, base: int, end: int) -> tuple[int, int, int, int]:
@@ -235,7 +238,7 @@ def _directory_place(file: StoredFile, tail: bytes, base: int, end: int) -> tupl
     return count64, size64, offset64, stop
 
 
-def _entries(file: StoredFile, data: bytes, count: int, base: int) -> Iterator[Entry]:
+def _entries(file: StoredFile, data: bytes, count: int, base: int, limit: int) -> Iterator[Entry]:
     at = 0
     for _ in range(count):
         if at + _ENTRY.size > len(data):
@@ -260,7 +263,7 @@ def _entries(file: StoredFile, data: bytes, count: int, base: int) -> Iterator[E
             if name.partition("/")[2].startswith(_PROGRAM):
                 raise Unsupported(file=file.path, what=_TORCHSCRIPT)
             raise _bad(file, f"record {label((name,))} is compressed")
-        yield Entry(name, base + offset, size, crc32, flags)
+        yield Entry(name, base + offset, size, crc32, flags, limit)
     if at != len(data):
         raise _bad(file, f"its directory claims {counted(count, 'record')} and holds more")
 
@@ -283,14 +286,6 @@ def _widened(file: StoredFile, name: str, extra: bytes, values: tuple[int, ...])
             value, wide = int.from_bytes(wide[:8], "little"), wide[8:]
         found.append(value)
     return tuple(found)
-
-
-def _refuse_overlap(file: StoredFile, entries: Sequence[Entry], directory: int) -> None:
-    """Records follow each other without sharing a byte, by what the directory says of them."""
-    limits = [*(entry.header for entry in entries[1:]), directory]
-    for entry, limit in zip(entries, limits, strict=True):
-        if entry.header + _LOCAL.size + entry.size > limit:
-            raise _bad(file, f"record {label((entry.name,))} overlaps what follows it")
 
 
 def _without_folder(file: StoredFile, entries: Sequence[Entry]) -> tuple[str, dict[str, Entry]]:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from reshard.pipeline.limits import GAP_MAX
 from reshard.pipeline.planning.model import Entry, Shard
 from reshard.pipeline.planning.pack import greedy
-from reshard.pipeline.planning.ranges import Attested, ReadSegment, adjoining, attested, parts, read_plan, same_cut
-from reshard.pipeline.tensors import ByteRange, Piece, Record, StoredFile, Tensor
+from reshard.pipeline.planning.ranges import ReadSegment, adjoining, attested, parts, read_plan, same_cut
+from reshard.pipeline.tensors import ByteRange, Piece, Record, Span, StoredFile, Tensor
 
 HEADER = 100  # bytes before the first tensor of each made-up source file
 
@@ -32,8 +32,8 @@ def layout(sizes: list[list[int]], limit: int) -> tuple[list[StoredFile], list[S
     return files, [Shard(f"s{i}", tuple(b), b"", 0, f"d{i}") for i, b in enumerate(bins)]
 
 
-def whole(attests: Iterable[int], files: Sequence[StoredFile]) -> dict[int, Attested]:
-    return {number: Attested(0, files[number].size) for number in attests}
+def whole(attests: Iterable[int], files: Sequence[StoredFile]) -> dict[int, Span]:
+    return {number: Span(0, files[number].size) for number in attests}
 
 
 def content_of(place: ReadSegment | ByteRange) -> bytes:
