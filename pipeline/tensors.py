@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
+from posixpath import join
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -227,10 +228,13 @@ class Name:
     variant: str | None = None
     suffix: str = _SAFETENSORS  # of its files as they are written
 
+    @property
+    def path(self) -> str:
+        """How the paths of its files begin."""
+        return join(self.folder, f"{self.stem}.{self.variant}" if self.variant else self.stem)
+
     def __str__(self) -> str:
-        stem = f"{self.stem}.{self.variant}" if self.variant else self.stem
-        stem = stem if self.suffix == _SAFETENSORS else stem + self.suffix
-        return f"{self.folder}/{stem}" if self.folder else stem
+        return self.path if self.suffix == _SAFETENSORS else self.path + self.suffix
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,9 +229,7 @@ class _Copy:
     strict: bool
     disk: ScratchSpace
     tensors: dict[str, str] = field(default_factory=dict)
-    ranges: dict[str, list[str]] = field(
-        default_factory=dict
-    )  # of those whose ranges are not their bytes as they stand
+    ranges: dict[str, list[str]] = field(default_factory=dict)  # of those that are not their bytes as they stand
     overflows: dict[str, int] = field(default_factory=dict)  # of those that are cast: values that became infinite
 
     def copy(self, part: Part, scales: Scales) -> None:

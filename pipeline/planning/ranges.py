@@ -82,9 +82,7 @@ def _is_run(piece: Piece, shape: Sequence[int]) -> bool:
 def _span(piece: Piece, tensor: Tensor) -> ByteRange:
     """The bytes of the file from the first to the last element of ``piece``."""
     width = DTYPE_BITS[tensor.dtype] // 8
-    if piece.strides is None:
-        return ByteRange(piece.file, piece.offset, piece.offset + prod(piece.shape) * width)
-    reach = sum((extent - 1) * stride for extent, stride in zip(piece.shape, piece.strides, strict=True))
+    reach = sum((extent - 1) * stride for extent, stride in zip(piece.shape, piece.steps(width), strict=True))
     return ByteRange(piece.file, piece.offset, piece.offset + reach + width)
 
 

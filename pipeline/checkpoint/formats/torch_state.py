@@ -67,9 +67,7 @@ def pairs_of(value: object) -> Sequence[tuple[object, object]] | None:
 
 
 def is_tensor(value: object) -> TypeGuard[Made]:
-    return type(value) is Made and (
-        str(value.kind) in torch_names.TENSOR_KINDS or str(value.kind) in torch_names.FOREIGN_KINDS
-    )
+    return type(value) is Made and str(value.kind) in torch_names.TENSOR_KINDS
 
 
 def fields(value: object, kind: str, file: str) -> dict[str, object]:
@@ -214,11 +212,7 @@ def storage_of(value: object, what: str, file: str) -> Storage:
         if kind.name not in torch_names.STORAGES:
             raise BadPickle(file=file, why=f"{what} has the unknown storage class {kind}")
         dtype = torch_names.STORAGES[kind.name]
-        width = (
-            torch_names.FOREIGN_STORED[dtype]
-            if dtype in torch_names.FOREIGN_STORED
-            else DTYPE_BITS[torch_names.DTYPES[dtype]] // 8
-        )
+        width = torch_names.FOREIGN_STORED.get(dtype) or DTYPE_BITS[torch_names.DTYPES[dtype]] // 8
     whole = count * width
     start, size = 0, whole
     if view and view[0] is not None:
