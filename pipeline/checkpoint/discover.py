@@ -287,14 +287,14 @@ class _Finder:
         pool = self._listing if among is None else among
         free = {path for path in pool if suffix_of(path) in suffixes} - self._claimed
         indexed = {(part.name.folder, part.name.stem) for part in self._found if part.index_path}
-        for (folder, stem, count, suffix), paths in _numbered_sets(free):
+        for (folder, stem, count, suffix), numbered in _numbered_sets(free):
             if (folder, _usual_stem(stem)) in indexed:
                 continue  # shards that the index no longer names are looked at one by one
-            files = tuple(self._listing[path] for _, path in sorted(paths.items()))
-            if missing := {*range(1, count + 1)} - paths.keys():
+            files = tuple(self._listing[path] for _, path in sorted(numbered.items()))
+            if missing := {*range(1, count + 1)} - numbered.keys():
                 no_index = "" if GGUF in suffixes else "it has no index, and "
                 raise BadIndex(file=files[0].path, why=f"{no_index}number {min(missing)} of {count} is missing")
-            free -= {*paths.values()}
+            free -= {*numbered.values()}
             yield FileSet(_name(join(folder, f"{stem}{suffix}")), _format(suffixes), files)
         parts = sorted(path for path in free if DISTRIBUTED_SAFETENSORS.fullmatch(basename(path)))
         for folder, members in groupby(parts, key=dirname):
