@@ -220,7 +220,7 @@ class _Copier:
         return one
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Copy:
     """One shard on its way: what its tensors were when they were read, and what became of them."""
 
