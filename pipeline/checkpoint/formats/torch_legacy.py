@@ -97,14 +97,12 @@ def _starts(read: Read, file: StoredFile, state: Loaded, keys: object, at: int) 
     storages = [storage_of(found, "a value", file.path) for found in state.persistent]
     sizes = sizes_of(storages, file.path)
     widths = {storage.key: storage.width for storage in storages}
+    if not all(type(key) is str for key in keys) or sorted(keys) != sorted(sizes):
+        raise BadPickle(file=file.path, why="its list of storages is not that of its tensors")
     starts: dict[str, int] = {}
     for key in keys:
-        if type(key) is not str or key not in sizes or key in starts:
-            raise BadPickle(file=file.path, why="its list of storages is not that of its tensors")
         starts[key] = at + _COUNT_BYTES
         at += _COUNT_BYTES + sizes[key]
-    if len(starts) != len(sizes):
-        raise BadPickle(file=file.path, why="its list of storages is not that of its tensors")
     if at != file.size:
         raise BadLength(file=file.path, actual=file.size, expected=at)
     counts = read_spans(read, file, [Span(start - _COUNT_BYTES, start) for start in starts.values()])
