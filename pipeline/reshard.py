@@ -170,7 +170,7 @@ def run(
     void = {*journal.receipts} if request.options.force else _lost(journal, made, target)
     journal.forget(void, groups_of(made, void))
     if kept := len(journal.receipts):
-        noted = (part for s in made.shards if s.digest in journal.receipts for part in parts(s))
+        noted = (part for s in made.shards if s.digest in journal.receipts for part in parts(s.entries))
         watcher.resumed(kept, sum(part.span for part in noted))
 
     def moved(count: int) -> None:

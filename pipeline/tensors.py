@@ -7,10 +7,12 @@ Shapes count elements, offsets and sizes count bytes, ranges are half open: ``st
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
+from posixpath import join
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 # Bits per element of every dtype of the safetensors format, by the format's own names
@@ -118,12 +120,35 @@ def same_by_hash(one: StoredFile, other: StoredFile) -> bool | None:
     return None
 
 
+class Span(NamedTuple):
+    """``start <= byte < stop`` of the file at hand."""
+
+    start: int
+    stop: int
+
+
 class ByteRange(NamedTuple):
     """``start <= byte < stop`` of one file; ``file`` counts in the weight files of the repository (``Plan.files``)."""
 
     file: int
     start: int
     stop: int
+
+
+def packed_strides(shape: Sequence[int], width: int = 1) -> tuple[int, ...]:
+    """The strides of C order, of elements of ``width`` bytes.
+
+    >>> packed_strides((2, 3, 4))
+    (12, 4, 1)
+    """
+    return tuple(width * prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+class Box(NamedTuple):
+    """The elements ``at <= index < at + shape`` of an array."""
+
+    at: tuple[int, ...]
+    shape: tuple[int, ...]
 
 
 class Piece(NamedTuple):
@@ -139,6 +164,10 @@ class Piece(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None = None  # bytes, never negative
     order: Literal["little", "big"] = "little"
+
+    def steps(self, width: int) -> tuple[int, ...]:
+        """Its strides, for elements of ``width`` bytes."""
+        return packed_strides(self.shape, width) if self.strides is None else self.strides
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +205,17 @@ class Tensor(NamedTuple):
         return ByteRange(piece.file, piece.offset, piece.offset + self.size)
 
 
+class Contents(NamedTuple):
+    """What a reader finds in one file, or in files whose tensors are put together."""
+
+    tensors: tuple[Tensor, ...]  # in the order of the file
+    notes: tuple[str, ...] = ()  # where the weights were found, and what else was there
+    ties: tuple[tuple[str, ...], ...] = ()  # names that are made of the same bytes; tensors that overlap are not ties
+    records: tuple[Record, ...] = ()  # every stretch that tensors are read from, with what attests it
+    settings: Mapping[str, object] = MappingProxyType({})  # those beside the weights, as values of JSON
+    metadata: Mapping[str, str] = MappingProxyType({})  # `__metadata__`
+
+
 _SAFETENSORS = ".safetensors"
 
 
@@ -188,10 +228,13 @@ class Name:
     variant: str | None = None
     suffix: str = _SAFETENSORS  # of its files as they are written
 
+    @property
+    def path(self) -> str:
+        """How the paths of its files begin."""
+        return join(self.folder, f"{self.stem}.{self.variant}" if self.variant else self.stem)
+
     def __str__(self) -> str:
-        stem = f"{self.stem}.{self.variant}" if self.variant else self.stem
-        stem = stem if self.suffix == _SAFETENSORS else stem + self.suffix
-        return f"{self.folder}/{stem}" if self.folder else stem
+        return self.path if self.suffix == _SAFETENSORS else self.path + self.suffix
 
 
 @dataclass(frozen=True, slots=True)

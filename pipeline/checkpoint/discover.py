@@ -9,6 +9,7 @@ out. GGUF files are read where there is nothing else: what they were made from h
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -18,7 +19,7 @@ from posixpath import basename, dirname, join
 from reshard.pipeline.checkpoint.formats.gguf import SUFFIX as GGUF
 from reshard.pipeline.checkpoint.formats.pointers import refuse_pointer
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
-from reshard.pipeline.checkpoint.indexes import load_json, parse_index
+from reshard.pipeline.checkpoint.indexes import Index, load_json, parse_index
 from reshard.pipeline.checkpoint.parts import DISTRIBUTED_METADATA, FileSet, Format, find_parts
 from reshard.pipeline.errors import AbsentFile, BadIndex, NoWeights
 from reshard.pipeline.limits import INDEX_MAX, LATEST_MAX
@@ -103,8 +104,7 @@ class Found:
     @property
     def indexes(self) -> tuple[str, ...]:
         """Every file that says what belongs to a set."""
-        beside = [path for s in self.sets for path in (s.index_path, s.metadata and s.metadata.path) if path]
-        return tuple(beside)
+        return tuple(path for s in self.sets for path in (s.index_path, s.metadata and s.metadata.path) if path)
 
 
 def foreign_format(path: str) -> str | None:
@@ -269,10 +269,8 @@ class _Finder:
             name = index_name(path)
             if not self._is_new(name, SUFFIX if SUFFIX in suffixes else ".bin"):
                 continue
-            content = read_file(self._source, self._listing[path], INDEX_MAX)
-            if match["suffix"] is None and not is_map_of(content, suffixes):
+            if (index := index_of(self._source, self._listing[path], suffixes)) is None:
                 continue
-            index = parse_index(content, path)
             weight_map = index.by_tensor()
             files = sorted(set(weight_map.values()))
             for file in files:
@@ -289,18 +287,15 @@ class _Finder:
         pool = self._listing if among is None else among
         free = {path for path in pool if suffix_of(path) in suffixes} - self._claimed
         indexed = {(part.name.folder, part.name.stem) for part in self._found if part.index_path}
-        for key, paths in _numbered_sets(free):
-            folder, stem, count, suffix = key
+        for (folder, stem, count, suffix), numbered in _numbered_sets(free):
             if (folder, _usual_stem(stem)) in indexed:
                 continue  # shards that the index no longer names are looked at one by one
-            numbers = {int(_numbered(path)["number"]) for path in paths}
-            missing = sorted(set(range(1, count + 1)) - numbers)
-            if missing:
+            files = tuple(self._listing[path] for _, path in sorted(numbered.items()))
+            if missing := {*range(1, count + 1)} - numbered.keys():
                 no_index = "" if GGUF in suffixes else "it has no index, and "
-                raise BadIndex(file=paths[0], why=f"{no_index}number {missing[0]} of {count} is missing")
-            free -= set(paths)
-            name = _name(join(folder, f"{stem}{suffix}"))
-            yield FileSet(name, _format(suffixes), tuple(self._listing[p] for p in paths))
+                raise BadIndex(file=files[0].path, why=f"{no_index}number {min(missing)} of {count} is missing")
+            free -= {*numbered.values()}
+            yield FileSet(_name(join(folder, f"{stem}{suffix}")), _format(suffixes), files)
         parts = sorted(path for path in free if DISTRIBUTED_SAFETENSORS.fullmatch(basename(path)))
         for folder, members in groupby(parts, key=dirname):
             paths = list(members)
@@ -318,24 +313,15 @@ def _format(suffixes: set[str]) -> Format:
     return "safetensors" if SUFFIX in suffixes else "gguf" if GGUF in suffixes else "torch"
 
 
-def _numbered(path: str) -> re.Match[str]:
-    match = NUMBERED.fullmatch(basename(path))
-    assert match is not None
-    return match
-
-
-def _numbered_sets(paths: set[str]) -> Iterable[tuple[tuple[str, str, int, str], list[str]]]:
-    def key(path: str) -> tuple[str, str, int, str]:
-        match = _numbered(path)
-        return dirname(path), match["stem"], int(match["count"]), match["suffix"]
-
-    numbered = [
-        path
-        for path in paths
-        if NUMBERED.fullmatch(basename(path)) and not DISTRIBUTED_SAFETENSORS.fullmatch(basename(path))
-    ]
-    for group, members in groupby(sorted(numbered, key=lambda p: (key(p), p)), key=key):
-        yield group, list(members)
+def _numbered_sets(paths: Iterable[str]) -> list[tuple[tuple[str, str, int, str], dict[int, str]]]:
+    """((folder, stem, count, suffix), number -> path) of what files with numbers make up."""
+    found: dict[tuple[str, str, int, str], dict[int, str]] = defaultdict(dict)
+    for path in paths:
+        match = NUMBERED.fullmatch(basename(path))
+        if match and not DISTRIBUTED_SAFETENSORS.fullmatch(basename(path)):
+            key = dirname(path), match["stem"], int(match["count"]), match["suffix"]
+            found[key][int(match["number"])] = path
+    return sorted(found.items())
 
 
 def _usual_stem(stem: str) -> str:
@@ -360,7 +346,14 @@ def set_name(path: str) -> Name:
     return _name(join(dirname(path), match["stem"] + match["suffix"]) if match else path)
 
 
-def is_map_of(content: bytes, suffixes: set[str]) -> bool:
+def index_of(source: Source, file: StoredFile, suffixes: set[str]) -> Index | None:
+    """The index that a file is by its name; None where it is none of files that have one of these suffixes."""
+    content = read_file(source, file, INDEX_MAX)
+    told = is_weight_index(file.path) or _is_map_of(content, suffixes)
+    return parse_index(content, file.path) if told else None
+
+
+def _is_map_of(content: bytes, suffixes: set[str]) -> bool:
     """Whether this is a map from names to files that have one of these suffixes, and no index of anything else."""
     try:
         data = load_json(content)

@@ -10,15 +10,12 @@ from reshard.pipeline.checkpoint.discover import (
     NUMBERED,
     SCRIPT,
     TORCH,
-    is_map_of,
-    read_file,
+    index_of,
     suffix_of,
 )
 from reshard.pipeline.checkpoint.formats.gguf import SUFFIX as GGUF
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
-from reshard.pipeline.checkpoint.indexes import parse_index
 from reshard.pipeline.checkpoint.parts import RANK_FILE, ZERO_FILE
-from reshard.pipeline.limits import INDEX_MAX
 from reshard.pipeline.protocols import Source
 
 
@@ -37,12 +34,8 @@ def part_by(source: Source, path: str) -> str | None:
     if any(part.fullmatch(basename(path)) for part in (NUMBERED, DISTRIBUTED_SAFETENSORS, RANK_FILE, ZERO_FILE)):
         return "its name"
     for other, file in source.files().items():
-        match = INDEX.fullmatch(basename(other))
-        if match is None or dirname(other) != dirname(path):
-            continue
-        content = read_file(source, file, INDEX_MAX)
-        if match["suffix"] is None and not is_map_of(content, {suffix_of(path)}):
-            continue
-        if path in parse_index(content, other).by_tensor().values():
-            return other
+        if is_index(other) and dirname(other) == dirname(path):
+            index = index_of(source, file, {suffix_of(path)})
+            if index is not None and path in index.by_tensor().values():
+                return other
     return None

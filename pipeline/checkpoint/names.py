@@ -24,19 +24,15 @@ def index_path(name: Name) -> str | None:
 def shard_path(name: Name, number: int, count: int) -> str:
     """The path of shard ``number`` (from 1) of ``count``; one alone has no number, as loaders expect."""
     numbered = f"-{number:05d}-of-{count:05d}" if count > 1 else ""
-    return join(name.folder, _stem(name) + numbered + name.suffix)
+    return name.path + numbered + name.suffix
 
 
 def settings_path(name: Name) -> str:
     """Where settings go that lie beside the weights in one file of torch's: ``model.settings.json``."""
-    return join(name.folder, _stem(name) + SETTINGS_SUFFIX)
+    return name.path + SETTINGS_SUFFIX
 
 
 def is_path_of(path: str, name: Name) -> bool:
     """Whether ``path`` is that of an index or a shard of ``name``, whatever the number of its shards."""
-    stem, suffix = re.escape(join(name.folder, _stem(name))), re.escape(name.suffix)
-    return path == index_path(name) or re.fullmatch(rf"{stem}(-\d{{5}}-of-\d{{5}})?{suffix}", path) is not None
-
-
-def _stem(name: Name) -> str:
-    return f"{name.stem}.{name.variant}" if name.variant else name.stem
+    begin, suffix = re.escape(name.path), re.escape(name.suffix)
+    return path == index_path(name) or re.fullmatch(rf"{begin}(-\d{{5}}-of-\d{{5}})?{suffix}", path) is not None

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
 
 from reshard.pipeline.checkpoint.discover import Found, beside_a_model, is_numbered
 from reshard.pipeline.checkpoint.formats import dcp, gguf
 from reshard.pipeline.checkpoint.formats.pointers import refuse_pointers
+from reshard.pipeline.checkpoint.formats.ranged import each
 from reshard.pipeline.checkpoint.formats.rank_files import read_ranks
 from reshard.pipeline.checkpoint.formats.safetensors import LENGTH_BYTES, Header, header_length, parse_header
 from reshard.pipeline.checkpoint.formats.torch_files import read_torch
-from reshard.pipeline.checkpoint.formats.torch_state import Contents
 from reshard.pipeline.checkpoint.formats.zero import read_zero
 from reshard.pipeline.checkpoint.parts import FileSet, Format
 from reshard.pipeline.errors import AmbiguousWeights, BadIndex, DuplicateTensor, NoWeights
-from reshard.pipeline.limits import HEADER_READ, HEADER_READERS
+from reshard.pipeline.limits import HEADER_READ
 from reshard.pipeline.protocols import Source
-from reshard.pipeline.tensors import Checkpoint, Name, Piece, Record, StoredFile, Tensor
+from reshard.pipeline.tensors import Checkpoint, Contents, Name, StoredFile
 from reshard.pipeline.text import counted
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +31,6 @@ class Opened:
     checkpoints: tuple[Checkpoint, ...]
     duplicates: dict[str, str]  # weight files that are left out, and why
     uncut: frozenset[str] = frozenset()  # those whose headers say that they are no models, and go whole beside one
-
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    """What one file of a set holds."""
-
-    path: str
-    tensors: tuple[Tensor, ...]
-    metadata: Mapping[str, str]
-    notes: tuple[str, ...] = ()
-    ties: tuple[tuple[str, ...], ...] = ()
-    records: tuple[Record, ...] = ()
-    settings: Mapping[str, object] = field(default_factory=dict)
 
 
 def open_checkpoints(source: Source, found: Found) -> Opened:
@@ -82,20 +67,14 @@ def read_header(source: Source, file: StoredFile) -> Header:
     return parse_header(data, file=file.path, file_size=file.size)
 
 
-def _each(files: Iterable[tuple[int, StoredFile]], read: Callable[[int, StoredFile], T]) -> list[T]:
-    """``read`` of every file, several at a time: what they wait for is latency."""
-    with ThreadPoolExecutor(HEADER_READERS, thread_name_prefix="headers") as pool:
-        return list(pool.map(lambda numbered: read(*numbered), files))
-
-
 def _open_safetensors(source: Source, part: FileSet, first: int) -> Checkpoint:
-    def read(number: int, file: StoredFile) -> _File:
+    def read(file: StoredFile, number: int) -> Contents:
         header = read_header(source, file)
-        return _File(file.path, tuple(header.as_tensors(number)), header.metadata)
+        return Contents(tuple(header.as_tensors(number)), metadata=header.metadata)
 
-    files = _each(enumerate(part.files, first), read)
+    files = each(read, part.files, count(first))
     if any(dcp.is_sharded(file.metadata) for file in files):
-        whole = dcp.merged([dcp.SafetensorsPart(file.path, file.tensors, file.metadata) for file in files])
+        whole = dcp.merged(zip((file.path for file in part.files), files, strict=True))
         parts = counted(len(files), "file")
         note = f"{parts} of parts, as torch's distributed checkpoints have them: the tensors are put together"
         kept = {"format": "pt"}
@@ -104,24 +83,15 @@ def _open_safetensors(source: Source, part: FileSet, first: int) -> Checkpoint:
 
 
 def _open_torch(source: Source, part: FileSet, first: int) -> Checkpoint:
-    def read(number: int, file: StoredFile) -> _File:
-        contents = read_torch(source.read, file, number)
-        return _File(
-            file.path, contents.tensors, {}, contents.notes, contents.ties, contents.records, contents.settings
-        )
-
-    return _checkpoint(part, first, _each(enumerate(part.files, first), read))
+    return _checkpoint(part, first, each(partial(read_torch, source.read), part.files, count(first)))
 
 
 def _open_gguf(source: Source, part: FileSet, first: int) -> Checkpoint:
-    headers = _each(enumerate(part.files, first), lambda _, file: gguf.read_header(source.read, file))
+    headers = each(partial(gguf.read_header, source.read), part.files)
     for path, why in gguf.split_faults(headers):
         raise BadIndex(file=path, why=why)
     keys = headers[0].keys
-    files = [
-        _File(header.file, tuple(header.as_tensors(number)), {}, tuple(_own_keys(header, keys)))
-        for number, header in enumerate(headers, first)
-    ]
+    files = [Contents(tuple(h.as_tensors(n)), tuple(_own_keys(h, keys))) for n, h in enumerate(headers, first)]
     return replace(_checkpoint(part, first, files), keys=keys)
 
 
@@ -132,78 +102,61 @@ def _own_keys(header: gguf.GgufHeader, first: gguf.Keys) -> Iterator[str]:
             yield f"{header.file}: its own {key!r} is left out: readers take the keys of the first file"
 
 
-def _open_distributed(source: Source, part: FileSet, first: int) -> Checkpoint:
-    assert part.metadata is not None, "a distributed checkpoint is found by its metadata"
-    refuse_pointers(source.read, part.metadata, *part.files)
-    return _put_together(part, first, dcp.read_dcp(source.read, part.metadata, part.files))
-
-
-def _open_ranks(source: Source, part: FileSet, first: int) -> Checkpoint:
-    refuse_pointers(source.read, *part.files)
-    return _put_together(part, first, read_ranks(source.read, part.files))
-
-
-def _open_zero(source: Source, part: FileSet, first: int) -> Checkpoint:
-    refuse_pointers(source.read, *part.files)
-    return _put_together(part, first, read_zero(source.read, part.files))
-
-
-def _put_together(part: FileSet, first: int, contents: Contents) -> Checkpoint:
-    return Checkpoint(
-        name=part.name,
-        files=tuple(range(first, first + len(part.files))),
-        tensors=tuple(t._replace(pieces=tuple(_shifted(p, first) for p in t.pieces)) for t in contents.tensors),
-        notes=contents.notes,
-        ties=contents.ties,
-        records=tuple(replace(record, file=record.file + first) for record in contents.records),
-    )
-
-
-def _shifted(piece: Piece, first: int) -> Piece:
-    return piece._replace(file=piece.file + first)
+def _open_parts(source: Source, part: FileSet, first: int) -> Checkpoint:
+    """What several processes left; its readers number the files from 0."""
+    refuse_pointers(source.read, *filter(None, [part.metadata]), *part.files)
+    if part.format == "distributed":
+        assert part.metadata is not None, "a distributed checkpoint is found by its metadata"
+        found = dcp.read_dcp(source.read, part.metadata, part.files)
+    else:
+        found = (read_ranks if part.format == "ranks" else read_zero)(source.read, part.files)
+    tensors = (t._replace(pieces=tuple(p._replace(file=p.file + first) for p in t.pieces)) for t in found.tensors)
+    records = (replace(record, file=record.file + first) for record in found.records)
+    return _checkpoint(part, first, [found._replace(tensors=tuple(tensors), records=tuple(records))])
 
 
 _OPENERS: dict[Format, Callable[[Source, FileSet, int], Checkpoint]] = {
     "safetensors": _open_safetensors,
     "torch": _open_torch,
-    "distributed": _open_distributed,
-    "ranks": _open_ranks,
-    "zero": _open_zero,
+    "distributed": _open_parts,
+    "ranks": _open_parts,
+    "zero": _open_parts,
     "gguf": _open_gguf,
 }
 
 
-def _checkpoint(part: FileSet, first: int, files: list[_File]) -> Checkpoint:
+def _checkpoint(part: FileSet, first: int, contents: Sequence[Contents]) -> Checkpoint:
+    """``contents`` of each of the set's files, or of all in one."""
     owner: dict[str, str] = {}
     metadata: dict[str, str] = {}
     settings: dict[str, object] = {}
     notes = []
-    for file in files:
+    for path, file in zip((stored.path for stored in part.files), contents, strict=False):
         names = [tensor.name for tensor in file.tensors]
         if len(set(names)) < len(names) or not owner.keys().isdisjoint(names):
             for name in names:
                 if name in owner:
-                    raise DuplicateTensor(tensor=name, file=owner[name], other=file.path)
-                owner[name] = file.path
-        owner |= dict.fromkeys(names, file.path)
+                    raise DuplicateTensor(tensor=name, file=owner[name], other=path)
+                owner[name] = path
+        owner |= dict.fromkeys(names, path)
         for key, value in file.metadata.items():
             if metadata.setdefault(key, value) != value:
-                notes.append(f"{file.path}: its own {key!r} metadata gives way to the first file's")
+                notes.append(f"{path}: its own {key!r} metadata gives way to the first file's")
         for key, values in file.settings.items():
             if settings.setdefault(key, values) != values:
-                notes.append(f"{file.path}: its own settings in {key!r} give way to the first file's")
+                notes.append(f"{path}: its own settings in {key!r} give way to the first file's")
         notes += file.notes
     notes += _index_notes(part, owner)
     return Checkpoint(
         name=part.name,
-        files=tuple(range(first, first + len(files))),
-        tensors=tuple(tensor for file in files for tensor in file.tensors),
+        files=tuple(range(first, first + len(part.files))),
+        tensors=tuple(tensor for file in contents for tensor in file.tensors),
         file_metadata=metadata,
         index_metadata=dict(part.index_metadata or {}),
         index_path=part.index_path,
         notes=tuple(notes),
-        ties=tuple(tie for file in files for tie in file.ties),
-        records=tuple(record for file in files for record in file.records),
+        ties=tuple(tie for file in contents for tie in file.ties),
+        records=tuple(record for file in contents for record in file.records),
         settings=settings,
     )
 

@@ -5,13 +5,14 @@ ties to even, subnormals kept, too large values to infinity, and everything by w
 What torch makes of a NaN depends on the processor. Here the rule is: a NaN stays a NaN, quiet, with its sign and
 without its payload.
 
-Almost all of it is whole-number arithmetic on the bits, a block that fits a core's cache at a time: numpy does that
-several values at once and without the interpreter's lock, where it converts to float16 one by one.
+What has 16 bits is looked up. The rest is whole-number arithmetic on the bits, a block that fits a core's cache at a
+time: numpy does that several values at once, where it converts to float16 one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,25 +22,15 @@ from reshard.pipeline.limits import CAST_BLOCK
 from reshard.pipeline.tensors import DTYPE_BITS
 
 _Array = np.ndarray[Any, Any]
-# What a window is read as: numpy has no bfloat16, which is the upper half of a float32.
-_NUMPY: dict[str, np.dtype[Any]] = {
-    "F64": np.dtype("<f8"),
-    "F32": np.dtype("<f4"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype("<u2"),
-}
-
-# Sizes are bits without the sign, which compare as numbers do. Of float32, but for those of bfloat16:
-_SIZE = 0x7FFFFFFF
-_INFINITE = 0x7F800000  # above it are NaNs
-# The least size that each target rounds to infinity, and the quiet NaN without payload in the target's own bits.
-_TOO_LARGE = {"F32": _INFINITE, "F16": 0x477FF000, "BF16": 0x7F7F8000}
+# numpy has no bfloat16, which is the upper half of a float32.
+_NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+# An infinity's bits without the sign, and those of each target's quiet NaN without payload.
+_INFINITE = {"F64": 0x7FF << 52, "F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}
 _QUIET_NAN = {"F32": 0x7FC00000, "F16": 0x7E00, "BF16": 0x7FC0}
+# Of float32, without the sign, which compares as numbers do:
 _HALF_MAX = 0x47800000  # 2**16: the first power of two that float16 has no number for
 _HALF_NORMAL = 0x38800000  # 2**-14: below it float16 is subnormal
-# Blocks of it, of float32 and of bfloat16: numpy compares with a single number four times as slowly.
-_NORMALS: _Array = np.full(CAST_BLOCK, _HALF_NORMAL, np.uint32)
-_BFLOAT_NORMALS: _Array = (_NORMALS >> 16).astype(np.uint16)
+_NORMALS: _Array = np.full(CAST_BLOCK, _HALF_NORMAL, np.uint32)  # numpy compares with a single number four times slower
 
 
 class Cast(NamedTuple):
@@ -58,42 +49,46 @@ def cast(window: bytes | bytearray | memoryview, source: str, target: str) -> Ca
         raise ValueError(f"{source} is not cast to {target}")
     if source == target:
         return Cast(memoryview(window), 0)
-    values: _Array = np.frombuffer(window, _NUMPY[source])
+    values: _Array = np.frombuffer(window, f"<u{DTYPE_BITS[source] // 8}")
     made: _Array = np.empty(len(values), f"<u{DTYPE_BITS[target] // 8}")
     overflows = 0
     for start in range(0, len(values), CAST_BLOCK):
-        block = slice(start, start + CAST_BLOCK)
-        overflows += _cast_block(values[block], made[block], target)
+        before, after = values[start : start + CAST_BLOCK], made[start : start + CAST_BLOCK]
+        if DTYPE_BITS[source] == 16:
+            np.take(_table(source, target), before, out=after, mode="clip")
+        else:
+            _convert(before.view(_NUMPY[source]), after, target)
+        if infinite := _infinities(after, target):
+            overflows += infinite - _infinities(before, source)
     return Cast(made.view(np.uint8).data, overflows)
 
 
-def _cast_block(values: _Array, made: _Array, target: str) -> int:
-    """Fill ``made`` with the bits; returns how many finite values became infinite."""
-    if target == "F16" and values.dtype == _NUMPY["BF16"]:
-        sizes = values & 0x7FFF
-        if sizes.max() < _HALF_MAX >> 16:
-            made[:] = _half_of_bfloat(values, sizes)
-            return 0
-    single = _single(values)
-    sizes = single & _SIZE
-    some_special = sizes.max() >= _TOO_LARGE[target]
+@cache
+def _table(source: str, target: str) -> _Array:
+    """What becomes of each value of 16 bits."""
+    bits: _Array = np.arange(1 << 16, dtype="<u2")
+    values = bits.view("<f2") if source == "F16" else (bits.astype("<u4") << 16).view("<f4")
+    made = np.empty_like(bits)
+    _convert(values, made, target)
+    return made
+
+
+def _convert(values: _Array, made: _Array, target: str) -> None:
+    """Fill ``made`` with the bits of ``values``."""
+    with np.errstate(all="ignore"):
+        single = values.astype(np.float32, copy=False)
+    bits = single.view(np.uint32)
+    sizes = bits & 0x7FFFFFFF
+    largest = sizes.max()
     if target == "F16":
-        made[:] = _half(single, np.minimum(sizes, _HALF_MAX) if some_special else sizes)
-    elif target == "BF16":
-        made[:] = _bfloat(single)
+        made[:] = _half(bits, sizes if largest <= _HALF_MAX else np.minimum(sizes, _HALF_MAX))
     else:
-        made[:] = single
-    return _settle(values, sizes, made, target) if some_special else 0
-
-
-def _single(values: _Array) -> _Array:
-    """The values as bits of float32."""
-    if values.dtype == _NUMPY["BF16"]:
-        bits = values.astype(np.uint32)
-        bits <<= 16
-        return bits
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        return values.astype(np.float32, copy=False).view(np.uint32)
+        made[:] = _bfloat(bits) if target == "BF16" else bits
+    if largest > _INFINITE["F32"]:
+        nans = sizes > _INFINITE["F32"]
+        # The sign from the source, because processors differ in what a conversion makes of it.
+        signs = np.signbit(values[nans]).astype(made.dtype) << (8 * made.itemsize - 1)
+        made[nans] = signs | made.dtype.type(_QUIET_NAN[target])
 
 
 def _bfloat(single: _Array) -> _Array:
@@ -107,19 +102,19 @@ def _bfloat(single: _Array) -> _Array:
 
 
 def _half(single: _Array, sizes: _Array) -> _Array:
-    """Bits of float16; ``sizes`` are at most 2**16.
+    """Bits of float16; ``sizes`` are at most 2**16. What a size has above 2**-14 is rounded as in ``_bfloat``.
 
-    What a size has above 2**-14 is rounded as in ``_bfloat``. What it has below is added to a half, whose last bit is
-    float16's smallest number, so that the processor rounds it; the half itself has no bit among the lower 16.
+    What it has below is added to a half, whose last bit is float16's smallest number, so that the processor rounds it;
+    the half itself has no bit among the lower 16. numpy's own conversion takes twice as long.
     """
-    normals = _NORMALS[: len(sizes)]
+    normals = _NORMALS[: len(single)]
     bits = np.maximum(sizes, normals)
     bits -= _HALF_NORMAL - 0xFFF
     odd = single >> 13
     odd &= 1
     bits += odd
     bits >>= 13
-    small = np.minimum(sizes, normals).view(np.float32)
+    small = np.minimum(sizes, normals, out=sizes).view(np.float32)
     small += np.float32(0.5)
     bits += small.view(np.uint32)
     signs = single >> 16
@@ -128,32 +123,9 @@ def _half(single: _Array, sizes: _Array) -> _Array:
     return bits
 
 
-def _half_of_bfloat(values: _Array, sizes: _Array) -> _Array:
-    """The same of bfloat16's bits, whose ``sizes`` are below 2**16: what is above 2**-14 needs no rounding.
-
-    Arithmetic on 16 bits takes half as long.
-    """
-    normals = _BFLOAT_NORMALS[: len(sizes)]
-    small = np.minimum(sizes, normals).astype(np.uint32)
-    small <<= 16
-    half = small.view(np.float32)
-    half += np.float32(0.5)
-    bits = np.maximum(sizes, normals)
-    bits -= _HALF_NORMAL >> 16
-    bits <<= 3
-    bits += small.astype(np.uint16)
-    bits |= values & 0x8000
-    return bits
-
-
-def _settle(values: _Array, sizes: _Array, made: _Array, target: str) -> int:
-    """Make quiet NaNs of the NaNs; returns how many finite values became infinite."""
-    nans = sizes > _INFINITE
-    # From the bits, because processors differ in what a conversion makes of a NaN's sign.
-    negative = values.view(f"<u{values.itemsize}")[nans] >> (8 * values.itemsize - 1)
-    made[nans] = negative.astype(made.dtype) << (8 * made.itemsize - 1) | made.dtype.type(_QUIET_NAN[target])
-    infinite = np.isinf(values) if values.dtype == _NUMPY["F64"] else sizes == _INFINITE
-    return int(np.count_nonzero((sizes >= _TOO_LARGE[target]) & ~nans & ~infinite))
+def _infinities(bits: _Array, dtype: str) -> int:
+    """How many of the values are infinite."""
+    return int(np.count_nonzero(bits & ((1 << DTYPE_BITS[dtype] - 1) - 1) == _INFINITE[dtype]))
 
 
 class Caster:

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from reshard.pipeline.copying.casts import Caster
-from reshard.pipeline.copying.gather import Window, gather
+from reshard.pipeline.copying.gather import gather
 from reshard.pipeline.copying.stream import Scales
 from reshard.pipeline.errors import CastOverflow
 from reshard.pipeline.limits import DEQUANTIZE_BLOCK, SCALES_HELD
 from reshard.pipeline.planning.model import Entry, Scale
-from reshard.pipeline.tensors import DTYPE_BITS
+from reshard.pipeline.tensors import DTYPE_BITS, Box
 
 _Array = np.ndarray[Any, Any]
 # The exponent of two that a byte of 0 stands for. With fp8 the last, 128, is infinite, as for transformers; not with
@@ -119,7 +119,7 @@ class Dequantizer:
         """So many scales of one matrix from ``top`` and ``left`` on, as float32."""
         tensor, scratch = self._scales.kept[self._scale.tensor.name]
         at = (*(int(i) for i in np.unravel_index(matrix, self._matrices)), top, left) if self._matrices else (top, left)
-        window = Window(at, (*(1 for _ in self._matrices), *box))
+        window = Box(at, (*(1 for _ in self._matrices), *box))
         into = bytearray(prod(box) * DTYPE_BITS[tensor.dtype] // 8)
         packed = np.frombuffer(gather(tensor, window, scratch.read_into, into), _scale_dtype(tensor.dtype)).reshape(box)
         if tensor.dtype == "U8":

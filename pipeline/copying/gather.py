@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
-from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from reshard.pipeline.limits import GATHER_READ
-from reshard.pipeline.tensors import DTYPE_BITS, Tensor
+from reshard.pipeline.tensors import DTYPE_BITS, Box, Tensor, packed_strides
 
 # The parts of an element that a big-endian file stores in reverse, where they are not the element itself, in bytes.
 _PARTS = {"C64": 4}
@@ -23,15 +22,8 @@ _Array = np.ndarray[Any, Any]
 Read = Callable[[memoryview, int], None]  # fills a view with the bytes of the file from an offset on
 
 
-class Window(NamedTuple):
-    """A box of a tensor whose packed bytes are one stretch of the tensor's: its first index, and its shape."""
-
-    at: tuple[int, ...]
-    shape: tuple[int, ...]
-
-
-def windows(tensor: Tensor, limit: int) -> Iterator[Window]:
-    """Windows of at most ``limit`` bytes that make up the tensor, in the order of its packed bytes.
+def windows(tensor: Tensor, limit: int) -> Iterator[Box]:
+    """Boxes of at most ``limit`` bytes that make up the tensor, in the order of its packed bytes: each is a stretch.
 
     Raises ValueError when ``limit`` is less than one element.
 
@@ -43,18 +35,18 @@ def windows(tensor: Tensor, limit: int) -> Iterator[Window]:
         raise ValueError(f"a window of {limit} bytes holds no element of {width}")
     if tensor.size <= limit:
         if tensor.size:
-            yield Window((0,) * len(shape), shape)
+            yield Box((0,) * len(shape), shape)
         return
-    rows = _packed(shape, width)
+    rows = packed_strides(shape, width)
     axis = next(axis for axis, row in enumerate(rows) if row <= limit)
     step, inner = limit // rows[axis], shape[axis + 1 :]
     for outer in product(*map(range, shape[:axis])):
         for first in range(0, shape[axis], step):
             extent = min(step, shape[axis] - first)
-            yield Window((*outer, first, *(0 for _ in inner)), (*(1 for _ in outer), extent, *inner))
+            yield Box((*outer, first, *(0 for _ in inner)), (*(1 for _ in outer), extent, *inner))
 
 
-def gather(tensor: Tensor, window: Window, read: Read, into: bytearray, *, read_max: int = GATHER_READ) -> memoryview:
+def gather(tensor: Tensor, window: Box, read: Read, into: bytearray, *, read_max: int = GATHER_READ) -> memoryview:
     """The packed bytes of ``window``, made at the beginning of ``into``; the pieces of ``tensor`` tile it exactly.
 
     One buffer is enough for all windows. Beside it at most ``read_max`` bytes, or one element, are held at once.
@@ -66,7 +58,7 @@ def gather(tensor: Tensor, window: Window, read: Read, into: bytearray, *, read_
         low = [max(a, b) for a, b in zip(window.at, piece.at, strict=True)]
         high = [min(a + n, b + m) for a, n, b, m in zip(*window, piece.at, piece.shape, strict=True)]
         if all(first < last for first, last in zip(low, high, strict=True)):
-            strides = piece.strides if piece.strides is not None else _packed(piece.shape, width)
+            strides = piece.steps(width)
             start = piece.offset + sum((i - at) * s for i, at, s in zip(low, piece.at, strides, strict=True))
             box = target[tuple(slice(a - at, b - at) for a, b, at in zip(low, high, window.at, strict=True))]
             _copy(start, (*strides, part), box, ">" if piece.order == "big" else "<", read, read_max)
@@ -111,8 +103,3 @@ def _width(tensor: Tensor) -> int:
     if bits % 8:
         raise ValueError(f"{tensor.dtype} is packed: its elements cannot be moved one by one")
     return bits // 8
-
-
-def _packed(shape: Sequence[int], width: int) -> tuple[int, ...]:
-    """The strides of C order."""
-    return tuple(width * prod(shape[axis + 1 :]) for axis in range(len(shape)))

@@ -10,15 +10,13 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import xxhash
 
 from reshard.pipeline.check import failed
-from reshard.pipeline.checkpoint.formats.gguf import MAGIC
 from reshard.pipeline.checkpoint.formats.headers import parse_header
-from reshard.pipeline.checkpoint.formats.safetensors import LENGTH_BYTES
 from reshard.pipeline.errors import OTHER_BYTES, DigestsDiffer, SourceCorrupt
 from reshard.pipeline.planning.model import Shard
-from reshard.pipeline.planning.ranges import Attested, attested
+from reshard.pipeline.planning.ranges import attested
 from reshard.pipeline.protocols import Writer
 from reshard.pipeline.stores.lane import Lane
-from reshard.pipeline.tensors import Attestation, Record, StoredFile
+from reshard.pipeline.tensors import Attestation, Record, Span, StoredFile
 
 COPY = "copy"  # the check's name
 COPY_LEVEL = "the bytes of every tensor, as read and as written"
@@ -187,7 +185,7 @@ class FileHasher:
         return SourceCorrupt(file=what, place=place, expected=expected, actual=OTHER_BYTES, checks=checks)
 
 
-def passing(hashers: Mapping[int, FileHasher]) -> dict[int, Attested]:
+def passing(hashers: Mapping[int, FileHasher]) -> dict[int, Span]:
     """What each of them waits for."""
     return {number: hasher.passes for number, hasher in hashers.items()}
 
@@ -201,13 +199,15 @@ def digests_differ(shard: Shard, differ: Mapping[str, tuple[str, str]]) -> Diges
 
 
 class HashingWriter:
-    """Passes a shard on to its writer, and digests each tensor where the written header says that it lies."""
+    """Passes a shard on to its writer, and digests each tensor where the written header says that it lies.
+
+    The header comes first, in one view.
+    """
 
     def __init__(self, shard: Shard, writer: Writer, lane: Lane) -> None:
         self._shard = shard
         self._writer = writer
         self._lane = lane
-        self._head = bytearray()
         self._tensors: RangeHasher[str] | None = None
         self._at = 0
         self._whole = tensor_digest()
@@ -219,10 +219,12 @@ class HashingWriter:
         self._writer.write(view)
         self._whole.update(view)
         if self._tensors is None:
-            view = self._through_header(view)
-        if self._tensors is not None and view:
+            header = parse_header(view, file=self._shard.path, file_size=self._shard.size)
+            ranges = (HashedRange(spec.start, spec.stop, name) for name, spec in header.tensors.items())
+            self._tensors = RangeHasher(ranges, tensor_digest)
+        else:
             self._tensors.feed(self._at, view)
-            self._at += len(view)
+        self._at += len(view)
 
     def finish(self) -> None:
         """End the shard; raises DigestsDiffer unless the store was handed the bytes that were passed on."""
@@ -234,30 +236,3 @@ class HashingWriter:
     def digests(self) -> dict[str, str]:
         """Tensor -> digest of its bytes as they were written."""
         return self._tensors.digests if self._tensors else {}
-
-    def _through_header(self, view: memoryview) -> memoryview:
-        """Takes the header's bytes off the front of ``view``; returns the data behind it."""
-        if not self._head and len(view) >= LENGTH_BYTES and (end := self._header_end(view)) <= len(view):
-            self._read(view[:end])  # where it stands: a copy may take 100 MB
-            return view[end:]
-        while view and self._tensors is None:
-            step = min(len(view), self._header_end(self._head) - len(self._head))
-            self._head += view[:step]
-            view = view[step:]
-            if len(self._head) > LENGTH_BYTES and len(self._head) == self._header_end(self._head):
-                self._read(memoryview(self._head))
-                self._head = bytearray()  # which is long where it holds a vocabulary
-        return view
-
-    def _read(self, head: memoryview) -> None:
-        header = parse_header(head, file=self._shard.path, file_size=self._shard.size)
-        ranges = (HashedRange(spec.start, spec.stop, name) for name, spec in header.tensors.items())
-        self._tensors = RangeHasher(ranges, tensor_digest)
-        self._at = len(head)
-
-    def _header_end(self, head: memoryview | bytearray) -> int:
-        if len(head) < LENGTH_BYTES:
-            return LENGTH_BYTES
-        if bytes(head[: len(MAGIC)]) == MAGIC:  # which only ends where all of it was read
-            return len(self._shard.header)
-        return LENGTH_BYTES + int.from_bytes(head[:LENGTH_BYTES], "little")

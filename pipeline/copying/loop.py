@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -174,7 +174,7 @@ class _Copier:
 
     def batch(self, shards: Sequence[Shard]) -> int:
         """Copy ``shards``, or the first of them where it should yield; returns how many."""
-        reads = sorted({place.file for shard in shards for part in parts(shard) for place in part.places})
+        reads = sorted({place.file for shard in shards for part in parts(shard.entries) for place in part.places})
         batch = self.sink.batch([self.plan.files[number] for number in reads], self.source)
         try:
             waiting: list[tuple[Shard, _Copy]] = []
@@ -210,8 +210,8 @@ class _Copier:
         writer = batch.open(shard.path, shard.size)
         one = _Copy(HashingWriter(shard, writer, self.lane), self.stream, self.plan.options.strict_dtype, self.disk)
         one.written.write(memoryview(shard.header))
-        with closing(Scales(self.disk, parts(shard))) as scales:
-            for part in parts(shard):
+        with closing(Scales(self.disk, parts(shard.entries))) as scales:
+            for part in parts(shard.entries):
                 one.copy(part, scales)
                 if padding := shard.padding(part.entry):
                     one.written.write(memoryview(bytes(padding)))
@@ -220,29 +220,29 @@ class _Copier:
         return one
 
 
+@dataclass
 class _Copy:
     """One shard on its way: what its tensors were when they were read, and what became of them."""
 
-    def __init__(self, written: HashingWriter, stream: Stream, strict: bool, disk: ScratchSpace) -> None:
-        self.written = written
-        self.tensors: dict[str, str] = {}
-        self.ranges: dict[str, list[str]] = {}  # of tensors whose ranges are not their bytes as they stand
-        self.overflows: dict[str, int] = {}  # of cast tensors: values that became infinite
-        self._stream = stream
-        self._strict = strict
-        self._disk = disk
+    written: HashingWriter
+    stream: Stream
+    strict: bool
+    disk: ScratchSpace
+    tensors: dict[str, str] = field(default_factory=dict)
+    ranges: dict[str, list[str]] = field(default_factory=dict)  # of those that are not their bytes as they stand
+    overflows: dict[str, int] = field(default_factory=dict)  # of those that are cast: values that became infinite
 
     def copy(self, part: Part, scales: Scales) -> None:
         """Read ``part`` and write it, in order and cast as its entry says; or keep it among ``scales``."""
         entry = part.entry
         plain = part.contiguous and len(part.places) == 1 and not (entry.cast or part.kept)
-        take = self._stream.take if plain else partial(self._noted, entry.name)
+        take = self.stream.take if plain else partial(self._noted, entry.name)
         if part.kept:
             scales.keep(part, take)
             return
         digest = tensor_digest()
-        caster = caster_of(entry, scales, strict=self._strict)
-        for view in packed(part, take, self._disk, scales):
+        caster = caster_of(entry, scales, strict=self.strict)
+        for view in packed(part, take, self.disk, scales):
             for made in caster.feed(view) if caster else (view,):
                 digest.update(made)
                 self.written.write(made)
@@ -263,7 +263,7 @@ class _Copy:
 
     def _noted(self, name: str, place: ByteRange) -> Iterator[memoryview]:
         digest = tensor_digest()
-        for view in self._stream.take(place):
+        for view in self.stream.take(place):
             digest.update(view)
             yield view
         self.ranges.setdefault(name, []).append(digest.hexdigest())

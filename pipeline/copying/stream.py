@@ -9,7 +9,7 @@ from typing import NamedTuple
 from reshard.pipeline.copying.hashing import FileHasher
 from reshard.pipeline.errors import SourceChanged
 from reshard.pipeline.limits import CHUNK, GATHER_WINDOW, SCALED_WINDOW
-from reshard.pipeline.planning.ranges import Part, ReadSegment, requests
+from reshard.pipeline.planning.ranges import Part, ReadSegment, adjoining
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.stores.scratch import ScratchFile, ScratchSpace
 from reshard.pipeline.tensors import ByteRange, Piece, StoredFile, Tensor
@@ -129,7 +129,7 @@ class Stream:
 
     def _walk(self, segments: Sequence[ReadSegment]) -> Iterator[memoryview]:
         """Every view of every wanted segment; what is not wanted only passes the hashers."""
-        for request in requests(segments):
+        for request in adjoining(segments):
             number = request[0].file
             file, hasher, at = self._files[number], self._hashers.get(number), request[0].start
             views = self._source.read(file, at, request[-1].stop)

@@ -20,7 +20,7 @@ from reshard.pipeline.limits import (
     TREE_PAGE,
 )
 from reshard.pipeline.planning.model import MANIFEST, Plan
-from reshard.pipeline.planning.ranges import attested, joined, parts, read_plan, requests
+from reshard.pipeline.planning.ranges import adjoining, attested, joined, parts, read_plan
 from reshard.pipeline.protocols import Visibility
 from reshard.pipeline.tensors import Record, StoredFile, same_by_hash
 
@@ -58,12 +58,12 @@ def forecast(plan: Plan) -> Forecast:
     shards = [[plan.shards[n] for n in group.shards] for group in plan.groups]
     read_plans = [read_plan(*one) for one in zip(shards, passing, strict=True)]
     written = sum(shard.size for shard in plan.shards)
-    seams = sum(len(joined(place for part in parts(shard) for place in part.places)) for shard in plan.shards)
+    seams = sum(len(joined(place for part in parts(shard.entries) for place in part.places)) for shard in plan.shards)
     headers = sum(len(shard.header) for shard in plan.shards)
     cast = sum(entry.size for shard in plan.shards for entry in shard.entries if entry.cast)
     shared = plan.shares and plan.transports.target in ("xet", "")
     return Forecast(
-        reads=sum(1 for segments in read_plans for _ in requests(segments)),
+        reads=sum(1 for segments in read_plans for _ in adjoining(segments)),
         read=sum(segment.stop - segment.start for segments in read_plans for segment in segments),
         written=written,
         seams=seams,
@@ -148,7 +148,7 @@ def _carried(plan: Plan, before: Mapping[str, StoredFile]) -> int:
 
 def _spooled(plan: Plan, number: int) -> int:
     """Bytes of the largest tensor of a shard that has to be laid down, and of the scales that wait for weights."""
-    made = [*parts(plan.shards[number])]
+    made = [*parts(plan.shards[number].entries)]
     spans = (part.span for part in made if not part.kept and (part.after or not part.contiguous))
     return max(spans, default=0) + sum(part.span for part in made if part.kept)
 

@@ -12,7 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from reshard.pipeline.checkpoint.formats.tiling import Box, flaw_in_tiling
+from reshard.pipeline.checkpoint.formats.tiling import flaw_in_tiling
 from reshard.pipeline.errors import BadExperts, ProofError
 from reshard.pipeline.request import Experts
 from reshard.pipeline.tensors import DTYPE_BITS, Piece, Tensor
@@ -52,8 +52,7 @@ def arranged(tensors: Sequence[Tensor], experts: Experts) -> Sequence[Tensor]:
         for tensor in (_fused(layer, parts) if experts == "fused" else _separate(layer, parts, NAMES[experts]))
     ]
     for tensor in made:
-        boxes = [Box(piece.at, piece.shape) for piece in tensor.pieces]
-        if flaw := flaw_in_tiling(tensor.shape, boxes):
+        if flaw := flaw_in_tiling(tensor.shape, tensor.pieces):
             raise ProofError(what=f"{tensor.name} is not what it is made of: {flaw}")
     return kept + made
 
@@ -135,8 +134,7 @@ def _cut(piece: Piece, dtype: str, number: int, first: int, stop: int) -> Piece 
     low, high = max(first, at[1]), min(stop, at[1] + shape[1])
     if not at[0] <= number < at[0] + shape[0] or low >= high:
         return None
-    width = DTYPE_BITS[dtype] // 8
-    strides = piece.strides or (shape[1] * shape[2] * width, shape[2] * width, width)
+    strides = piece.steps(DTYPE_BITS[dtype] // 8)
     return Piece(
         piece.file,
         piece.offset + (number - at[0]) * strides[0] + (low - at[1]) * strides[1],

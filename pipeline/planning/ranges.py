@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from reshard.pipeline.limits import GAP_MAX
 from reshard.pipeline.planning.model import Cut, Entry, Shard
-from reshard.pipeline.tensors import DTYPE_BITS, ByteRange, Piece, Record, StoredFile, Tensor
+from reshard.pipeline.tensors import DTYPE_BITS, ByteRange, Piece, Record, Span, StoredFile, Tensor
 
 
 class Part(NamedTuple):
@@ -82,19 +82,12 @@ def _is_run(piece: Piece, shape: Sequence[int]) -> bool:
 def _span(piece: Piece, tensor: Tensor) -> ByteRange:
     """The bytes of the file from the first to the last element of ``piece``."""
     width = DTYPE_BITS[tensor.dtype] // 8
-    if piece.strides is None:
-        return ByteRange(piece.file, piece.offset, piece.offset + prod(piece.shape) * width)
-    reach = sum((extent - 1) * stride for extent, stride in zip(piece.shape, piece.strides, strict=True))
+    reach = sum((extent - 1) * stride for extent, stride in zip(piece.shape, piece.steps(width), strict=True))
     return ByteRange(piece.file, piece.offset, piece.offset + reach + width)
 
 
-def parts(shard: Shard) -> Iterator[Part]:
-    """What the data section of ``shard`` is made of, in output order, and the scales that its weights need."""
-    return parts_of(shard.entries)
-
-
-def parts_of(entries: Sequence[Entry]) -> Iterator[Part]:
-    """The same of these entries.
+def parts(entries: Sequence[Entry]) -> Iterator[Part]:
+    """What ``entries`` of a shard are made of, in output order, and the scales that its weights need.
 
     Scales that the source has before the next weight come before it, whosever they are: those of a whole file often
     stand together, and a file that passes whole passes them anyway.
@@ -139,7 +132,7 @@ def _same_file(one: Tensor, other: Tensor) -> bool:
 
 def cuts_of(number: int, shard: Shard) -> Iterator[Cut]:
     """Every source range that shard ``number`` is made of."""
-    for one in parts(shard):
+    for one in parts(shard.entries):
         for i, place in enumerate(one.places):
             yield Cut(number, one.entry.name, i, *place)
 
@@ -158,37 +151,35 @@ class ReadSegment:
     wanted: bool
 
 
-class Attested(NamedTuple):
-    """``start <= byte < stop`` of a file: what has to pass, whole and in order, for its bytes to be attested."""
-
-    start: int
-    stop: int
+S = TypeVar("S", ByteRange, ReadSegment)
 
 
-def attested(file: StoredFile, records: Sequence[Record]) -> Attested:
-    """All of a file with a sha256; of another, what its archive keeps sums of, from the first to the last that is used.
+def attested(file: StoredFile, records: Sequence[Record]) -> Span:
+    """What has to pass, whole and in order, for a file's bytes to be attested.
+
+    All of a file with a sha256; of another, what its archive keeps sums of, from the first to the last that is used.
 
     What lies before and behind that is never read: a trainer's file may be an optimizer's state for two thirds.
     """
     if file.sha256 is not None or not records:
-        return Attested(0, file.size)
-    return Attested(min(record.start for record in records), max(record.stop for record in records))
+        return Span(0, file.size)
+    return Span(min(record.start for record in records), max(record.stop for record in records))
 
 
-def read_plan(shards: Sequence[Shard], attests: Mapping[int, Attested]) -> list[ReadSegment]:
+def read_plan(shards: Sequence[Shard], attests: Mapping[int, Span]) -> list[ReadSegment]:
     """Every stretch that a group reads, in order: the shards' ranges, and between them what is only attested.
 
     What ``attests`` names passes whole and in order, whatever was copied before or is copied by others.
     """
-    return read_segments((place for shard in shards for part in parts(shard) for place in part.places), attests)
+    return read_segments((place for shard in shards for part in parts(shard.entries) for place in part.places), attests)
 
 
-def read_segments(places: Iterable[ByteRange], attests: Mapping[int, Attested]) -> list[ReadSegment]:
+def read_segments(places: Iterable[ByteRange], attests: Mapping[int, Span]) -> list[ReadSegment]:
     """Every stretch to read so that ``places`` come in their order, and what ``attests`` says of a file passes whole.
 
     Of a file of 100 bytes, bytes 10 to 40 and 60 to 90 are wanted, in this order, and all are attested:
 
-    >>> for part in read_segments([ByteRange(0, 60, 90), ByteRange(0, 10, 40)], {0: Attested(0, 100)}):
+    >>> for part in read_segments([ByteRange(0, 60, 90), ByteRange(0, 10, 40)], {0: Span(0, 100)}):
     ...     print(part.start, part.stop, "wanted" if part.wanted else "passed", "and attested from", part.fresh)
     0 60 passed and attested from 0
     60 90 wanted and attested from 60
@@ -225,30 +216,27 @@ def joined(places: Iterable[ByteRange]) -> list[ByteRange]:
     >>> joined([ByteRange(0, 0, 4), ByteRange(0, 4, 6), ByteRange(0, 8, 9)])
     [ByteRange(file=0, start=0, stop=6), ByteRange(file=0, start=8, stop=9)]
     """
-    joined: list[ByteRange] = []
-    for place in places:
-        if joined and joined[-1].file == place.file and joined[-1].stop == place.start:
-            joined[-1] = ByteRange(place.file, joined[-1].start, place.stop)
-        else:
-            joined.append(place)
-    return joined
+    return [ByteRange(some[0].file, some[0].start, some[-1].stop) for some in adjoining(places)]
 
 
-def _rest(file: int, passed: int, attests: Mapping[int, Attested]) -> list[ReadSegment]:
+def _rest(file: int, passed: int, attests: Mapping[int, Span]) -> list[ReadSegment]:
     stop = attests[file].stop
     return [ReadSegment(file, passed, stop, passed, wanted=False)] if passed < stop else []
 
 
-def requests(segments: Sequence[ReadSegment]) -> Iterator[tuple[ReadSegment, ...]]:
-    """The segments, joined where one ends at the byte where the next begins: each tuple is one request to the store."""
-    joined: list[ReadSegment] = []
-    for segment in segments:
-        if joined and (joined[-1].file != segment.file or joined[-1].stop != segment.start):
-            yield tuple(joined)
-            joined = []
-        joined.append(segment)
-    if joined:
-        yield tuple(joined)
+def adjoining(stretches: Iterable[S]) -> Iterator[list[S]]:
+    """The stretches, together as long as each begins at the byte where the one before ends.
+
+    Those of a read plan that come together are one request to the store.
+    """
+    row: list[S] = []
+    for one in stretches:
+        if row and (row[-1].file != one.file or row[-1].stop != one.start):
+            yield row
+            row = []
+        row.append(one)
+    if row:
+        yield row
 
 
 def same_cut(shards: Sequence[Shard], tensors: Sequence[Tensor], files: Sequence[StoredFile]) -> bool:

@@ -107,7 +107,7 @@ def _transposed(tensor: Tensor, axes: Sequence[int | None]) -> tuple[Piece, ...]
     """Its pieces with these axes; where there is none, every byte stands twice."""
     made = []
     for piece in tensor.pieces:
-        strides = piece.strides or tuple(prod(piece.shape[axis + 1 :]) for axis in range(len(piece.shape)))
+        strides = piece.steps(1)
         found = [(0, 2, 0) if a is None else (piece.at[a], piece.shape[a], strides[a]) for a in axes]
         at, shape, strides = (tuple(one) for one in zip(*found, strict=True))
         made.append(piece._replace(at=at, shape=shape, strides=strides))

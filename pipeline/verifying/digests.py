@@ -22,7 +22,7 @@ from reshard.pipeline.copying.loop import caster_of
 from reshard.pipeline.copying.stream import Scales, Stream, Tick, packed
 from reshard.pipeline.planning.model import Entry
 from reshard.pipeline.planning.pack import in_source_order
-from reshard.pipeline.planning.ranges import parts_of, read_segments
+from reshard.pipeline.planning.ranges import parts, read_segments
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.tensors import BLOCKS, DTYPE_BITS, Checkpoint, Record, StoredFile
@@ -63,7 +63,7 @@ def digests(
         if not sharing:
             entries.append(entry)
         sharing.append(entry.name)
-    places = (place for entry in entries for one in parts_of([entry]) for place in one.places)
+    places = (place for entry in entries for one in parts([entry]) for place in one.places)
     stream = Stream(source, files, read_segments(places, passing(hashers)), hashers, tick)
     found: dict[str, Digests] = {}
     for entry, sharing in zip(entries, names.values(), strict=True):
@@ -78,8 +78,8 @@ def digests(
 
 def _made(entry: Entry, stream: Stream, disk: ScratchSpace) -> Iterator[memoryview]:
     """The bytes as the entry wants them."""
-    with closing(Scales(disk, parts_of([entry]))) as scales:
-        for one in parts_of([entry]):
+    with closing(Scales(disk, parts([entry]))) as scales:
+        for one in parts([entry]):
             if one.kept:
                 scales.keep(one, stream.take)
                 continue
@@ -111,7 +111,7 @@ class Stored(NamedTuple):
 
     def read(self, tmpdir: Path | None) -> Iterator[memoryview]:
         """Its packed bytes, cast."""
-        places = (place for one in parts_of([self.entry]) for place in one.places)
+        places = (place for one in parts([self.entry]) for place in one.places)
         stream = Stream(self.source, self.files, read_segments(places, {}), {}, lambda count: None)
         yield from _made(self.entry, stream, ScratchSpace(tmpdir))
         stream.finish()

@@ -14,13 +14,12 @@ from reshard.pipeline.checkpoint.formats.rank_files import read_ranks
 from reshard.pipeline.checkpoint.formats.safetensors import build_header, parse_header
 from reshard.pipeline.checkpoint.formats.torch_files import read_torch
 from reshard.pipeline.checkpoint.formats.torch_names import ALLOWED
-from reshard.pipeline.checkpoint.formats.torch_state import Contents
 from reshard.pipeline.checkpoint.formats.zero import read_zero
 from reshard.pipeline.checkpoint.indexes import parse_index
 from reshard.pipeline.errors import CheckpointError, UsageError
 from reshard.pipeline.limits import RENAME_NAME_MAX
 from reshard.pipeline.renaming import Rules, parse_rules, renamed
-from reshard.pipeline.tensors import DTYPE_BITS, StoredFile
+from reshard.pipeline.tensors import DTYPE_BITS, Contents, StoredFile
 
 CHUNKS = 4096  # bytes of the one file that fuzzed metadata may speak of
 

@@ -90,5 +90,5 @@ def assert_holds(
     """``tensors``, pieces of ``files``, are those expected: names, shapes and bytes."""
     assert {t.name: t.shape for t in tensors} == {name: tuple(t.shape) for name, t in expected.items()}
     for tensor in tensors:
-        wanted = expected[tensor.name].contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        wanted = expected[tensor.name].detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         assert content(tensor, files, folder) == wanted, tensor.name

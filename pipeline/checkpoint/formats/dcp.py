@@ -14,16 +14,16 @@ from __future__ import annotations
 import json
 import posixpath
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from reshard.pipeline.checkpoint.formats.nesting import Branch, Leaf, Other, label, weights_of
 from reshard.pipeline.checkpoint.formats.pickles import Made, load
-from reshard.pipeline.checkpoint.formats.ranged import Read, Span, read_bytes, read_spans
-from reshard.pipeline.checkpoint.formats.tiling import Box, flaw_in_tiling
+from reshard.pipeline.checkpoint.formats.ranged import Read, read_bytes, read_spans
+from reshard.pipeline.checkpoint.formats.tiling import flaw_in_tiling
 from reshard.pipeline.checkpoint.formats.torch_names import ALLOWED
 from reshard.pipeline.checkpoint.formats.torch_state import (
-    Contents,
     count_of,
     counts_of,
     dtype_of,
@@ -36,7 +36,7 @@ from reshard.pipeline.checkpoint.formats.torch_state import (
 from reshard.pipeline.checkpoint.formats.torch_zip import TorchZip
 from reshard.pipeline.errors import BadArchive, BadIndex, BadPickle, BadTiling, UnsafePath, Unsupported
 from reshard.pipeline.limits import BLOB_EDGE, PICKLE_MAX
-from reshard.pipeline.tensors import Piece, Record, StoredFile, Tensor
+from reshard.pipeline.tensors import Box, Contents, Piece, Record, Span, StoredFile, Tensor
 
 METADATA = ".metadata"
 SUFFIX = ".distcp"
@@ -59,22 +59,14 @@ ALLOWED_METADATA = ALLOWED | {
 _KEYS_MAX = 32  # dictionaries around a tensor; trainers nest two or three
 
 
-class Chunk(NamedTuple):
-    """A part of a tensor, and the archive that holds it: ``length`` bytes at ``offset`` of a file of the folder."""
+class _Chunk(NamedTuple):
+    """A part of a tensor, and the archive that holds it: ``length`` bytes at ``offset`` of a file."""
 
+    tensor: Tensor  # its pieces are yet to be found
     box: Box
     path: str
     offset: int
     length: int
-
-
-class _Tensor(NamedTuple):
-    """A tensor as `.metadata` tells it; its chunks tile it."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    chunks: tuple[Chunk, ...]
 
 
 def read_dcp(read: Read, metadata: StoredFile, files: Sequence[StoredFile]) -> Contents:
@@ -83,32 +75,28 @@ def read_dcp(read: Read, metadata: StoredFile, files: Sequence[StoredFile]) -> C
     Reads `.metadata` and both ends of every chunk, never a tensor. Names are those of the model's own state dict,
     wrappers included. Raises UnsafePickle, UnsafePath, BadTiling and the rest of the CheckpointError family.
     """
-    tensors, notes = _described(read, metadata)
+    chunks, notes = _described(read, metadata)
     numbers = {file.path: number for number, file in enumerate(files)}
-    wanted: dict[int, list[tuple[_Tensor, Chunk]]] = {}
-    for tensor in tensors:
-        for chunk in tensor.chunks:
-            if chunk.path not in numbers:
-                raise BadIndex(file=metadata.path, why=f"it names {label((chunk.path,))}, which is not there")
-            wanted.setdefault(numbers[chunk.path], []).append((tensor, chunk))
-    pieces: dict[str, list[Piece]] = {}
+    wanted: dict[int, list[_Chunk]] = {}
+    for chunk in chunks:
+        if chunk.path not in numbers:
+            raise BadIndex(file=metadata.path, why=f"it names {label((chunk.path,))}, which is not there")
+        wanted.setdefault(numbers[chunk.path], []).append(chunk)
+    pieces: dict[Tensor, list[Piece]] = {chunk.tensor: [] for chunk in chunks}
     records: list[Record] = []
-    for number, chunks in sorted(wanted.items()):
-        for name, piece, record in _chunks_of(read, files[number], number, chunks):
-            pieces.setdefault(name, []).append(piece)
+    for number, in_file in sorted(wanted.items()):
+        for tensor, piece, record in _read_chunks(read, files[number], number, in_file):
+            pieces[tensor].append(piece)
             records.append(record)
-    return Contents(
-        tuple(Tensor(tensor.name, tensor.dtype, tensor.shape, tuple(pieces[tensor.name])) for tensor in tensors),
-        notes,
-        (),
-        tuple(records),
-    )
+    tensors = (tensor._replace(pieces=tuple(found)) for tensor, found in pieces.items())
+    return Contents(tuple(tensors), notes, records=tuple(records))
 
 
 # ------------------------------------------------------------------------------------------------------- .metadata
 
 
-def _described(read: Read, metadata: StoredFile) -> tuple[list[_Tensor], tuple[str, ...]]:
+def _described(read: Read, metadata: StoredFile) -> tuple[list[_Chunk], tuple[str, ...]]:
+    """The chunks of each tensor in turn, which tile it, and notes."""
     file = metadata.path
     if metadata.size > PICKLE_MAX:
         raise BadPickle(
@@ -123,7 +111,8 @@ def _described(read: Read, metadata: StoredFile) -> tuple[list[_Tensor], tuple[s
         _plant(tree, _keys(paths.get(name, (name,)), name, file), name, _leaf(value, file), file)
     weights, notes = weights_of(tree, file)
     stored = _stored(root.get("storage_data"), posixpath.dirname(file), file)
-    return [_tensor(name, full, described[full], stored, file) for name, full in weights.items()], notes
+    chunks = [_chunks(name, full, described[full], stored, file) for name, full in weights.items()]
+    return list(chain.from_iterable(chunks)), notes
 
 
 def _keys(path: object, name: str, file: str) -> tuple[str, ...]:
@@ -183,14 +172,15 @@ def _storage_info(info: Mapping[str, object], what: str, folder: str, file: str)
     return posixpath.join(folder, path), offset, length
 
 
-def _tensor(
+def _chunks(
     name: str, full: str, value: object, stored: Mapping[tuple[str, tuple[int, ...]], tuple[str, int, int]], file: str
-) -> _Tensor:
+) -> list[_Chunk]:
     what = label((name,))
     about = fields(value, "TensorStorageMetadata", file)
     shape, chunks = counts_of(about.get("size")), about.get("chunks")
     if shape is None or type(chunks) is not list:
         raise BadPickle(file=file, why=f"{what} has no valid size")
+    tensor = Tensor(name, _dtype(about.get("properties"), what, file), shape, ())
     found = []
     for chunk in chunks:
         described = fields(chunk, "ChunkStorageMetadata", file)
@@ -199,17 +189,15 @@ def _tensor(
             raise BadPickle(file=file, why=f"{what} has a malformed chunk")
         if (full, at) not in stored:
             raise BadTiling(file=file, tensor=what, why=f"the part at {list(at)} is stored nowhere")
-        found.append(Chunk(Box(at, extent), *stored[full, at]))
+        found.append(_Chunk(tensor, Box(at, extent), *stored[full, at]))
     if not found:
         raise BadTiling(file=file, tensor=what, why="it has no parts")
     if (flaw := flaw_in_tiling(shape, [chunk.box for chunk in found])) is not None:
         raise BadTiling(file=file, tensor=what, why=flaw)
-    dtype = _dtype(about.get("properties"), what, file)
-    if dtype == "F4":
+    if tensor.dtype == "F4":
         raise Unsupported(file=file, what=f"{what}, a sharded tensor of 4-bit elements,")
     # Ranks that hold nothing of a tensor may have a chunk without elements; an empty tensor keeps one.
-    solid = [chunk for chunk in found if 0 not in chunk.box.shape] or found[:1]
-    return _Tensor(name, dtype, shape, tuple(solid))
+    return [chunk for chunk in found if 0 not in chunk.box.shape] or found[:1]
 
 
 def _dtype(properties: object, what: str, file: str) -> str:
@@ -251,30 +239,30 @@ class _Held:
         return self._contents[number][span.start - first : span.stop - first]
 
 
-def _chunks_of(
-    read: Read, file: StoredFile, number: int, chunks: Sequence[tuple[_Tensor, Chunk]]
-) -> Iterator[tuple[str, Piece, Record]]:
+def _read_chunks(
+    read: Read, file: StoredFile, number: int, chunks: Iterable[_Chunk]
+) -> Iterator[tuple[Tensor, Piece, Record]]:
     """(tensor, piece, record) of each chunk of one file, once its archive was held against what `.metadata` says."""
-    ordered = sorted(chunks, key=lambda pair: pair[1].offset)
+    ordered = sorted(chunks, key=lambda chunk: chunk.offset)
     end = 0
     spans = []
-    for tensor, chunk in ordered:
+    for chunk in ordered:
         start, stop = chunk.offset, chunk.offset + chunk.length
         if start < end or stop > file.size:
             what = "overlaps another" if start < end else "reaches behind the end of the file"
-            raise BadArchive(file=file.path, why=f"the chunk of {label((tensor.name,))} at byte {start} {what}")
+            raise BadArchive(file=file.path, why=f"the chunk of {label((chunk.tensor.name,))} at byte {start} {what}")
         end = stop
         if chunk.length <= 2 * BLOB_EDGE:
             spans.append(Span(start, stop))
         else:
             spans += [Span(start, start + BLOB_EDGE), Span(stop - BLOB_EDGE, stop)]
     held = _Held(read, file, spans)
-    for tensor, chunk in ordered:
-        yield tensor.name, *_piece(held, file, number, tensor, chunk)
+    for chunk in ordered:
+        yield chunk.tensor, *_piece(held, file, number, chunk)
 
 
-def _piece(held: _Held, file: StoredFile, number: int, tensor: _Tensor, chunk: Chunk) -> tuple[Piece, Record]:
-    what = f"{label((tensor.name,))} at {list(chunk.box.at)}"
+def _piece(held: _Held, file: StoredFile, number: int, chunk: _Chunk) -> tuple[Piece, Record]:
+    tensor, what = chunk.tensor, f"{label((chunk.tensor.name,))} at {list(chunk.box.at)}"
     archive = TorchZip(held.fetch, file, number, Span(chunk.offset, chunk.offset + chunk.length), BLOB_EDGE)
     if not is_tensor(archive.root):
         raise BadArchive(file=file.path, why=f"the chunk of {what} is not a tensor")
@@ -291,46 +279,38 @@ def _piece(held: _Held, file: StoredFile, number: int, tensor: _Tensor, chunk: C
 # ----------------------------------------------------------------------------------------------------- safetensors
 
 
-class SafetensorsPart(NamedTuple):
-    """One file of DCP's safetensors form: its path, its tensors as stored, its `__metadata__`."""
-
-    path: str
-    tensors: Sequence[Tensor]
-    metadata: Mapping[str, str]
-
-
 def is_sharded(metadata: Mapping[str, str]) -> bool:
     """Whether a safetensors file holds parts of tensors, as DCP writes them, and not whole ones."""
     return SHARDING_INFO in metadata
 
 
-def merged(parts: Sequence[SafetensorsPart]) -> tuple[Tensor, ...]:
-    """The whole tensors that the parts tile, in the order in which their names first occur.
+def merged(parts: Iterable[tuple[str, Contents]]) -> tuple[Tensor, ...]:
+    """The whole tensors that the parts tile, in the order in which their names first occur; files with their paths.
 
     No file says how large a tensor is, so it reaches as far as its parts do: a lost last part goes unnoticed where it
     ends a tensor evenly. Raises BadHeader's family: BadIndex for malformed offsets, BadTiling for overlaps and gaps.
     """
     found: dict[str, list[tuple[str, Tensor, tuple[int, ...]]]] = {}
-    for part in parts:
-        offsets = _saved_offsets(part)
+    for path, part in parts:
+        offsets = _saved_offsets(path, part.metadata)
         for tensor in part.tensors:
             at = offsets.get(tensor.name)
             if at is None or len(at) != len(tensor.shape):
-                raise BadIndex(file=part.path, why=f"it does not say where {label((tensor.name,))} belongs")
-            found.setdefault(tensor.name, []).append((part.path, tensor, at))
+                raise BadIndex(file=path, why=f"it does not say where {label((tensor.name,))} belongs")
+            found.setdefault(tensor.name, []).append((path, tensor, at))
     return tuple(_merged(name, stored) for name, stored in found.items())
 
 
-def _saved_offsets(part: SafetensorsPart) -> dict[str, tuple[int, ...]]:
+def _saved_offsets(path: str, metadata: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
     try:
-        info = json.loads(part.metadata.get(SHARDING_INFO, ""))
+        info = json.loads(metadata.get(SHARDING_INFO, ""))
     except (ValueError, RecursionError):
-        raise BadIndex(file=part.path, why=f"its {SHARDING_INFO} is not JSON") from None
+        raise BadIndex(file=path, why=f"its {SHARDING_INFO} is not JSON") from None
     found = {}
     for name, entry in info.items() if isinstance(info, dict) else ():
         at = counts_of(entry.get(_SAVED_OFFSETS)) if isinstance(entry, dict) else None
         if at is None:
-            raise BadIndex(file=part.path, why=f"its {SHARDING_INFO} of {label((name,))} is malformed")
+            raise BadIndex(file=path, why=f"its {SHARDING_INFO} of {label((name,))} is malformed")
         found[name] = at
     return found
 

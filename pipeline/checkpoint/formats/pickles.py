@@ -189,7 +189,8 @@ class _Machine:
         self._charge(getsizeof(decoded))
         return decoded
 
-    def push(self, value: object) -> None:
+    def push(self, value: object, cost: int = 0) -> None:
+        self._charge(cost)
         self.stack.append(value)
 
     def pop_to_mark(self) -> list[object]:
@@ -197,10 +198,6 @@ class _Machine:
         self.stack = self._below_marks.pop()
         self._allowance += _LIST_COST
         return values
-
-    def push_charged(self, value: object, cost: int) -> None:
-        self._charge(cost)
-        self.stack.append(value)
 
     # The steps, one per opcode or per kind of opcodes.
 
@@ -215,7 +212,7 @@ class _Machine:
             raise self._cut_short()
 
     def integer(self, length: int, signed: bool) -> None:
-        self.push_charged(int.from_bytes(self._take(length), "little", signed=signed), _SMALL_COST)
+        self.push(int.from_bytes(self._take(length), "little", signed=signed), _SMALL_COST)
 
     def long(self, prefix: int) -> None:
         length = self.number(prefix)
@@ -225,27 +222,25 @@ class _Machine:
         self.integer(length, True)
 
     def float(self) -> None:
-        self.push_charged(struct.unpack(">d", self._take(8))[0], _SMALL_COST)
+        self.push(struct.unpack(">d", self._take(8))[0], _SMALL_COST)
 
     def text(self, prefix: int) -> None:
         self.push(self._decoded(self._take(self.number(prefix))))
 
     def bytes(self, prefix: int) -> None:
         content = self._take(self.number(prefix))
-        self.push_charged(content, getsizeof(content))
+        self.push(content, getsizeof(content))
 
-    def tuple_of(self, length: int) -> None:
-        values = tuple(self.stack.pop() for _ in range(length))
-        self.push_charged(values[::-1], _TUPLE_COST + 8 * length)
+    def pop_last(self, count: int) -> list[object]:
+        return [self.stack.pop() for _ in range(count)][::-1]
 
-    def tuple_to_mark(self) -> None:
-        values = self.pop_to_mark()
-        self.push_charged(tuple(values), _TUPLE_COST + 8 * len(values))
+    def tuple_of(self, values: list[object]) -> None:
+        self.push(tuple(values), _TUPLE_COST + 8 * len(values))
 
     def frozen_set(self) -> None:
         made = Made(SET, ())
         made.items = self.pop_to_mark()
-        self.push_charged(made, _MADE_COST)
+        self.push(made, _MADE_COST)
 
     def extend(self, values: list[object]) -> None:
         target = self.stack[-1]
@@ -259,10 +254,6 @@ class _Machine:
             target.items.extend(values)
         else:
             raise self._bad("it adds elements to something that has none")
-
-    def set_item(self) -> None:
-        value, key = self.stack.pop(), self.stack.pop()
-        self.set_items([key, value])
 
     def set_items(self, flat: list[object]) -> None:
         if len(flat) % 2:
@@ -307,7 +298,7 @@ class _Machine:
         if str(found) not in self._allowed:
             # A name from a stranger may be long and may hold control characters.
             raise UnsafePickle(file=self._file, what=repr(str(found)[:200])[1:-1])
-        self.push_charged(found, _MADE_COST)
+        self.push(found, _MADE_COST)
 
     def call(self) -> None:
         args, kind = self.stack.pop(), self.stack.pop()
@@ -315,7 +306,7 @@ class _Machine:
             raise self._bad("it calls something that is not a name")
         if type(args) is not tuple:
             raise self._bad(f"it calls {kind} without a tuple of arguments")
-        self.push_charged(Made(kind, args), _MADE_COST)
+        self.push(Made(kind, args), _MADE_COST)
 
     def build(self) -> None:
         state, target = self.stack.pop(), self.stack[-1]
@@ -325,7 +316,7 @@ class _Machine:
 
     def persistent(self) -> None:
         found = Persistent(self.stack.pop())
-        self.push_charged(found, _MADE_COST)
+        self.push(found, _MADE_COST)
         self._persistent.append(found)
 
 
@@ -353,18 +344,18 @@ _STEPS: Final[dict[int, Callable[[_Machine], object]]] = {
     0x8E: lambda machine: machine.bytes(8),  # BINBYTES8
     0x96: lambda machine: machine.bytes(8),  # BYTEARRAY8
     0x29: lambda machine: machine.push(()),  # EMPTY_TUPLE
-    0x85: lambda machine: machine.tuple_of(1),
-    0x86: lambda machine: machine.tuple_of(2),
-    0x87: lambda machine: machine.tuple_of(3),
-    0x74: _Machine.tuple_to_mark,
-    0x5D: lambda machine: machine.push_charged([], _LIST_COST),  # EMPTY_LIST
-    0x7D: lambda machine: machine.push_charged(Mapping(), _MAPPING_COST),  # EMPTY_DICT
-    0x8F: lambda machine: machine.push_charged(Made(SET, ()), _MADE_COST),  # EMPTY_SET
+    0x85: lambda machine: machine.tuple_of(machine.pop_last(1)),
+    0x86: lambda machine: machine.tuple_of(machine.pop_last(2)),
+    0x87: lambda machine: machine.tuple_of(machine.pop_last(3)),
+    0x74: lambda machine: machine.tuple_of(machine.pop_to_mark()),
+    0x5D: lambda machine: machine.push([], _LIST_COST),  # EMPTY_LIST
+    0x7D: lambda machine: machine.push(Mapping(), _MAPPING_COST),  # EMPTY_DICT
+    0x8F: lambda machine: machine.push(Made(SET, ()), _MADE_COST),  # EMPTY_SET
     0x91: _Machine.frozen_set,
-    0x61: lambda machine: machine.extend([machine.stack.pop()]),  # APPEND
+    0x61: lambda machine: machine.extend(machine.pop_last(1)),  # APPEND
     0x65: lambda machine: machine.extend(machine.pop_to_mark()),  # APPENDS
     0x90: lambda machine: machine.extend(machine.pop_to_mark()),  # ADDITEMS
-    0x73: _Machine.set_item,
+    0x73: lambda machine: machine.set_items(machine.pop_last(2)),
     0x75: lambda machine: machine.set_items(machine.pop_to_mark()),
     0x28: _Machine.mark,
     0x30: _Machine.pop,

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, Protocol
+from typing import Any, TypeVar
 
 from reshard.pipeline.errors import BadLength
 from reshard.pipeline.limits import HEADER_READERS, SPAN_GAP, SPAN_READ
-from reshard.pipeline.tensors import StoredFile
+from reshard.pipeline.tensors import Span, StoredFile
+
+T = TypeVar("T")
 
 
-class Read(Protocol):
-    """Exactly the bytes ``start <= b < stop`` of a file, in order, in views that are valid until the next one.
-
-    ``Source.read`` is one. It is called from several threads at once.
-    """
-
-    def __call__(self, file: StoredFile, start: int, stop: int, /) -> Iterator[memoryview]: ...
+# Exactly the bytes ``start <= b < stop`` of a file, in order, in views that are valid until the next one.
+# ``Source.read`` is one. It is called from several threads at once.
+Read = Callable[[StoredFile, int, int], Iterator[memoryview]]
 
 
-class Span(NamedTuple):
-    """``start <= byte < stop`` of the file at hand."""
-
-    start: int
-    stop: int
+def each(read: Callable[..., T], *arguments: Iterable[Any]) -> list[T]:
+    """What ``map`` gives, made several at a time: what they wait for is latency."""
+    calls = list(zip(*arguments, strict=False))
+    if len(calls) < 2:
+        return [read(*call) for call in calls]
+    with ThreadPoolExecutor(HEADER_READERS, thread_name_prefix="headers") as pool:
+        return list(pool.map(lambda call: read(*call), calls))
 
 
 def read_bytes(read: Read, file: StoredFile, start: int, stop: int) -> bytes:
@@ -68,11 +68,5 @@ def read_spans(read: Read, file: StoredFile, spans: Sequence[Span]) -> list[byte
             span = spans[number]
             found[number] = data[span.start - whole.start : span.stop - whole.start]
 
-    if len(requests) <= 1:
-        for request in requests:
-            fetch(request)
-    else:
-        with ThreadPoolExecutor(HEADER_READERS) as threads:
-            for _ in threads.map(fetch, requests):
-                pass
+    each(fetch, requests)
     return found

@@ -9,29 +9,27 @@ class of torch is ever made.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import count
 from math import prod
 from typing import NamedTuple
 
 from reshard.pipeline.checkpoint.formats.nesting import label
 from reshard.pipeline.checkpoint.formats.pickles import Made
-from reshard.pipeline.checkpoint.formats.ranged import Read
-from reshard.pipeline.checkpoint.formats.tiling import Box, flaw_in_tiling
+from reshard.pipeline.checkpoint.formats.ranged import Read, each
+from reshard.pipeline.checkpoint.formats.tiling import flaw_in_tiling
 from reshard.pipeline.checkpoint.formats.torch_names import DTENSOR, FROM_TYPE
 from reshard.pipeline.checkpoint.formats.torch_state import (
-    Contents,
     counts_of,
     dtype_of,
     fields,
     pairs_of,
     tensors_of,
     tied_tensors,
-    views_of,
 )
 from reshard.pipeline.checkpoint.formats.torch_zip import open_zip
 from reshard.pipeline.errors import BadIndex, BadPickle, BadTiling, NotRead
-from reshard.pipeline.limits import HEADER_READERS
-from reshard.pipeline.tensors import Piece, Record, StoredFile, Tensor
+from reshard.pipeline.tensors import Contents, Piece, Record, StoredFile, Tensor, packed_strides
 from reshard.pipeline.text import counted
 
 _WRAPPER = "_rebuild_wrapper_subclass"
@@ -66,8 +64,7 @@ def read_ranks(read: Read, files: Sequence[StoredFile]) -> Contents:
 
     Reads no storage. Raises UnsafePickle, NotRead, BadTiling and the rest of the CheckpointError family.
     """
-    with ThreadPoolExecutor(HEADER_READERS, thread_name_prefix="ranks") as pool:
-        ranks = list(pool.map(lambda number: _rank(read, files[number], number), range(len(files))))
+    ranks = each(partial(_rank, read), files, count())
     for rank, file in zip(ranks, files, strict=True):
         if odd := rank.parts.keys() ^ ranks[0].parts.keys():
             raise BadIndex(file=file.path, why=f"only one of it and {files[0].path} has {label((min(odd),))}")
@@ -90,15 +87,14 @@ def _rank(read: Read, file: StoredFile, number: int) -> _Rank:
     archive = open_zip(read, file, number)
     tensors, notes = tensors_of(archive.root, file.path)
     described = {name: _described(made, label((name,)), file.path) for name, made in tensors.items()}
-    views = views_of({name: local for name, (local, _, _) in described.items()}, file.path)
-    records = archive.storages(views.values())
     parts = {}
-    for name, view in views.items():
+    locals_ = {name: local for name, (local, _, _) in described.items()}
+    for (name, dtype, shape, (piece,)), record in zip(*archive.tensors(locals_), strict=True):
         _, whole, at = described[name]
-        whole = whole or _Whole(view.dtype, view.shape, ())
-        if whole.dtype != view.dtype:
-            raise BadPickle(file=file.path, why=f"{label((name,))} is of {whole.dtype}, and its part of {view.dtype}")
-        parts[name] = _Part(whole, at, archive.piece(view, records, label((name,))), records[view.storage.key])
+        whole = whole or _Whole(dtype, shape, ())
+        if whole.dtype != dtype:
+            raise BadPickle(file=file.path, why=f"{label((name,))} is of {whole.dtype}, and its part of {dtype}")
+        parts[name] = _Part(whole, at, piece, record)
     return _Rank(parts, notes)
 
 
@@ -150,7 +146,8 @@ def _used(name: str, parts: Sequence[_Part], files: Sequence[StoredFile]) -> lis
     else:
         mesh = [1 + max(part.at[axis] for part in parts if len(part.at) > axis) for axis in range(len(whole.divided))]
         places = [
-            tuple(rank // prod(mesh[axis + 1 :]) % n for axis, n in enumerate(mesh)) for rank in range(len(parts))
+            tuple(rank // step % n for step, n in zip(packed_strides(mesh), mesh, strict=True))
+            for rank in range(len(parts))
         ]
         agree = prod(mesh) == len(parts)
         agree &= all(part.whole == whole and part.at == at for part, at in zip(parts, places, strict=True))
@@ -186,6 +183,6 @@ def _tensor(name: str, parts: Sequence[_Part], files: Sequence[StoredFile]) -> T
         for dim in dims:
             at[dim] = min(number * -(-shape[dim] // len(parts)), shape[dim])
         pieces.append(part.piece._replace(at=tuple(at)))
-    if (flaw := flaw_in_tiling(shape, [Box(piece.at, piece.shape) for piece in pieces])) is not None:
+    if (flaw := flaw_in_tiling(shape, pieces)) is not None:
         raise BadTiling(file=files[pieces[0].file].path, tensor=label((name,)), why=flaw)
     return Tensor(name, dtype, shape, tuple(piece for piece in pieces if 0 not in piece.shape) or (pieces[0],))

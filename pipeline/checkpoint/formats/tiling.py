@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 from types import EllipsisType
-from typing import NamedTuple
 
 from reshard.pipeline.limits import TILING_CELLS_MAX
+from reshard.pipeline.tensors import Box, Piece, packed_strides
 from reshard.pipeline.text import counted
 
 
-class Box(NamedTuple):
-    """The elements ``at <= index < at + shape``."""
-
-    at: tuple[int, ...]
-    shape: tuple[int, ...]
-
-
-def flaw_in_tiling(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
+def flaw_in_tiling(shape: Sequence[int], boxes: Sequence[Box | Piece]) -> str | None:
     """What is wrong with ``boxes`` as a tiling of an array of ``shape``, in words; None when nothing is.
 
     A sum of volumes would take two overlapping boxes and a gap for a tiling. So the array is cut along every edge of
@@ -63,7 +56,7 @@ def boxes_of(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
     >>> [(box.at, box.shape) for box in boxes_of((4, 3), 2, 11)]
     [((0, 2), (1, 1)), ((1, 0), (2, 3)), ((3, 0), (1, 2))]
     """
-    rows = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    rows = packed_strides(shape)
     while start < stop:
         if not shape:
             yield Box((), ())

@@ -7,9 +7,8 @@ from shlex import quote
 from reshard.pipeline.checkpoint.formats import torch_legacy, torch_zip
 from reshard.pipeline.checkpoint.formats.pointers import refuse_pointer
 from reshard.pipeline.checkpoint.formats.ranged import Read, read_bytes
-from reshard.pipeline.checkpoint.formats.torch_state import Contents
 from reshard.pipeline.errors import BadArchive, Unsupported
-from reshard.pipeline.tensors import StoredFile
+from reshard.pipeline.tensors import Contents, StoredFile
 
 # Until 2017 torch wrote tar archives (`torch/serialization.py`, `legacy_load`): their mark stands at this byte.
 _TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257

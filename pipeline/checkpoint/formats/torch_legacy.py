@@ -12,21 +12,20 @@ import re
 
 from reshard.pipeline.checkpoint.formats.nesting import label
 from reshard.pipeline.checkpoint.formats.pickles import Loaded, load
-from reshard.pipeline.checkpoint.formats.ranged import Read, Span, read_bytes, read_spans
+from reshard.pipeline.checkpoint.formats.ranged import Read, read_bytes, read_spans
 from reshard.pipeline.checkpoint.formats.settings import settings_of
 from reshard.pipeline.checkpoint.formats.torch_names import ALLOWED
 from reshard.pipeline.checkpoint.formats.torch_state import (
-    Contents,
     piece_of,
     sizes_of,
     storage_of,
     tensors_of,
-    tied_names,
+    tied_tensors,
     views_of,
 )
 from reshard.pipeline.errors import BadArchive, BadLength, BadPickle, PickleCutShort
 from reshard.pipeline.limits import HEADER_READ, PICKLE_MAX
-from reshard.pipeline.tensors import Record, StoredFile, Tensor
+from reshard.pipeline.tensors import Contents, Record, Span, StoredFile, Tensor
 
 _MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 _PROTOCOL_VERSION = 1001
@@ -84,8 +83,8 @@ def read_torch_legacy(read: Read, file: StoredFile, number: int) -> Contents:
         for storage in (view.storage for view in views.values())
         for start in (starts[storage.key],)
     }
-    found = (Tensor(n, v.dtype, v.shape, (piece_of(v, records[v.storage.key]),)) for n, v in views.items())
-    return Contents(tuple(found), (*kept_back, *notes), tied_names(views), tuple(records.values()), settings)
+    found = tuple(Tensor(n, v.dtype, v.shape, (piece_of(v, records[v.storage.key]),)) for n, v in views.items())
+    return Contents(found, (*kept_back, *notes), tied_tensors(found), tuple(records.values()), settings)
 
 
 def _starts(read: Read, file: StoredFile, state: Loaded, keys: object, at: int) -> dict[str, int]:
@@ -98,14 +97,12 @@ def _starts(read: Read, file: StoredFile, state: Loaded, keys: object, at: int) 
     storages = [storage_of(found, "a value", file.path) for found in state.persistent]
     sizes = sizes_of(storages, file.path)
     widths = {storage.key: storage.width for storage in storages}
+    if not all(type(key) is str for key in keys) or sorted(keys) != sorted(sizes):
+        raise BadPickle(file=file.path, why="its list of storages is not that of its tensors")
     starts: dict[str, int] = {}
     for key in keys:
-        if type(key) is not str or key not in sizes or key in starts:
-            raise BadPickle(file=file.path, why="its list of storages is not that of its tensors")
         starts[key] = at + _COUNT_BYTES
         at += _COUNT_BYTES + sizes[key]
-    if len(starts) != len(sizes):
-        raise BadPickle(file=file.path, why="its list of storages is not that of its tensors")
     if at != file.size:
         raise BadLength(file=file.path, actual=file.size, expected=at)
     counts = read_spans(read, file, [Span(start - _COUNT_BYTES, start) for start in starts.values()])

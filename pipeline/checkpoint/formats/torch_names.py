@@ -40,7 +40,6 @@ PLAIN_TYPES = {
     "torch.Tensor", "torch._tensor.Tensor", "torch.nn.parameter.Parameter", "torch.nn.Parameter",
     "torch.nn.parameter.Buffer", "torch.nn.Buffer",
 }  # fmt: skip
-TENSOR_KINDS = {*REBUILD, *PARAMETER, *FROM_TYPE}
 # Tensors that are more than a view of one storage.
 FOREIGN_KINDS = {
     "torch._utils._rebuild_sparse_tensor": "a sparse tensor",
@@ -52,6 +51,7 @@ FOREIGN_KINDS = {
     "torch._utils._rebuild_device_tensor_from_cpu_tensor": "a tensor of another device, pickled by value,",
     "torch._utils._rebuild_wrapper_subclass": "a tensor of a custom class",
 }
+TENSOR_KINDS = {*REBUILD, *PARAMETER, *FROM_TYPE, *FOREIGN_KINDS}
 # What a DTensor is pickled with: itself, how it is divided, and over which processes. Modules of torch 2.3 and later.
 DTENSOR = "DTensor"
 _DTENSOR_MODULES = (
@@ -78,7 +78,6 @@ BYSTANDERS = {
 ALLOWED = frozenset(
     TENSOR_KINDS
     | PLAIN_TYPES
-    | set(FOREIGN_KINDS)
     | DTENSOR_KINDS
     | DICTIONARIES
     | BYSTANDERS

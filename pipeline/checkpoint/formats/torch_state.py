@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from types import MappingProxyType
 from typing import NamedTuple, TypeGuard
 
 from reshard.pipeline.checkpoint.formats import torch_names
@@ -18,7 +17,7 @@ from reshard.pipeline.checkpoint.formats.pickles import Global, Made, Persistent
 from reshard.pipeline.checkpoint.formats.pickles import Mapping as PickledMapping
 from reshard.pipeline.errors import BadPickle, DuplicateTensor, Unsupported
 from reshard.pipeline.limits import EXPANSION_FREE, EXPANSION_MAX, NESTING_MAX, VALUES_MAX
-from reshard.pipeline.tensors import DTYPE_BITS, Piece, Record, Tensor
+from reshard.pipeline.tensors import DTYPE_BITS, Piece, Record, Tensor, packed_strides
 
 _DIMENSIONS_MAX = 64
 _BYTES_MAX = 1 << 63  # every reader of the format counts bytes in 64 bits
@@ -50,16 +49,6 @@ class View:
         return prod(self.shape) * DTYPE_BITS[self.dtype] // 8
 
 
-class Contents(NamedTuple):
-    """What one torch file holds."""
-
-    tensors: tuple[Tensor, ...]  # in the order of the pickle
-    notes: tuple[str, ...]  # where the weights were found, and what else was there
-    ties: tuple[tuple[str, ...], ...]  # names that are one view of one storage; overlapping views are not ties
-    records: tuple[Record, ...] = ()  # every stretch that tensors are read from, with what attests it
-    settings: Mapping[str, object] = MappingProxyType({})  # those beside the weights, as values of JSON
-
-
 # --------------------------------------------------------------------------------------------------------- values
 
 
@@ -78,9 +67,7 @@ def pairs_of(value: object) -> Sequence[tuple[object, object]] | None:
 
 
 def is_tensor(value: object) -> TypeGuard[Made]:
-    return type(value) is Made and (
-        str(value.kind) in torch_names.TENSOR_KINDS or str(value.kind) in torch_names.FOREIGN_KINDS
-    )
+    return type(value) is Made and str(value.kind) in torch_names.TENSOR_KINDS
 
 
 def fields(value: object, kind: str, file: str) -> dict[str, object]:
@@ -117,14 +104,37 @@ def describe(value: object) -> str:
     return f"a {value}" if type(value) is Global else "a value of an unknown kind"
 
 
-class _Search:
-    """Looks for tensors inside values, each value once, and only so many of them."""
+class _Tree:
+    """Makes a tree of nested dictionaries, and looks for tensors inside what is none: only at so many values."""
 
     def __init__(self, file: str) -> None:
         self._file = file
         self._looked_at = 0
+        # By identity, so that what occurs often is not walked often; None while a dictionary's own inside is.
+        self._done: dict[int, Branch[Made] | None] = {}
 
-    def finds_tensor(self, value: object) -> bool:
+    def node(self, value: object, depth: int = 0) -> Branch[Made] | Leaf[Made] | Other:
+        if is_tensor(value):
+            return Leaf(value)
+        pairs = pairs_of(value)
+        if pairs is None or depth >= NESTING_MAX or not all(type(key) is str for key, _ in pairs):
+            return Other(describe(value), self._finds_tensor(value))
+        if id(value) not in self._done:
+            self._done[id(value)] = None
+            self._done[id(value)] = self._branch(pairs, depth + 1)
+        return self._done[id(value)] or Other("a dictionary inside itself")
+
+    def _branch(self, pairs: Iterable[tuple[object, object]], depth: int) -> Branch[Made]:
+        branch: Branch[Made] = Branch()
+        for key, child in pairs:
+            assert type(key) is str
+            if key in branch.children:
+                raise DuplicateTensor(tensor=label((key,)), file=self._file, other="the same dictionary")
+            branch.children[key] = node = self.node(child, depth)
+            branch.has_tensors = branch.has_tensors or isinstance(node, Leaf) or node.has_tensors
+        return branch
+
+    def _finds_tensor(self, value: object) -> bool:
         seen: set[int] = set()
         waiting = [value]
         while waiting:
@@ -151,35 +161,6 @@ def _inner(value: object) -> Sequence[object]:
         parts = (part for pair in value.pairs or () for part in pair)
         return [*value.args, value.state, *(value.items or ()), *parts]
     return ()
-
-
-_Done = dict[int, "Branch[Made] | None"]  # by identity; None while a dictionary's own inside is walked
-
-
-def _branch(value: object, file: str, depth: int, search: _Search, done: _Done) -> Branch[Made]:
-    """A dictionary as a tree; ``done`` keeps a dictionary that occurs often from being walked often."""
-    branch: Branch[Made] = Branch()
-    done[id(value)] = None
-    for key, child in pairs_of(value) or ():
-        assert type(key) is str
-        if key in branch.children:
-            raise DuplicateTensor(tensor=label((key,)), file=file, other="the same dictionary")
-        branch.children[key] = node = _node(child, file, depth, search, done)
-        branch.has_tensors = branch.has_tensors or isinstance(node, Leaf) or node.has_tensors
-    done[id(value)] = branch
-    return branch
-
-
-def _node(value: object, file: str, depth: int, search: _Search, done: _Done) -> Branch[Made] | Leaf[Made] | Other:
-    if is_tensor(value):
-        assert type(value) is Made
-        return Leaf(value)
-    pairs = pairs_of(value)
-    if pairs is not None and depth < NESTING_MAX and all(type(key) is str for key, _ in pairs):
-        if id(value) in done:
-            return done[id(value)] or Other("a dictionary inside itself")
-        return _branch(value, file, depth + 1, search, done)
-    return Other(describe(value), search.finds_tensor(value))
 
 
 # ---------------------------------------------------------------------------------------------------------- views
@@ -231,11 +212,7 @@ def storage_of(value: object, what: str, file: str) -> Storage:
         if kind.name not in torch_names.STORAGES:
             raise BadPickle(file=file, why=f"{what} has the unknown storage class {kind}")
         dtype = torch_names.STORAGES[kind.name]
-        width = (
-            torch_names.FOREIGN_STORED[dtype]
-            if dtype in torch_names.FOREIGN_STORED
-            else DTYPE_BITS[torch_names.DTYPES[dtype]] // 8
-        )
+        width = torch_names.FOREIGN_STORED.get(dtype) or DTYPE_BITS[torch_names.DTYPES[dtype]] // 8
     whole = count * width
     start, size = 0, whole
     if view and view[0] is not None:
@@ -329,14 +306,8 @@ def _checked_view(
 
 def _is_packed(shape: tuple[int, ...], steps: tuple[int, ...], width: int = 1) -> bool:
     """Whether the strides are those of C order, for every dimension in which there is a step to take."""
-    if 0 in shape:
-        return True
-    expected = width
-    for extent, step in zip(reversed(shape), reversed(steps), strict=True):
-        if extent != 1 and step != expected:
-            return False
-        expected *= extent
-    return True
+    dimensions = zip(shape, steps, packed_strides(shape, width), strict=True)
+    return 0 in shape or all(extent == 1 or step == expected for extent, step, expected in dimensions)
 
 
 def piece_of(view: View, record: Record, big_endian: bool = False) -> Piece:
@@ -367,7 +338,7 @@ def tensors_of(root: object, file: str, told: Container[str] = ()) -> tuple[dict
         raise Unsupported(file=file, what=f"a file that holds {kind} and no dictionary of tensors")
     if not pairs:
         return {}, ()  # one of several files may be empty
-    node = _node(root, file, 0, _Search(file), {})
+    node = _Tree(file).node(root)
     if not isinstance(node, Branch):
         raise Unsupported(file=file, what="a dictionary whose keys are not all names")
     return weights_of(node, file, told)
@@ -399,12 +370,3 @@ def sizes_of(storages: Iterable[Storage], file: str) -> dict[str, int]:
         if sizes.setdefault(storage.key, storage.whole) != storage.whole:
             raise BadPickle(file=file, why=f"storage {label((storage.key,))} is given two lengths")
     return sizes
-
-
-def tied_names(views: Mapping[str, View]) -> tuple[tuple[str, ...], ...]:
-    """Groups of two names and more that are the same view of the same storage."""
-    groups: dict[View, list[str]] = {}
-    for name, view in views.items():
-        if view.size:
-            groups.setdefault(view, []).append(name)
-    return tuple(tuple(names) for names in groups.values() if len(names) > 1)

@@ -16,22 +16,14 @@ from functools import partial
 from typing import NamedTuple
 
 from reshard.pipeline.checkpoint.formats.nesting import label
-from reshard.pipeline.checkpoint.formats.pickles import load
-from reshard.pipeline.checkpoint.formats.ranged import Read, Span, read_spans
+from reshard.pipeline.checkpoint.formats.pickles import Made, load
+from reshard.pipeline.checkpoint.formats.ranged import Read, read_spans
 from reshard.pipeline.checkpoint.formats.settings import settings_of
 from reshard.pipeline.checkpoint.formats.torch_names import ALLOWED
-from reshard.pipeline.checkpoint.formats.torch_state import (
-    Contents,
-    View,
-    piece_of,
-    sizes_of,
-    tensors_of,
-    tied_names,
-    views_of,
-)
+from reshard.pipeline.checkpoint.formats.torch_state import View, piece_of, sizes_of, tensors_of, tied_tensors, views_of
 from reshard.pipeline.errors import BadArchive, Unsupported
 from reshard.pipeline.limits import PICKLE_MAX, TAIL_READ, ZIP_DIRECTORY_MAX
-from reshard.pipeline.tensors import DTYPE_BITS, Piece, Record, StoredFile, Tensor
+from reshard.pipeline.tensors import DTYPE_BITS, Contents, Piece, Record, Span, StoredFile, Tensor
 from reshard.pipeline.text import counted
 
 Fetch = Callable[[Sequence[Span]], list[bytes]]
@@ -73,6 +65,7 @@ class Entry(NamedTuple):
     size: int
     crc32: int
     flags: int
+    limit: int  # where the next record or the directory begins
 
 
 def read_torch_zip(read: Read, file: StoredFile, number: int) -> Contents:
@@ -82,14 +75,9 @@ def read_torch_zip(read: Read, file: StoredFile, number: int) -> Contents:
     """
     archive = open_zip(read, file, number)
     settings, kept_back = settings_of(archive.root, file.path)
-    tensors, notes = tensors_of(archive.root, file.path, settings)
-    views = views_of(tensors, file.path)
-    records = archive.storages(views.values())
-    found = tuple(
-        Tensor(name, view.dtype, view.shape, (archive.piece(view, records, label((name,))),))
-        for name, view in views.items()
-    )
-    return Contents(found, (*kept_back, *notes), tied_names(views), tuple(records.values()), settings)
+    pickled, notes = tensors_of(archive.root, file.path, settings)
+    tensors, records = archive.tensors(pickled)
+    return Contents(tensors, (*kept_back, *notes), tied_tensors(tensors), tuple(dict.fromkeys(records)), settings)
 
 
 def open_zip(read: Read, file: StoredFile, number: int, allowed: frozenset[str] = ALLOWED) -> TorchZip:
@@ -114,16 +102,12 @@ class TorchZip:
     ) -> None:
         self._file = file
         self._number = number
-        entries, directory = _read_directory(fetch, file, within, tail)
-        _refuse_overlap(file, entries, directory)
-        self._name, self._entries = _without_folder(file, entries)
+        self._name, self._entries = _without_folder(file, _read_directory(fetch, file, within, tail))
         if "constants.pkl" in self._entries:
             raise Unsupported(file=file.path, what=_TORCHSCRIPT)
         if "data.pkl" not in self._entries:
             raise _bad(file, "this zip archive holds no data.pkl, so torch did not write it")
         # One round of requests: every record's own header, and the two records that are read here whole.
-        order = list(self._entries)
-        follow = dict(zip(order, [*(self._entries[name].header for name in order[1:]), directory], strict=True))
         pickle_size = self._entries["data.pkl"].size
         if pickle_size > PICKLE_MAX:
             raise _bad(file, f"its pickle is {pickle_size:,} bytes long, and {PICKLE_MAX:,} is the most that is read")
@@ -132,17 +116,27 @@ class TorchZip:
             # Of the records that are read here the whole, whatever padding lies between.
             more = _EXTRA_MAX + min(entry.size, PICKLE_MAX) if name in _READ_WHOLE else _LOCAL_EXTRA_READ
             stop = entry.header + _LOCAL.size + len(entry.name.encode()) + more
-            spans.append(Span(entry.header, min(stop, follow[name])))
-        heads = dict(zip(order, fetch(spans), strict=True))
+            spans.append(Span(entry.header, min(stop, entry.limit)))
+        heads = dict(zip(self._entries, fetch(spans), strict=True))
         self._starts: dict[str, int] = {}
         for name, entry in self._entries.items():
             self._starts[name] = start = entry.header + _data_offset(file, entry, heads[name])
-            if start + entry.size > follow[name]:
+            if start + entry.size > entry.limit:
                 raise _bad(file, f"record {label((name,))} reaches into what follows it")
         self.root, stop, _ = load(self._content("data.pkl", heads), file=file.path, allowed=allowed)
         if stop != pickle_size:
             raise _bad(file, "data.pkl goes on behind the end of its pickle")
         self.big_endian = self._byte_order(heads)
+
+    def tensors(self, pickled: Mapping[str, Made]) -> tuple[tuple[Tensor, ...], tuple[Record, ...]]:
+        """Each as a tensor of one piece, and the storage of each; raises Unsupported and the rest of the family."""
+        views = views_of(pickled, self._file.path)
+        records = self.storages(views.values())
+        tensors = (
+            Tensor(name, view.dtype, view.shape, (self.piece(view, records, label((name,))),))
+            for name, view in views.items()
+        )
+        return tuple(tensors), tuple(records[view.storage.key] for view in views.values())
 
     def storages(self, views: Iterable[View]) -> dict[str, Record]:
         """Where each storage that ``views`` use lies; raises BadArchive when one is missing or of another length."""
@@ -193,8 +187,8 @@ def _bad(file: StoredFile, why: str) -> BadArchive:
     return BadArchive(file=file.path, why=why)
 
 
-def _read_directory(fetch: Fetch, file: StoredFile, within: Span, tail_read: int) -> tuple[list[Entry], int]:
-    """Every entry in the order of the file, and the byte of the file where the directory begins."""
+def _read_directory(fetch: Fetch, file: StoredFile, within: Span, tail_read: int) -> list[Entry]:
+    """Every entry in the order of the file; by what the directory says, they share no byte."""
     base, end = within
     tail_start = max(base, end - tail_read)
     (tail,) = fetch([Span(tail_start, end)])
@@ -208,7 +202,13 @@ def _read_directory(fetch: Fetch, file: StoredFile, within: Span, tail_read: int
         data = tail[start - tail_start : start - tail_start + size]
     else:
         (data,) = fetch([Span(start, stop)])
-    return sorted(_entries(file, data, count, base), key=lambda entry: entry.header), start
+    entries = sorted(_entries(file, data, count, base, start), key=lambda entry: entry.header)
+    for number, following in enumerate(entries[1:]):
+        entries[number] = entries[number]._replace(limit=following.header)
+    for entry in entries:
+        if entry.header + _LOCAL.size + entry.size > entry.limit:
+            raise _bad(file, f"record {label((entry.name,))} overlaps what follows it")
+    return entries
 
 
 def _directory_place(file: StoredFile, tail: bytes, base: int, end: int) -> tuple[int, int, int, int]:
@@ -238,7 +238,7 @@ def _directory_place(file: StoredFile, tail: bytes, base: int, end: int) -> tupl
     return count64, size64, offset64, stop
 
 
-def _entries(file: StoredFile, data: bytes, count: int, base: int) -> Iterator[Entry]:
+def _entries(file: StoredFile, data: bytes, count: int, base: int, limit: int) -> Iterator[Entry]:
     at = 0
     for _ in range(count):
         if at + _ENTRY.size > len(data):
@@ -263,7 +263,7 @@ def _entries(file: StoredFile, data: bytes, count: int, base: int) -> Iterator[E
             if name.partition("/")[2].startswith(_PROGRAM):
                 raise Unsupported(file=file.path, what=_TORCHSCRIPT)
             raise _bad(file, f"record {label((name,))} is compressed")
-        yield Entry(name, base + offset, size, crc32, flags)
+        yield Entry(name, base + offset, size, crc32, flags, limit)
     if at != len(data):
         raise _bad(file, f"its directory claims {counted(count, 'record')} and holds more")
 
@@ -286,14 +286,6 @@ def _widened(file: StoredFile, name: str, extra: bytes, values: tuple[int, ...])
             value, wide = int.from_bytes(wide[:8], "little"), wide[8:]
         found.append(value)
     return tuple(found)
-
-
-def _refuse_overlap(file: StoredFile, entries: Sequence[Entry], directory: int) -> None:
-    """Records follow each other without sharing a byte, by what the directory says of them."""
-    limits = [*(entry.header for entry in entries[1:]), directory]
-    for entry, limit in zip(entries, limits, strict=True):
-        if entry.header + _LOCAL.size + entry.size > limit:
-            raise _bad(file, f"record {label((entry.name,))} overlaps what follows it")
 
 
 def _without_folder(file: StoredFile, entries: Sequence[Entry]) -> tuple[str, dict[str, Entry]]:

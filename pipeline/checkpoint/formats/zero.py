@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, chain
 from math import prod
 from posixpath import basename, dirname
 from typing import NamedTuple
 
 from reshard.pipeline.checkpoint.formats.nesting import label
-from reshard.pipeline.checkpoint.formats.ranged import Read
+from reshard.pipeline.checkpoint.formats.ranged import Read, each
 from reshard.pipeline.checkpoint.formats.tiling import boxes_of
-from reshard.pipeline.checkpoint.formats.torch_state import Contents, tied_tensors
+from reshard.pipeline.checkpoint.formats.torch_state import tied_tensors
 from reshard.pipeline.checkpoint.formats.zero_states import (
     Model,
     Partition,
@@ -30,8 +29,7 @@ from reshard.pipeline.checkpoint.formats.zero_states import (
     read_stored,
 )
 from reshard.pipeline.errors import BadIndex, BadTiling, DuplicateTensor
-from reshard.pipeline.limits import HEADER_READERS
-from reshard.pipeline.tensors import DTYPE_BITS, Piece, Record, StoredFile, Tensor
+from reshard.pipeline.tensors import DTYPE_BITS, Contents, Piece, Record, StoredFile, Tensor
 from reshard.pipeline.text import counted
 
 PARTITION, MODEL, STORED = "_optim_states.pt", "_model_states.pt", "fp32.pt"  # how the files' names end
@@ -74,10 +72,9 @@ def read_zero(read: Read, files: Sequence[StoredFile]) -> Contents:
     of the CheckpointError family.
     """
     of = {end: [n for n, file in enumerate(files) if file.path.endswith(end)] for end in (PARTITION, MODEL, STORED)}
-    with ThreadPoolExecutor(HEADER_READERS, thread_name_prefix="ranks") as pool:
-        models = list(pool.map(lambda n: read_model(read, files[n], n), of[MODEL]))
-        partitions = list(pool.map(lambda n: read_partition(read, files[n], n), of[PARTITION]))
-        stored = list(pool.map(lambda n: read_stored(read, files[n], n), of[STORED]))
+    models = each(lambda n: read_model(read, files[n], n), of[MODEL])
+    partitions = each(lambda n: read_partition(read, files[n], n), of[PARTITION])
+    stored = each(lambda n: read_stored(read, files[n], n), of[STORED])
     model_files, partition_files = ([files[n].path for n in of[end]] for end in (MODEL, PARTITION))
     _check_models(models, model_files)
     if partitions:

@@ -22,7 +22,6 @@ from reshard.pipeline.checkpoint.formats.torch_state import (
     named,
     pairs_of,
     view_of,
-    views_of,
 )
 from reshard.pipeline.checkpoint.formats.torch_zip import TorchZip, open_zip
 from reshard.pipeline.errors import BadPickle, DuplicateTensor, NotRead
@@ -88,12 +87,7 @@ def read_partition(read: Read, file: StoredFile, number: int) -> Partition:
     ranks = count_of(counts[0]) if counts else None
     if type(groups) is not list or ranks is None or any(type(count) is not int or count != ranks for count in counts):
         raise BadPickle(file=file.path, why="its partitions are not those of one set of ranks")
-    tensors = {}
-    for i, group in enumerate(groups):
-        if not is_tensor(group):
-            raise BadPickle(file=file.path, why=f"group {i} is not a tensor")
-        tensors[f"group {i}"] = group
-    found, records = _tensors(archive, tensors, file)
+    found, records = _tensors(archive, {f"group {i}": group for i, group in enumerate(groups)}, file)
     for tensor in found.values():
         if tensor.range is None or len(tensor.shape) != 1 or tensor.dtype not in _FLOATS:
             raise NotRead(file=file.path, what=f"{tensor.name}, {tensor.dtype}{list(tensor.shape)},")
@@ -210,13 +204,8 @@ def _tensors(
         if not is_tensor(value):
             raise BadPickle(file=file.path, why=f"{label((name,))} is not a tensor")
         pickled[name] = value
-    views = views_of(pickled, file.path)
-    records = archive.storages(views.values())
-    tensors = {
-        name: Tensor(name, view.dtype, view.shape, (archive.piece(view, records, label((name,))),))
-        for name, view in views.items()
-    }
-    return tensors, tuple(records.values())
+    tensors, records = archive.tensors(pickled)
+    return dict(zip(pickled, tensors, strict=True)), records
 
 
 def _refuse_experts(state: Mapping[str, object], file: StoredFile) -> None:

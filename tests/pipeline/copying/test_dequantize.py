@@ -22,7 +22,7 @@ from reshard.pipeline.copying.loop import caster_of
 from reshard.pipeline.copying.stream import Scales, packed
 from reshard.pipeline.errors import CastOverflow
 from reshard.pipeline.planning.model import Entry, Scale
-from reshard.pipeline.planning.ranges import parts_of
+from reshard.pipeline.planning.ranges import parts
 from reshard.pipeline.planning.scales import dequantised
 from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.tensors import ByteRange, Piece, Tensor
@@ -58,7 +58,7 @@ def made(
 
 def of_entry(entry: Entry, content: list[bytes], cuts: tuple[int, ...] = (), strict: bool = False) -> tuple[bytes, int]:
     """The same of an entry whose weight is in file 0 and whose scale is in file 1."""
-    (kept, part) = parts_of([entry])
+    (kept, part) = parts([entry])
     disk = ScratchSpace()
 
     def take(place: ByteRange) -> Iterator[memoryview]:
@@ -206,7 +206,7 @@ def test_a_weight_that_ends_early_is_an_error() -> None:
 def test_ranges_of_a_weight_and_its_scale_say_which_file() -> None:
     weight, scale = every_byte(torch.float8_e4m3fn, 4, 4), torch.ones(1, 1)
     entry = Entry(described("w", weight, 0), "BF16", Scale(described("s", scale, 1), (4, 4)))
-    assert [place for part in parts_of([entry]) for place in part.places] == [ByteRange(1, 0, 4), ByteRange(0, 0, 16)]
+    assert [place for part in parts([entry]) for place in part.places] == [ByteRange(1, 0, 4), ByteRange(0, 0, 16)]
 
 
 def test_blocks_may_be_longer_than_what_is_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reshard.pipeline.copying.gather import Window, gather, windows
+from reshard.pipeline.copying.gather import gather, windows
 from reshard.pipeline.limits import GATHER_READ
 from reshard.pipeline.planning.ranges import runs
-from reshard.pipeline.tensors import DTYPE_BITS, ByteRange, Piece, Tensor
+from reshard.pipeline.tensors import DTYPE_BITS, Box, ByteRange, Piece, Tensor
 
 NUMPY = {"U8": "u1", "I16": "u2", "F32": "u4", "F64": "u8", "C64": "u8"}
 
@@ -191,14 +191,12 @@ def test_empty_tensors_have_nothing_to_gather() -> None:
 
 def test_a_scalar_is_one_window() -> None:
     tensor = Tensor("w", "F64", (), (Piece(0, 3, (), (), None, "big"),))
-    assert list(windows(tensor, 8)) == [Window((), ())]
+    assert list(windows(tensor, 8)) == [Box((), ())]
     assert made_of(tensor, File(b"xyz" + bytes(range(8))), 8) == bytes(range(8))[::-1]
 
 
 def test_packed_sub_byte_elements_and_windows_below_an_element_are_refused() -> None:
     with pytest.raises(ValueError, match="F4 is packed"):
-        gather(
-            Tensor("w", "F4", (4,), (Piece(0, 0, (0,), (4,), (1,)),)), Window((0,), (4,)), File(b"").read, bytearray(2)
-        )
+        gather(Tensor("w", "F4", (4,), (Piece(0, 0, (0,), (4,), (1,)),)), Box((0,), (4,)), File(b"").read, bytearray(2))
     with pytest.raises(ValueError, match="holds no element"):
         list(windows(Tensor("w", "F32", (4,), (Piece(0, 0, (0,), (4,), (8,)),)), 3))

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from reshard.pipeline.limits import GAP_MAX
 from reshard.pipeline.planning.model import Entry, Shard
 from reshard.pipeline.planning.pack import greedy
-from reshard.pipeline.planning.ranges import Attested, ReadSegment, attested, parts, read_plan, requests, same_cut
-from reshard.pipeline.tensors import ByteRange, Piece, Record, StoredFile, Tensor
+from reshard.pipeline.planning.ranges import ReadSegment, adjoining, attested, parts, read_plan, same_cut
+from reshard.pipeline.tensors import ByteRange, Piece, Record, Span, StoredFile, Tensor
 
 HEADER = 100  # bytes before the first tensor of each made-up source file
 
@@ -32,8 +32,8 @@ def layout(sizes: list[list[int]], limit: int) -> tuple[list[StoredFile], list[S
     return files, [Shard(f"s{i}", tuple(b), b"", 0, f"d{i}") for i, b in enumerate(bins)]
 
 
-def whole(attests: Iterable[int], files: Sequence[StoredFile]) -> dict[int, Attested]:
-    return {number: Attested(0, files[number].size) for number in attests}
+def whole(attests: Iterable[int], files: Sequence[StoredFile]) -> dict[int, Span]:
+    return {number: Span(0, files[number].size) for number in attests}
 
 
 def content_of(place: ReadSegment | ByteRange) -> bytes:
@@ -70,14 +70,16 @@ def test_what_is_copied_is_what_the_shards_hold_in_their_order(
     attests = data.draw(st.sets(st.sampled_from(range(len(files)))))
     segments = read_plan(shards, whole(attests, files))
     wanted = b"".join(content_of(segment) for segment in segments if segment.wanted)
-    assert wanted == b"".join(content_of(place) for shard in shards for part in parts(shard) for place in part.ranges)
+    assert wanted == b"".join(
+        content_of(place) for shard in shards for part in parts(shard.entries) for place in part.ranges
+    )
 
 
 @given(sources, st.integers(200, 3000))
 def test_requests_join_legs_and_change_nothing(sizes: list[list[int]], limit: int) -> None:
     files, shards = layout(sizes, limit)
     segments = read_plan(shards, whole(range(len(files)), files))
-    joined = list(requests(segments))
+    joined = list(adjoining(segments))
     assert [segment for request in joined for segment in request] == segments
     for request in joined:
         assert all(a.stop == b.start and a.file == b.file for a, b in pairwise(request))
@@ -87,7 +89,7 @@ def test_a_file_cut_in_order_is_one_long_read() -> None:
     files, shards = layout([[500] * 10], 1500)
     assert len(shards) > 3
     segments = read_plan(shards, whole([0], files))
-    assert len(list(requests(segments))) == 1
+    assert len(list(adjoining(segments))) == 1
     assert sum(segment.stop - segment.start for segment in segments) == files[0].size
 
 
@@ -95,7 +97,7 @@ def test_files_merged_into_one_are_one_read_each() -> None:
     files, shards = layout([[500] * 3] * 5, 10_000_000)
     assert len(shards) == 1
     segments = read_plan(shards, whole(range(5), files))
-    assert len(list(requests(segments))) == 5
+    assert len(list(adjoining(segments))) == 5
     assert sum(segment.stop - segment.start for segment in segments) == sum(file.size for file in files)
 
 
@@ -118,10 +120,10 @@ def test_a_large_tensor_that_overtakes_costs_no_second_read_of_itself() -> None:
 def test_small_gaps_are_read_through_where_nothing_is_attested() -> None:
     _, shards = layout([[500, 10, 500]], 10_000)
     holed = Shard("s", (shards[0].entries[0], shards[0].entries[2]), b"", 0, "d")
-    assert len(list(requests(read_plan([holed], {})))) == 1
+    assert len(list(adjoining(read_plan([holed], {})))) == 1
     far = layout([[500, GAP_MAX + 1, 500]], 10**9)[1]
     holed = Shard("s", (far[0].entries[0], far[0].entries[2]), b"", 0, "d")
-    assert len(list(requests(read_plan([holed], {})))) == 2
+    assert len(list(adjoining(read_plan([holed], {})))) == 2
 
 
 def test_of_a_file_without_a_sha256_only_what_has_sums_has_to_pass() -> None:

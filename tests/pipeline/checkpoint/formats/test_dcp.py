@@ -26,10 +26,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from reshard.pipeline.checkpoint.formats.dcp import SafetensorsPart, is_sharded, merged, read_dcp
+from reshard.pipeline.checkpoint.formats.dcp import is_sharded, merged, read_dcp
 from reshard.pipeline.checkpoint.formats.rank_files import read_ranks
 from reshard.pipeline.checkpoint.formats.safetensors import parse_header
-from reshard.pipeline.checkpoint.formats.torch_state import Contents
 from reshard.pipeline.errors import (
     BadArchive,
     BadIndex,
@@ -41,9 +40,9 @@ from reshard.pipeline.errors import (
     Unsupported,
 )
 from reshard.pipeline.planning.ranges import runs
-from reshard.pipeline.tensors import Piece, StoredFile, Tensor
+from reshard.pipeline.tensors import Contents, Piece, StoredFile, Tensor
 from tests.support.canary import touch
-from tests.support.pieces import Disk, content, flat_memory, stored
+from tests.support.pieces import Disk, assert_holds, flat_memory, stored
 
 MIB = 1 << 20
 
@@ -52,16 +51,6 @@ def opened(folder: Path, disk: Disk | None = None) -> tuple[Contents, list[Store
     files = [file for file in stored(folder) if file.path.endswith(".distcp")]
     (metadata,) = stored(folder, ".metadata")
     return read_dcp((disk or Disk(folder)).read, metadata, files), files
-
-
-def bits(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().clone().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def assert_equal(contents: Contents, files: list[StoredFile], root: Path, expected: dict[str, torch.Tensor]) -> None:
-    assert {t.name: t.shape for t in contents.tensors} == {name: tuple(t.shape) for name, t in expected.items()}
-    for tensor in contents.tensors:
-        assert content(tensor, files, root) == bits(expected[tensor.name]), tensor.name
 
 
 # ------------------------------------------------------------------------------------------- made by real processes
@@ -87,14 +76,14 @@ def expected_of(made: Path, name: str = "expected.bin") -> dict[str, torch.Tenso
 @pytest.mark.parametrize("layout", ["fsdp2-flat", "fsdp2-nested", "trainer", "columns"])
 def test_every_layout_equals_the_model_of_one_process(made: Path, layout: str) -> None:
     contents, files = opened(made / layout)
-    assert_equal(contents, files, made / layout, expected_of(made))
+    assert_holds(contents.tensors, files, made / layout, expected_of(made))
 
 
 @pytest.mark.parametrize("original", [True, False])
 def test_fsdp1_with_and_without_original_parameters(made: Path, original: bool) -> None:
     folder = made / f"fsdp1-{original}"
     contents, files = opened(folder)
-    assert_equal(contents, files, folder, expected_of(made, f"fsdp1-{original}.bin"))
+    assert_holds(contents.tensors, files, folder, expected_of(made, f"fsdp1-{original}.bin"))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +93,7 @@ def test_fsdp1_with_and_without_original_parameters(made: Path, original: bool) 
 def test_the_files_that_each_rank_saved_itself_hold_the_same(made: Path, layout: str, expected: str) -> None:
     files = stored(made / layout)
     contents = read_ranks(Disk(made / layout).read, files)
-    assert_equal(contents, files, made / layout, expected_of(made, expected))
+    assert_holds(contents.tensors, files, made / layout, expected_of(made, expected))
 
 
 def test_what_a_trainer_keeps_beside_the_weights_is_listed(made: Path) -> None:
@@ -151,20 +140,20 @@ def test_every_chunk_has_its_checksum(made: Path) -> None:
         assert record.crc32 == zlib.crc32(data)
 
 
-def safetensors_parts(folder: Path) -> tuple[list[SafetensorsPart], list[StoredFile]]:
+def safetensors_parts(folder: Path) -> tuple[list[tuple[str, Contents]], list[StoredFile]]:
     files = stored(folder)
     parts = []
     for number, file in enumerate(files):
         header = parse_header((folder / file.path).read_bytes(), file=file.path, file_size=file.size)
-        parts.append(SafetensorsPart(file.path, header.as_tensors(number), header.metadata))
+        parts.append((file.path, Contents(tuple(header.as_tensors(number)), metadata=header.metadata)))
     return parts, files
 
 
 def test_the_safetensors_form_equals_the_model_of_one_process(made: Path) -> None:
     parts, files = safetensors_parts(made / "safetensors")
-    assert all(is_sharded(part.metadata) for part in parts)
+    assert all(is_sharded(part.metadata) for _, part in parts)
     expected = {name: t for name, t in expected_of(made).items() if t.ndim and name != "head.weight"}
-    assert_equal(Contents(merged(parts), (), ()), files, made / "safetensors", expected)
+    assert_holds(merged(parts), files, made / "safetensors", expected)
 
 
 def test_the_safetensors_form_without_one_of_its_files_has_a_gap(made: Path) -> None:
@@ -230,7 +219,7 @@ def halves(folder: Path, **changes: Any) -> Checkpoint:
 def test_the_checkpoint_that_the_lies_start_from_is_honest(tmp_path: Path) -> None:
     folder = halves(tmp_path).write()
     contents, files = opened(folder)
-    assert_equal(contents, files, folder, {"w": torch.arange(24.0).reshape(4, 6)})
+    assert_holds(contents.tensors, files, folder, {"w": torch.arange(24.0).reshape(4, 6)})
 
 
 @given(st.data())
@@ -253,7 +242,7 @@ def test_any_grid_of_chunks_in_any_order_and_in_any_files(tmp_path: Path, data: 
     chunk = (lambda part: part.permute(flip).contiguous().permute(flip)) if transpose else (lambda part: part)
     made.tensor("w", full, boxes, file=names.__getitem__, chunk=chunk)
     contents, files = opened(made.write())
-    assert_equal(contents, files, folder, {"w": full})
+    assert_holds(contents.tensors, files, folder, {"w": full})
 
 
 @pytest.mark.parametrize(
@@ -447,9 +436,9 @@ def test_damaged_metadata_gives_tensors_or_an_error_of_ours(tmp_path: Path, chan
 # ----------------------------------------------------------------------------------------------------- safetensors
 
 
-def part(path: str, tensors: dict[str, tuple[int, ...]], info: str, dtype: str = "F32") -> SafetensorsPart:
-    found = [Tensor(n, dtype, shape, (Piece(0, 0, (0,) * len(shape), shape),)) for n, shape in tensors.items()]
-    return SafetensorsPart(path, found, {"DCP_SHARDING_INFO": info} if info else {})
+def part(path: str, tensors: dict[str, tuple[int, ...]], info: str, dtype: str = "F32") -> tuple[str, Contents]:
+    found = (Tensor(n, dtype, shape, (Piece(0, 0, (0,) * len(shape), shape),)) for n, shape in tensors.items())
+    return path, Contents(tuple(found), metadata={"DCP_SHARDING_INFO": info} if info else {})
 
 
 @pytest.mark.parametrize(
@@ -478,7 +467,7 @@ def part(path: str, tensors: dict[str, tuple[int, ...]], info: str, dtype: str =
     ],
 )
 def test_parts_that_do_not_fit_are_refused(
-    parts: list[SafetensorsPart], error: type[CheckpointError], why: str
+    parts: list[tuple[str, Contents]], error: type[CheckpointError], why: str
 ) -> None:
     with pytest.raises(error, match=why):
         merged(parts)

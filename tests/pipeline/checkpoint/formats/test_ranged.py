@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from reshard.pipeline.checkpoint.formats.ranged import Span, read_bytes, read_spans
+from reshard.pipeline.checkpoint.formats.ranged import read_bytes, read_spans
 from reshard.pipeline.errors import BadLength
 from reshard.pipeline.limits import SPAN_GAP, SPAN_READ
-from reshard.pipeline.tensors import StoredFile
+from reshard.pipeline.tensors import Span, StoredFile
 from tests.support.pieces import Disk
 
 SIZE = 40 * SPAN_GAP

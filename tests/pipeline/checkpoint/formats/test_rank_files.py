@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from reshard.pipeline.checkpoint.formats.rank_files import read_ranks
-from reshard.pipeline.checkpoint.formats.torch_state import Contents
 from reshard.pipeline.errors import (
     BadArchive,
     BadIndex,
@@ -26,7 +25,7 @@ from reshard.pipeline.errors import (
     Unsupported,
 )
 from reshard.pipeline.planning.ranges import runs
-from reshard.pipeline.tensors import StoredFile
+from reshard.pipeline.tensors import Contents, StoredFile
 from tests.support.canary import touch
 from tests.support.pieces import Disk, assert_holds, content, flat_memory, stored
 from tests.support.save_ranks import as_rank, by_rows, by_rows_in_replicas, part_of, rank_path, save_ranks

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reshard.pipeline.checkpoint.formats.tiling import Box, flaw_in_tiling
+from reshard.pipeline.checkpoint.formats.tiling import flaw_in_tiling
+from reshard.pipeline.tensors import Box
 
 
 def painted_once(shape: tuple[int, ...], boxes: list[Box]) -> bool:

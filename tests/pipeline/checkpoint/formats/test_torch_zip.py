@@ -20,7 +20,6 @@ from safetensors.torch import save as safetensors_bytes
 
 from reshard.pipeline.checkpoint.formats.safetensors import parse_header
 from reshard.pipeline.checkpoint.formats.torch_files import read_torch
-from reshard.pipeline.checkpoint.formats.torch_state import Contents
 from reshard.pipeline.errors import (
     BadArchive,
     BadLength,
@@ -31,7 +30,7 @@ from reshard.pipeline.errors import (
     UnsafePickle,
     Unsupported,
 )
-from reshard.pipeline.tensors import StoredFile
+from reshard.pipeline.tensors import Contents, StoredFile
 from tests.support.canary import touch
 from tests.support.pieces import Disk, content, flat_memory, stored
 

@@ -15,7 +15,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from reshard.pipeline.checkpoint.formats.torch_state import Contents
 from reshard.pipeline.checkpoint.formats.zero import read_zero
 from reshard.pipeline.errors import (
     BadArchive,
@@ -28,7 +27,7 @@ from reshard.pipeline.errors import (
     UnsafePickle,
 )
 from reshard.pipeline.planning.ranges import runs
-from reshard.pipeline.tensors import StoredFile
+from reshard.pipeline.tensors import Contents, StoredFile
 from tests.support.canary import touch
 from tests.support.pieces import Disk, assert_holds, content, flat_memory, stored
 from tests.support.save_zero import Zero, model_path, optimizer_path, save, training
