@@ -29,6 +29,7 @@ _INFINITE = {"F64": 0x7FF << 52, "F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F8
 _QUIET_NAN = {"F32": 0x7FC00000, "F16": 0x7E00, "BF16": 0x7FC0}
 # Of float32, without the sign, which compares as numbers do:
 _HALF_MAX = 0x47800000  # 2**16: the first power of two that float16 has no number for
+_HALF_INFINITE = 0x477FF000  # 65,520: the least that float16 rounds to infinity, and the other dtypes later
 _HALF_NORMAL = 0x38800000  # 2**-14: below it float16 is subnormal
 _NORMALS: _Array = np.full(CAST_BLOCK, _HALF_NORMAL, np.uint32)  # numpy compares with a single number four times slower
 
@@ -56,8 +57,8 @@ def cast(window: bytes | bytearray | memoryview, source: str, target: str) -> Ca
         before, after = values[start : start + CAST_BLOCK], made[start : start + CAST_BLOCK]
         if DTYPE_BITS[source] == 16:
             np.take(_table(source, target), before, out=after, mode="clip")
-        else:
-            _convert(before.view(_NUMPY[source]), after, target)
+        elif _convert(before.view(_NUMPY[source]), after, target) < _HALF_INFINITE:
+            continue
         if infinite := _infinities(after, target):
             overflows += infinite - _infinities(before, source)
     return Cast(made.view(np.uint8).data, overflows)
@@ -73,8 +74,8 @@ def _table(source: str, target: str) -> _Array:
     return made
 
 
-def _convert(values: _Array, made: _Array, target: str) -> None:
-    """Fill ``made`` with the bits of ``values``."""
+def _convert(values: _Array, made: _Array, target: str) -> int:
+    """Fill ``made`` with the bits of ``values``; returns the largest size among them."""
     with np.errstate(all="ignore"):
         single = values.astype(np.float32, copy=False)
     bits = single.view(np.uint32)
@@ -89,6 +90,7 @@ def _convert(values: _Array, made: _Array, target: str) -> None:
         # The sign from the source, because processors differ in what a conversion makes of it.
         signs = np.signbit(values[nans]).astype(made.dtype) << (8 * made.itemsize - 1)
         made[nans] = signs | made.dtype.type(_QUIET_NAN[target])
+    return int(largest)
 
 
 def _bfloat(single: _Array) -> _Array:
