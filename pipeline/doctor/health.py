@@ -74,13 +74,13 @@ def examine(source: Source, meta_loader: MetaLoader, tmpdir: Path | None = None)
     """
     side = OpenedSide.attempt(source)
     refused = refusals(source, meta_loader)
-    rules = check_rules(source, side)
-    seen = _seen(source, side)
+    rules = check_rules(side)
+    seen = _seen(side)
     weights = sum(file.size for file in seen.files)
     around = [*_formats(seen), *_sizes(seen), *_configs(seen), *_components(seen)]
     around += _tokenizers(seen, meta_loader, tmpdir)
-    if isinstance(side, CheckpointError):
-        cure = f"`reshard run` refuses it: {side.next_step}"
+    if side.error:
+        cure = f"`reshard run` refuses it: {side.error.next_step}"
         symptoms = [*(Symptom("broken", text, cure) for text in rules.findings), *around]
         return Health(tuple(symptoms), refused, rules.figures["tensors"], weights)
     symptoms = [Symptom("refused", str(error), error.next_step) for error in [refused.always] if error]
@@ -111,20 +111,19 @@ class _Seen:
             return None
 
 
-def _seen(source: Source, side: OpenedSide | CheckpointError) -> _Seen:
-    if isinstance(side, CheckpointError):
+def _seen(side: OpenedSide) -> _Seen:
+    opened, uncut, source = side.opened, side.found.uncut, side.source
+    if side.error:
         listing = source.files()
         paths = [path for path in listing if path.endswith(SUFFIX)]
         paths = paths or [path for path in listing if foreign_format(path) == _TORCH]
         return _Seen(source, tuple(listing[path] for path in sorted(paths)), tuple({set_name(path) for path in paths}))
-    opened, uncut = side.opened, side.found.uncut
-    numbers = {number for checkpoint in opened.checkpoints for number in checkpoint.files}
     found = (
         c.name
         for c in opened.checkpoints
         if c.name.suffix != GGUF and any(opened.files[n].path not in uncut for n in c.files)
     )
-    return _Seen(source, tuple(opened.files[number] for number in sorted(numbers)), tuple(found), uncut)
+    return _Seen(source, tuple(side.files), tuple(found), uncut)
 
 
 def _formats(seen: _Seen) -> Iterator[Symptom]:

@@ -193,7 +193,7 @@ def read(side: OpenedSide, tick: Tick, tmpdir: Path | None, *, sha256: bool = Tr
     try:
         found = _digests(side, tick, tmpdir, hashers)
     except SourceCorrupt:
-        corrupt = tuple(_corrupt(side, _files(side), tick))
+        corrupt = tuple(_corrupt(side, side.numbers, tick))
         return Read(_digests(side, tick, tmpdir, {}), _size(side), 0, Compared(), corrupt)
     passed = [hasher for of_one in hashers.values() for hasher in of_one.values()]
     attested = sum(1 for hasher in passed if hasher.level != "as delivered")
@@ -221,12 +221,8 @@ def _digests(
     return {checkpoint.name: one(checkpoint) for checkpoint in side.opened.checkpoints}
 
 
-def _files(side: OpenedSide) -> list[int]:
-    return sorted({number for checkpoint in side.opened.checkpoints for number in checkpoint.files})
-
-
 def _size(side: OpenedSide) -> int:
-    return sum(side.opened.files[number].size for number in _files(side))
+    return sum(file.size for file in side.files)
 
 
 def _corrupt(side: OpenedSide, numbers: Iterable[int], tick: Tick) -> Iterator[str]:
@@ -247,7 +243,7 @@ def _corrupt(side: OpenedSide, numbers: Iterable[int], tick: Tick) -> Iterator[s
 
 def check_stored(output: OpenedSide, was_read: Read) -> Check:
     """Whether what was read is what the store attests: a file's sha256, or the sums that an archive keeps."""
-    figures = {"files": len(_files(output)), "attested": was_read.attested, "bytes": was_read.bytes}
+    figures = {"files": len(output.files), "attested": was_read.attested, "bytes": was_read.bytes}
     figures |= was_read.records.figures()
     reason = "" if was_read.attested else "nothing here says what all of its bytes should be"
     result: Result = "failed" if was_read.corrupt else "passed" if was_read.attested else "skipped"

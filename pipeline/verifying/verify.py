@@ -18,7 +18,7 @@ from reshard.pipeline.check import Check, Result, some
 from reshard.pipeline.checkpoint.discover import read_file
 from reshard.pipeline.checkpoint.formats.gguf import SUFFIX as GGUF
 from reshard.pipeline.copying.stream import Tick
-from reshard.pipeline.errors import BadExperts, BadRename, CheckpointError, RenameCollision
+from reshard.pipeline.errors import BadExperts, BadRename, RenameCollision
 from reshard.pipeline.limits import CONFIG_MAX, EXCHANGED_SHOWN
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.publishing.history import Publication
@@ -57,7 +57,7 @@ def verify(
     should equal the source after them. Where they say nothing of names the output's manifest does. That is its author's
     word, so the check lists it and is inconclusive, unless ``described``, the commit that published the manifest, has
     its sha256, and ``vouched`` says that this user made that commit.
-    ``tick`` is called with the bytes of each view. Raises NoWeights, the CheckpointError family where ``source`` itself
+    ``tick`` is called with the bytes of each view, by several threads. Raises NoWeights, the CheckpointError family where ``source`` itself
     is broken, and what stores raise; for what is wrong with ``output``, never.
     """
     if any(basename(path) == "config.json" for path in output.files()):
@@ -75,13 +75,12 @@ def verify(
     if their_side and their_side.exchanged:
         believed = not told or ours_by_commit()
         checks.append(_exchanged(their_side.exchanged, believed))
-    checks.append(check_rules(output, side))
+    checks.append(check_rules(side))
     checks += [recorded.check] if recorded.check else []
-    if isinstance(side, CheckpointError):
+    if side.error:
         return checks
     if recorded.manifest:
         side = attested_by(side, recorded.manifest)
-    tick = _one_at_a_time(tick)
     matched = paired(their_side, side) if their_side else None
     sources = {pair.output.name: pair.source for pair in matched.pairs} if matched else {}
     models = {
@@ -119,12 +118,12 @@ def _their_side(source: Source, changes: Options, told: dict[str, Any]) -> tuple
         return OpenedSide.open(source, changes), {}
 
 
-def _is_recorded(side: OpenedSide | CheckpointError, recorded: Recorded, described: Publication | None) -> bool:
+def _is_recorded(side: OpenedSide, recorded: Recorded, described: Publication | None) -> bool:
     """Whether a commit has the sha256 of the manifest, all is as that says, and it says it of all that is compared."""
-    if isinstance(side, CheckpointError) or recorded.manifest is None or described is None:
+    if side.error or recorded.manifest is None or described is None:
         return False
     passed = recorded.check is not None and recorded.check.result == "passed"
-    files = {side.opened.files[number].path for c in side.opened.checkpoints for number in c.files}
+    files = {file.path for file in side.files}
     return passed and described.manifest_sha256 is not None and files <= recorded.manifest.files.keys()
 
 
@@ -166,17 +165,6 @@ def _typed(told: dict[str, Any]) -> str:
         return f"{option} {text}".rstrip()
 
     return "; ".join(one(name, value) for name, value in told.items())
-
-
-def _one_at_a_time(tick: Tick) -> Tick:
-    """``tick`` behind a lock: both sides are read at the same time."""
-    lock = threading.Lock()
-
-    def locked(count: int) -> None:
-        with lock:
-            tick(count)
-
-    return locked
 
 
 def _ask_class(
