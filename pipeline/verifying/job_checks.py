@@ -171,9 +171,9 @@ def _ask_class(
     plan: Plan, shards: Sequence[Shard], output: Output, source: Source, meta_loader: MetaLoader
 ) -> ModelCheck:
     if output.name.suffix != SUFFIX:
-        return ModelCheck("structural", "skipped", NO_CLASS)
+        return ModelCheck("skipped", NO_CLASS)
     if output.config is None:
-        return ModelCheck("structural", "skipped", "no config.json says which class loads it")
+        return ModelCheck("skipped", "no config.json says which class loads it")
     edited = {edit.path: edit.content.encode() for edit in plan.edits}
     config = edited.get(output.config) or read_file(source, source.files()[output.config], CONFIG_MAX)
     ours = [shards[number] for number in output.shards]

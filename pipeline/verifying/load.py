@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from reshard.pipeline.check import Check, Result
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
@@ -24,7 +24,6 @@ from reshard.pipeline.limits import LOAD_CPU, LOAD_TIME
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.tensors import StoredFile
 from reshard.pipeline.verifying.child.server import Allowed
-from reshard.pipeline.verifying.devices import incomplete
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.tokenizer import fetch
 
@@ -77,10 +76,7 @@ def load(meta_loader: MetaLoader, folder: Path, options: LoadOptions = DEFAULTS)
     }
     # Weights are mapped, so address space says nothing here; and offloaded blocks are files of any size.
     allowed = Allowed(seconds=LOAD_TIME, cpu=LOAD_CPU, memory=None, file=None, rss=options.memory)
-    answer: dict[str, Any] = meta_loader.ask("load", json.dumps(arguments), allowed)
-    if answer["result"] == "incomplete":
-        raise incomplete(answer["parameters"])
-    return LoadCheck(**{**answer, "in_no_file": tuple(answer.get("in_no_file", ()))})
+    return meta_loader.ask("load", LoadCheck, json.dumps(arguments), allowed)
 
 
 def compare_loads(meta_loader: MetaLoader, source: Path, output: Path, options: LoadOptions = DEFAULTS) -> LoadCheck:

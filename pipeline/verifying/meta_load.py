@@ -23,12 +23,13 @@ from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from reshard.pipeline import limits
-from reshard.pipeline.errors import TempDirUnusable
+from reshard.pipeline.check import some
+from reshard.pipeline.errors import DeviceMapIncomplete, TempDirUnusable
 from reshard.pipeline.verifying.child.server import Allowed
 from reshard.pipeline.verifying.named import NotChecked, named, parsed
 from reshard.pipeline.verifying.verdicts import Verdicts
@@ -57,6 +58,7 @@ _OFFLINE = {
 # Why the class of a GGUF model is not asked.
 NO_CLASS = "llama.cpp loads it by an architecture that its keys name, and has no class to ask"
 
+T = TypeVar("T")
 Level = Literal["model", "structural"]
 Result = Literal["clean", "report", "failed", "inconclusive", "skipped"]
 
@@ -71,9 +73,9 @@ class ModelCheck:
     hold REPORT_NAMES_MAX names each; ``counts`` has how many there are.
     """
 
-    level: Level
     result: Result
     reason: str
+    level: Level = "structural"
     class_name: str | None = None
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
@@ -83,7 +85,6 @@ class ModelCheck:
     notes: tuple[str, ...] = ()
     ties: Mapping[str, str] = field(default_factory=dict)  # parameter -> the one that it shares its bytes with
     stored_twice: Mapping[str, str] = field(default_factory=dict)  # name -> the other name of the same, tied tensor
-    no_split: tuple[str, ...] = ()  # module classes that must not be divided over devices; empty where unknown
     seconds: float = 0.0
     peak_rss: int = 0  # bytes, the imports included
     known: bool = False  # from an earlier check of the same, which took that time and memory
@@ -95,12 +96,6 @@ class ModelCheck:
         named = {"class_name": self.class_name} if self.class_name else {}
         cost = {"known": True} if self.known else {"seconds": round(self.seconds, 3), "peak_rss": self.peak_rss}
         return {**named, **self.counts, **cost}
-
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> ModelCheck:
-        """The check whose fields ``data`` has, as JSON keeps them."""
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-        return ModelCheck(**values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +112,6 @@ class MetaLoader:
 
     def __init__(
         self,
-        allowed: Allowed | None = None,
         *,
         start: float = limits.RELOAD_START,
         grace: float = limits.RELOAD_GRACE,
@@ -132,7 +126,6 @@ class MetaLoader:
         ``verdicts`` what classes answer is kept for other processes and for later. An ``eager`` one starts its child
         when a check is likely.
         """
-        self._allowed = allowed or Allowed()
         self._start, self._grace = start, grace
         self._python = python
         self._tmpdir = tmpdir
@@ -162,7 +155,7 @@ class MetaLoader:
         try:
             text = _naming(config)
         except NotChecked as why:
-            return _structural("skipped", str(why))
+            return ModelCheck("skipped", str(why))
         ours = _packed(source)
         theirs = "null" if output is None or (packed := _packed(output)) == ours else packed
         arguments = f'{{"config":{json.dumps(text)},"source":{ours},"output":{theirs}}}'
@@ -171,21 +164,31 @@ class MetaLoader:
             known = self._verdicts.get(key)
         if known is not None:
             return replace(known, known=True)
-        answer = {"level": "structural", **self.ask("check", arguments, allowed)}
-        verdict = ModelCheck.from_dict(answer)
+        verdict = self.ask("check", ModelCheck, arguments, allowed)
         # What was cut short, or did not begin, may end otherwise next time; what was skipped or failed, on another day.
-        if verdict.result != "inconclusive" and "peak_rss" in answer:
+        if verdict.result != "inconclusive" and verdict.peak_rss:
             with self._verdicts_lock:
                 self._verdicts.keep(key, verdict, lasting=verdict.result in {"clean", "report"})
         return verdict
 
-    def ask(self, operation: str, arguments: str, allowed: Allowed | None = None) -> dict[str, Any]:
-        """The child's answer to one operation, whose ``arguments`` are a JSON object.
+    def ask(self, operation: str, kind: type[T], arguments: str, allowed: Allowed | None = None) -> T:
+        """The child's answer to one operation, whose ``arguments`` are a JSON object, as a dataclass of this ``kind``.
 
-        It has a ``result`` and a ``reason``, the ``seconds`` it took, and the fork's ``peak_rss`` in bytes unless it
-        never ran: ``skipped`` where there is no reload, ``inconclusive`` where it was cut short.
+        It has a ``result`` and a ``reason``; where it has them, the ``seconds`` it took, and the fork's ``peak_rss`` in
+        bytes unless it never ran: ``skipped`` where there is no reload, ``inconclusive`` where it was cut short. Raises
+        DeviceMapIncomplete where a device map among the arguments is.
         """
-        allowed = allowed or self._allowed
+        answer, adapter = self._answer(operation, arguments, allowed or Allowed()), TypeAdapter(kind)
+        if answer["result"] == "incomplete":
+            name, *more = some(answer["parameters"], 1)
+            raise DeviceMapIncomplete(parameter=name, more="".join(f" {rest}" for rest in more))
+        try:
+            return adapter.validate_python(answer)
+        except ValidationError:  # it may repeat what a stranger wrote, such as half a character
+            reason = "the reload's answer is not of the expected form"
+            return adapter.validate_python({"result": "inconclusive", "reason": reason})
+
+    def _answer(self, operation: str, arguments: str, allowed: Allowed) -> dict[str, Any]:
         with self._flags:
             self._spare = self._dropped = False
         request = json.dumps(asdict(allowed)), f'{{"operation":"{operation}","arguments":{arguments}}}'
@@ -418,7 +421,3 @@ def _names_class(config: bytes) -> bool:
         _naming(config)
         return True
     return False
-
-
-def _structural(result: Result, reason: str) -> ModelCheck:
-    return ModelCheck("structural", result, reason)

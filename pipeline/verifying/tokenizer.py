@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from posixpath import basename, dirname, join
-from typing import Any, Literal
+from typing import Literal
 
 from reshard.pipeline.check import Check, Result, some
 from reshard.pipeline.copying.stream import Tick
@@ -30,6 +30,16 @@ from reshard.pipeline.verifying.tokenizer_files import named_like, tokenizer_fil
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.*", "*-vocab.json", "*.model", "*.spm")
 # Read only by loaders that take no `tokenizer.json`; those that take it read none of these.
 _VOCABULARIES = ("vocab.*", "*-vocab.json", "merges.txt", "*.model", "*.spm", "tekken.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """What the child says: one ``loads``; two have ``equal_behaviour``, which is the same ids, decoding, specials and
+    template; or it ``failed``, because they differ, or the second one does not load and the first one does.
+    """
+
+    result: Literal["loads", "equal_behaviour", "failed", "inconclusive", "skipped"]
+    reason: str
 
 
 def check_tokenizers(
@@ -89,21 +99,30 @@ def _check_folder(
         reason = f"a file of it is larger than {TOKENIZER_MAX:,} bytes: it is not loaded"
         return Check(name, "skipped", level, reason, figures)
     with tempfile.TemporaryDirectory(prefix="reshard-tokenizer-", dir=tmpdir) as scratch:
-        folders = [Path(scratch, str(number)) for number in range(len(sides))]
+        folders = [Path(scratch, str(number)).resolve() for number in range(len(sides))]
         for side, paths, to in zip(sides, files, folders, strict=True):
             to.mkdir()
             for path in (*paths, join(folder, "config.json")):
                 if (file := side.files().get(path)) is not None:
                     fetch(side, file, to / basename(path))
-        found = compare_tokenizers(meta_loader, folders[0], folders[1] if source else None)
-        differences = some([f"{join(folder, path)} {_difference(path, folders)}" for path in found.differing])
+        differing: list[str] = []
+        if source:
+            names = {basename(path) for path in (*ours, *theirs)}
+            _, mismatch, errors = filecmp.cmpfiles(*folders, sorted(names), shallow=False)
+            differing = sorted([*mismatch, *errors])
+            if not differing:
+                reason = f"all files are the same byte for byte ({len(ours)})"
+                return Check(name, "passed", level, reason, figures)
+        question = {"folders": [str(side) for side in reversed(folders)]}
+        found = meta_loader.ask("tokenizers", Behaviour, json.dumps(question))
+        differences = some([f"{join(folder, path)} {_difference(path, folders)}" for path in differing])
     reasons = "; ".join([found.reason, *differences])
     if found.result == "failed":
         return Check(name, "failed", level, "", figures, (f"{name}: {reasons}",))
-    results: dict[str, Result] = {"equal_files": "passed", "loads": "passed"}
-    if not source:
-        results["skipped"] = "skipped"
-    return Check(name, results.get(found.result, "inconclusive"), level, reasons, figures)
+    result: Result = "passed" if found.result == "loads" else "inconclusive"
+    if found.result == "skipped" and not source:
+        result = "skipped"
+    return Check(name, result, level, reasons, figures)
 
 
 def _difference(path: str, folders: list[Path]) -> str:
@@ -122,39 +141,3 @@ def fetch(source: Source, file: StoredFile, to: Path, tick: Tick = lambda count:
         for view in source.read(file, 0, file.size):
             handle.write(view)
             tick(len(view))
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizerVerdict:
-    """``equal_files``: the same bytes; ``equal_behaviour``: other bytes, the same ids, decoding, specials and template;
-    ``loads``: nothing to compare with, and it loads; ``failed``: it differs, or no longer loads where the source does.
-    """
-
-    result: Literal["equal_files", "equal_behaviour", "loads", "failed", "inconclusive", "skipped"]
-    reason: str
-    differing: tuple[str, ...] = ()  # files that are not the same on both sides
-    seconds: float = 0.0
-    peak_rss: int = 0  # bytes
-
-
-def compare_tokenizers(meta_loader: MetaLoader, output: Path, source: Path | None = None) -> TokenizerVerdict:
-    """Whether ``output``'s tokenizer is ``source``'s; both are folders with (at least) the files of one tokenizer.
-
-    Without ``source``: whether it loads. Never raises for what it checks.
-    """
-    ours, theirs = (_files(folder) if folder else [] for folder in (output, source))
-    if not ours and not theirs:
-        return TokenizerVerdict("skipped", "there are no tokenizer files")
-    differing: tuple[str, ...] = ()
-    if source is not None:
-        _, mismatch, errors = filecmp.cmpfiles(source, output, sorted({*ours, *theirs}), shallow=False)
-        differing = tuple(sorted([*mismatch, *errors]))
-        if not differing:
-            return TokenizerVerdict("equal_files", f"all files are the same byte for byte ({len(ours)})")
-    folders = [str(folder.resolve()) for folder in (source, output) if folder is not None]
-    answer: dict[str, Any] = meta_loader.ask("tokenizers", json.dumps({"folders": folders}))
-    return TokenizerVerdict(**answer, differing=differing)
-
-
-def _files(folder: Path) -> list[str]:
-    return tokenizer_files(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())

@@ -57,8 +57,8 @@ def verify(
     should equal the source after them. Where they say nothing of names the output's manifest does. That is its author's
     word, so the check lists it and is inconclusive, unless ``described``, the commit that published the manifest, has
     its sha256, and ``vouched`` says that this user made that commit.
-    ``tick`` is called with the bytes of each view, by several threads. Raises NoWeights, the CheckpointError family where ``source`` itself
-    is broken, and what stores raise; for what is wrong with ``output``, never.
+    ``tick`` is called with the bytes of each view, by several threads. Raises NoWeights, the CheckpointError family
+    where ``source`` itself is broken, and what stores raise; for what is wrong with ``output``, never.
     """
     if any(basename(path) == "config.json" for path in output.files()):
         threading.Thread(target=meta_loader.warm, daemon=True).start()  # its imports take seconds, and so do headers
@@ -175,18 +175,18 @@ def _ask_class(
     Another config is a difference between files, and is reported there.
     """
     if checkpoint.name.suffix == GGUF:
-        return ModelCheck("structural", "skipped", NO_CLASS)
+        return ModelCheck("skipped", NO_CLASS)
     if side.found.stays_whole:
-        return ModelCheck("structural", "skipped", "such weights have a loader of their own, for more than one model")
+        return ModelCheck("skipped", "such weights have a loader of their own, for more than one model")
     path = join(checkpoint.name.folder, "config.json")
     places = [(side.source, path)]
     if theirs and before:
         places.append((theirs.source, join(before.name.folder, "config.json")))
     source, file = next(((s, s.files()[at]) for s, at in places if at in s.files()), (side.source, None))
     if file is None:
-        return ModelCheck("structural", "skipped", f"no {path} says which class loads it")
+        return ModelCheck("skipped", f"no {path} says which class loads it")
     if file.size > CONFIG_MAX:
-        return ModelCheck("structural", "skipped", f"{file.path} has {file.size:,} bytes; {CONFIG_MAX:,} are read")
+        return ModelCheck("skipped", f"{file.path} has {file.size:,} bytes; {CONFIG_MAX:,} are read")
     config, ours = read_file(source, file, CONFIG_MAX), side.signature(checkpoint)
     if theirs and before:
         return loader.check(config, theirs.signature(before), ours)

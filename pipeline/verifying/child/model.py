@@ -82,7 +82,6 @@ def check(config: str | None, source: Specs, output: Specs | None, scratch: Path
         "class_name": model_class.__name__,
         "ties": ties,
         "stored_twice": twice,
-        "no_split": sorted(getattr(model, "_no_split_modules", None) or ()),
         "notes": [*notes, *_notes(model, stored, twice)],
     }
     try:

@@ -20,7 +20,7 @@ from reshard.pipeline.verifying.verdicts import Verdicts
 from tests.support.procs import wait_for
 
 GetSaved = Callable[..., Any]
-CLEAN = ModelCheck("model", "clean", "it takes them", "Llama", ties={"a": "b"}, counts={"missing": 0})
+CLEAN = ModelCheck("clean", "it takes them", "model", "Llama", ties={"a": "b"}, counts={"missing": 0})
 
 
 def kept_in(folder: Path | None = None) -> Verdicts[ModelCheck]:
@@ -49,8 +49,8 @@ def test_only_what_a_class_took_is_known_to_others(saved: GetSaved, tmp_path: Pa
     lost = {name: spec for name, spec in model.specs.items() if "norm" not in name}
     allowed = Allowed(seconds=0.01) if ending == "inconclusive" else None
     python = "/bin/false" if ending == "not begun" else sys.executable
-    with MetaLoader(allowed, verdicts=tmp_path, python=python) as loader:
-        found = loader.check(config, model.specs, lost if ending == "failed" else None)
+    with MetaLoader(verdicts=tmp_path, python=python) as loader:
+        found = loader.check(config, model.specs, lost if ending == "failed" else None, allowed=allowed)
     assert found.result == {"not begun": "skipped"}.get(ending, ending)
     assert [*tmp_path.iterdir()] == []
 
