@@ -11,12 +11,12 @@ import tempfile
 from collections import OrderedDict
 from contextlib import suppress
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from pydantic import TypeAdapter
 
+from reshard.pipeline.installed import version_of
 from reshard.pipeline.limits import RELOAD_CACHE
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Verdicts(Generic[T]):
         self._kind = kind
         self._folder = folder
         self._held: OrderedDict[str, T] = OrderedDict()
-        self._answering = [sys.version, _code(), *map(_version, PACKAGES)]
+        self._answering = [sys.version, _code(), *map(version_of, PACKAGES)]
         self._warned = False
 
     def key(self, question: str) -> str:
@@ -100,10 +100,3 @@ def _code() -> str:
     here = Path(__file__)
     files = [*sorted(here.with_name("child").glob("*.py")), here.with_name("named.py")]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -15,10 +15,9 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -53,18 +52,13 @@ QUANTIZED: dict[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """The loader's report on one side."""
 
-    missing: tuple[str, ...]
-    unexpected: tuple[str, ...]
-    mismatched: tuple[str, ...]
-    errors: tuple[str, ...]
-
-    @property
-    def clean(self) -> bool:
-        return not (self.missing or self.unexpected or self.mismatched or self.errors)
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    mismatched: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
 
 
 def check(config: str | None, source: Specs, output: Specs | None, scratch: Path) -> dict[str, Any]:
@@ -91,17 +85,16 @@ def check(config: str | None, source: Specs, output: Specs | None, scratch: Path
             # Some of them the loader is told not to miss: a class may do without whole submodels.
             lost = {*_matching(model, "_keys_to_ignore_on_load_missing", lost)}
             report = load_report(model_class, model_config, output)[0]
-            report = replace(report, missing=tuple(sorted({*report.missing, *lost})))
+            report = report._replace(missing=tuple(sorted({*report.missing, *lost})))
     except NotChecked as why:
         if why.result == "inconclusive":
             raise
         return {**verdict, "result": "failed", "reason": f"the source loads, and the output does not: {why}"}
-    verdict |= {field: getattr(report, field)[:REPORT_NAMES_MAX] for field in Report.__annotations__}
-    counts = {field: len(getattr(report, field)) for field in Report.__annotations__}
-    verdict["counts"] = counts
+    counts = {field: len(names) for field, names in report._asdict().items()}
+    verdict |= {field: names[:REPORT_NAMES_MAX] for field, names in report._asdict().items()} | {"counts": counts}
     if report != expected:
         return {**verdict, "result": "failed", "reason": _difference(expected, report)}
-    if report.clean:
+    if not any(report):
         return {**verdict, "result": "clean", "reason": f"{model_class.__name__} takes every tensor and lacks none"}
     listed = ", ".join(f"{count} {field}" for field, count in counts.items() if count)
     reason = f"{model_class.__name__} reports the same for the output as for the source: {listed}"
@@ -263,12 +256,12 @@ def load_report(model_class: type[PreTrainedModel], config: Any, specs: Specs) -
         if not any("CONVERSION" in row for row in rows):
             reason = f"{model_class.__name__} cannot be built: {_line(error)}"
             raise NotChecked(reason, "inconclusive") from error
-        return Report((), (), (), tuple(rows)), None
+        return Report(errors=tuple(rows)), None
     finally:
         logging.getLogger("transformers.modeling_utils").removeHandler(tables)
     mismatched = (f"{name}: {list(has)} stored, {list(wants)} wanted" for name, has, wants in info["mismatched_keys"])
     missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
-    return Report(tuple(missing), tuple(unexpected), tuple(sorted(mismatched)), ()), model
+    return Report(tuple(missing), tuple(unexpected), tuple(sorted(mismatched))), model
 
 
 class _LoaderTables(logging.Handler):
@@ -350,8 +343,7 @@ def _difference(expected: Report, report: Report) -> str:
         # The loader stopped at these and had nothing more to say.
         return f"cannot be converted in the output: {_few(conversions)}"
     parts = []
-    for field in Report.__annotations__:
-        before, after = getattr(expected, field), getattr(report, field)
+    for field, before, after in zip(Report._fields, expected, report, strict=True):
         if new := [text for text in after if text not in set(before)]:
             parts.append(f"{field} only in the output: {_few(new)}")
         if gone := [text for text in before if text not in set(after)]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
 
+from reshard.pipeline.installed import version_of
 from reshard.pipeline.limits import RELOAD_CACHE
 from reshard.pipeline.verifying import verdicts as module
 from reshard.pipeline.verifying.child.server import Allowed
@@ -90,7 +90,7 @@ def test_other_versions_or_another_question_are_other_keys(monkeypatch: pytest.M
     key = kept_in().key("{}")
     assert kept_in().key("{}") == key != kept_in().key("[]")
     versions: dict[str, str] = {}
-    monkeypatch.setattr(module, "version", lambda name: versions.get(name) or version(name))
+    monkeypatch.setattr(module, "version_of", lambda name: versions.get(name) or version_of(name))
     for package in module.PACKAGES:
         versions = {package: "0"}
         assert kept_in().key("{}") != key
