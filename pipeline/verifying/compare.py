@@ -22,9 +22,9 @@ from reshard.pipeline.planning.model import MANIFEST, ROOT_KEY, Entry
 from reshard.pipeline.tensors import Checkpoint, Name, Tensor
 from reshard.pipeline.text import counted
 from reshard.pipeline.verifying.digests import Digests, Stored, digests, first_difference, hashers_of
-from reshard.pipeline.verifying.meta_load import ModelCheck
 from reshard.pipeline.verifying.opened import OpenedSide, Pair, Paired
 from reshard.pipeline.verifying.structure import compare, compare_keys
+from reshard.pipeline.verifying.verdicts import ModelCheck
 
 # Of each checkpoint: parameter -> the one that it shares its bytes with.
 Ties = Mapping[Name, Mapping[str, str]]
@@ -176,7 +176,6 @@ class Read(NamedTuple):
     """A side that was read once: every tensor's digests by checkpoint, and what its files were held against."""
 
     tensors: Mapping[Name, Mapping[str, Digests]]
-    bytes: int
     attested: int  # files held against a sha256, or against a CRC for each of their records
     records: Compared
     corrupt: tuple[str, ...]  # files that are not what their store, or their archive, says
@@ -194,10 +193,10 @@ def read(side: OpenedSide, tick: Tick, tmpdir: Path | None, *, sha256: bool = Tr
         found = _digests(side, tick, tmpdir, hashers)
     except SourceCorrupt:
         corrupt = tuple(_corrupt(side, side.numbers, tick))
-        return Read(_digests(side, tick, tmpdir, {}), _size(side), 0, Compared(), corrupt)
+        return Read(_digests(side, tick, tmpdir, {}), 0, Compared(), corrupt)
     passed = [hasher for of_one in hashers.values() for hasher in of_one.values()]
     attested = sum(1 for hasher in passed if hasher.level != "as delivered")
-    return Read(found, _size(side), attested, Compared.total(hasher.records for hasher in passed), ())
+    return Read(found, attested, Compared.total(hasher.records for hasher in passed), ())
 
 
 def read_both(source: OpenedSide, output: OpenedSide, tick: Tick, tmpdir: Path | None) -> tuple[Read, Read]:
@@ -221,10 +220,6 @@ def _digests(
     return {checkpoint.name: one(checkpoint) for checkpoint in side.opened.checkpoints}
 
 
-def _size(side: OpenedSide) -> int:
-    return sum(file.size for file in side.files)
-
-
 def _corrupt(side: OpenedSide, numbers: Iterable[int], tick: Tick) -> Iterator[str]:
     """Those of the files that are not what their store, or their archive's own sums, say that they are."""
     for number in numbers:
@@ -243,7 +238,7 @@ def _corrupt(side: OpenedSide, numbers: Iterable[int], tick: Tick) -> Iterator[s
 
 def check_stored(output: OpenedSide, was_read: Read) -> Check:
     """Whether what was read is what the store attests: a file's sha256, or the sums that an archive keeps."""
-    figures = {"files": len(output.files), "attested": was_read.attested, "bytes": was_read.bytes}
+    figures = {"files": len(output.files), "attested": was_read.attested, "bytes": output.bytes}
     figures |= was_read.records.figures()
     reason = "" if was_read.attested else "nothing here says what all of its bytes should be"
     result: Result = "failed" if was_read.corrupt else "passed" if was_read.attested else "skipped"
@@ -294,7 +289,7 @@ def check_bytes(
         "tensors": compared,
         "not_comparable": incomparable,
         "differ": len(differing),
-        "bytes": theirs.bytes + ours.bytes,
+        "bytes": source.bytes + output.bytes,
         **Compared.total((theirs.records, ours.records)).figures(),
     }
     reason = "" if compared else "no tensor has the same name, dtype and shape on both sides"

@@ -20,7 +20,7 @@ from reshard.pipeline.publishing.commit import Published
 from reshard.pipeline.publishing.manifest import recorded, root_of
 from reshard.pipeline.tensors import Name
 from reshard.pipeline.text import counted
-from reshard.pipeline.verifying.meta_load import NO_CLASS, MetaLoader, ModelCheck
+from reshard.pipeline.verifying.meta_load import NO_CLASS, MetaLoader
 from reshard.pipeline.verifying.published import Expected, differences
 from reshard.pipeline.verifying.structure import (
     Signature,
@@ -31,6 +31,7 @@ from reshard.pipeline.verifying.structure import (
     signature,
     signature_of,
 )
+from reshard.pipeline.verifying.verdicts import ModelCheck
 
 _STRUCTURE = "names, dtypes, shapes, lengths, index both ways"
 _READ_BACK = "names, sizes, hashes, headers, indexes, manifest"

@@ -17,13 +17,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -32,7 +32,7 @@ from reshard.pipeline.check import some
 from reshard.pipeline.errors import DeviceMapIncomplete, TempDirUnusable
 from reshard.pipeline.verifying.child.server import Allowed
 from reshard.pipeline.verifying.named import NotChecked, named, parsed
-from reshard.pipeline.verifying.verdicts import Verdicts
+from reshard.pipeline.verifying.verdicts import ModelCheck, Verdicts
 
 if TYPE_CHECKING:
     from reshard.pipeline.verifying.structure import Signature
@@ -59,43 +59,6 @@ _OFFLINE = {
 NO_CLASS = "llama.cpp loads it by an architecture that its keys name, and has no class to ask"
 
 T = TypeVar("T")
-Level = Literal["model", "structural"]
-Result = Literal["clean", "report", "failed", "inconclusive", "skipped"]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelCheck:
-    """What the load on the meta device found.
-
-    ``model``: the class was built; ``clean``: it takes both sides without complaint, ``report``: with the same
-    complaints, ``failed``: with others. ``structural``: the class was not checked, and ``reason`` says why:
-    ``skipped`` where it cannot be, ``inconclusive`` where the attempt was cut short. The lists are the output's, and
-    hold REPORT_NAMES_MAX names each; ``counts`` has how many there are.
-    """
-
-    result: Result
-    reason: str
-    level: Level = "structural"
-    class_name: str | None = None
-    missing: tuple[str, ...] = ()
-    unexpected: tuple[str, ...] = ()
-    mismatched: tuple[str, ...] = ()
-    errors: tuple[str, ...] = ()
-    counts: Mapping[str, int] = field(default_factory=dict)  # by list; empty where the class was not asked
-    notes: tuple[str, ...] = ()
-    ties: Mapping[str, str] = field(default_factory=dict)  # parameter -> the one that it shares its bytes with
-    stored_twice: Mapping[str, str] = field(default_factory=dict)  # name -> the other name of the same, tied tensor
-    seconds: float = 0.0
-    peak_rss: int = 0  # bytes, the imports included
-    known: bool = False  # from an earlier check of the same, which took that time and memory
-
-    def figures(self) -> dict[str, Any]:
-        """What was counted, for a record: nothing where nothing was asked."""
-        if self.result == "skipped":
-            return {}
-        named = {"class_name": self.class_name} if self.class_name else {}
-        cost = {"known": True} if self.known else {"seconds": round(self.seconds, 3), "peak_rss": self.peak_rss}
-        return {**named, **self.counts, **cost}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +99,7 @@ class MetaLoader:
         self._flags = threading.Lock()  # of the next two
         self._spare = self._dropped = False  # a child was started ahead; and no question needed it after all
         self._verdicts_lock = threading.Lock()
-        self._verdicts = Verdicts(TypeAdapter(ModelCheck), verdicts)
+        self._verdicts = Verdicts(verdicts)
 
     def check(
         self,

@@ -83,6 +83,10 @@ class OpenedSide:
         """The weight files that were opened."""
         return [self.opened.files[number] for number in self.numbers]
 
+    @property
+    def bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
     def signature(self, checkpoint: Checkpoint) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Tensor -> (dtype, shape), as compared."""
         changed = self.changed.get(checkpoint.name, {})

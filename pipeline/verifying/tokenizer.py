@@ -9,7 +9,6 @@ from __future__ import annotations
 import filecmp
 import json
 import tempfile
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,10 +73,8 @@ def _too_large(paths: Iterable[str], *listings: Mapping[str, StoredFile]) -> boo
 
 def _tokenizers(paths: Iterable[str]) -> dict[str, list[str]]:
     """Folder -> the files of its tokenizer, if it has one."""
-    found: defaultdict[str, list[str]] = defaultdict(list)
-    for path in tokenizer_files(paths):
-        found[dirname(path)].append(path)
-    return {folder: files for folder, files in found.items() if any(named_like(path, _TOKENIZERS) for path in files)}
+    found = tokenizer_files(paths).items()
+    return {folder: files for folder, files in found if any(named_like(path, _TOKENIZERS) for path in files)}
 
 
 def _check_folder(

@@ -34,9 +34,10 @@ from reshard.pipeline.verifying.manifest_check import (
     check_manifest,
     check_manifest_bytes,
 )
-from reshard.pipeline.verifying.meta_load import NO_CLASS, MetaLoader, ModelCheck
+from reshard.pipeline.verifying.meta_load import NO_CLASS, MetaLoader
 from reshard.pipeline.verifying.opened import UNCHANGED, OpenedSide, paired
 from reshard.pipeline.verifying.tokenizer import check_tokenizers
+from reshard.pipeline.verifying.verdicts import ModelCheck
 
 
 def verify(

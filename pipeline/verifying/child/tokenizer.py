@@ -79,7 +79,7 @@ def _load(folder: Path, scratch: Path) -> Any:
     It is loaded from a folder with links to its own files only: the loader would otherwise look at all the others.
     """
     scratch.mkdir()
-    for name in tokenizer_files(path.name for path in folder.iterdir()):
+    for name in tokenizer_files(path.name for path in folder.iterdir())[""]:
         (scratch / name).symlink_to(folder / name)
     config = folder / "config.json"
     if config.is_file():

@@ -9,22 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import TypeAdapter
 
 from reshard.pipeline.installed import version_of
 from reshard.pipeline.limits import RELOAD_CACHE
 from reshard.pipeline.verifying import verdicts as module
 from reshard.pipeline.verifying.child.server import Allowed
-from reshard.pipeline.verifying.meta_load import MetaLoader, ModelCheck
-from reshard.pipeline.verifying.verdicts import Verdicts
+from reshard.pipeline.verifying.meta_load import MetaLoader
+from reshard.pipeline.verifying.verdicts import ModelCheck, Verdicts
 from tests.support.procs import wait_for
 
 GetSaved = Callable[..., Any]
 CLEAN = ModelCheck("clean", "it takes them", "model", "Llama", ties={"a": "b"}, counts={"missing": 0})
-
-
-def kept_in(folder: Path | None = None) -> Verdicts[ModelCheck]:
-    return Verdicts(TypeAdapter(ModelCheck), folder)
 
 
 def test_an_answer_is_known_to_the_next_process_without_a_child(saved: GetSaved, tmp_path: Path) -> None:
@@ -87,50 +82,50 @@ def test_a_loader_that_was_closed_starts_no_child(tmp_path: Path) -> None:
 
 
 def test_other_versions_or_another_question_are_other_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    key = kept_in().key("{}")
-    assert kept_in().key("{}") == key != kept_in().key("[]")
+    key = Verdicts().key("{}")
+    assert Verdicts().key("{}") == key != Verdicts().key("[]")
     versions: dict[str, str] = {}
     monkeypatch.setattr(module, "version_of", lambda name: versions.get(name) or version_of(name))
     for package in module.PACKAGES:
         versions = {package: "0"}
-        assert kept_in().key("{}") != key
+        assert Verdicts().key("{}") != key
     versions = {}
     monkeypatch.setattr(module, "_code", lambda: "other")
-    assert kept_in().key("{}") != key
+    assert Verdicts().key("{}") != key
 
 
 def test_as_many_as_are_wanted_are_kept_and_those_that_were_used_last(tmp_path: Path) -> None:
-    first = kept_in(tmp_path)
+    first = Verdicts(tmp_path)
     for number in range(RELOAD_CACHE):
         first.keep(f"{number}", CLEAN, lasting=True)
         os.utime(tmp_path / f"{number}.json", (number, number))
-    assert kept_in(tmp_path).get("0") == CLEAN
-    kept_in(tmp_path).keep("new", CLEAN, lasting=True)
+    assert Verdicts(tmp_path).get("0") == CLEAN
+    Verdicts(tmp_path).keep("new", CLEAN, lasting=True)
     assert len(list(tmp_path.iterdir())) == RELOAD_CACHE
-    assert kept_in(tmp_path).get("1") is None and kept_in(tmp_path).get("0") == CLEAN
+    assert Verdicts(tmp_path).get("1") is None and Verdicts(tmp_path).get("0") == CLEAN
     assert first.get("1") == CLEAN
     for number in range(RELOAD_CACHE):
         first.keep(f"more {number}", CLEAN, lasting=False)
     assert len(first._held) == RELOAD_CACHE and first.get("0") == CLEAN  # from its file
-    assert kept_in(tmp_path).get("more 0") is None
+    assert Verdicts(tmp_path).get("more 0") is None
 
 
 @pytest.mark.parametrize(
     "content", ['{"result": "cl', "[]", "{}", "5", '{"level": "model", "result": "clean", "reason": 5}', "[" * 100_000]
 )
 def test_a_file_that_holds_something_else_is_no_answer_and_is_written_again(tmp_path: Path, content: str) -> None:
-    kept_in(tmp_path).keep("key", CLEAN, lasting=True)
+    Verdicts(tmp_path).keep("key", CLEAN, lasting=True)
     (tmp_path / "key.json").write_text(content)
-    assert kept_in(tmp_path).get("key") is None
-    kept_in(tmp_path).keep("key", CLEAN, lasting=True)
-    assert kept_in(tmp_path).get("key") == CLEAN
+    assert Verdicts(tmp_path).get("key") is None
+    Verdicts(tmp_path).keep("key", CLEAN, lasting=True)
+    assert Verdicts(tmp_path).get("key") == CLEAN
 
 
 def test_a_folder_that_cannot_be_written_is_done_without_and_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
-    kept = kept_in(tmp_path / "file")
+    kept = Verdicts(tmp_path / "file")
     for key in ("one", "two"):
         kept.keep(key, CLEAN, lasting=True)
         assert kept.get(key) == CLEAN

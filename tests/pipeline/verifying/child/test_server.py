@@ -24,7 +24,8 @@ import transformers
 from reshard.pipeline import limits
 from reshard.pipeline.verifying.child.model import UNSAFE_KEYS, cleaned
 from reshard.pipeline.verifying.child.server import REFUSED, Allowed, _read
-from reshard.pipeline.verifying.meta_load import MetaLoader, ModelCheck
+from reshard.pipeline.verifying.meta_load import MetaLoader
+from reshard.pipeline.verifying.verdicts import ModelCheck
 from tests.pipeline.verifying.models import Saved, Specs, deepseek_fp8, layout
 from tests.support.measured import slowness
 
