@@ -32,27 +32,24 @@ Ties = Mapping[Name, Mapping[str, str]]
 # ------------------------------------------------------------------------------------------------------ headers
 
 
-def check_headers(
-    theirs: OpenedSide, ours: OpenedSide, matched: Paired, ties: Ties, believed: Callable[[], bool] = lambda: False
-) -> Check:
+def check_headers(both: Paired, ties: Ties, believed: Callable[[], bool] = lambda: False) -> Check:
     """Whether both sides have the same tensors by name, dtype and shape, in files that loaders find.
 
     Copies of tied tensors that the output dropped are not findings. The check is inconclusive where the output does not
     say so itself, and where only it says so, unless it is ``believed``. ``ties`` are what the models' classes say.
     """
-    findings = [text for pair in matched.pairs if (text := moved(pair, theirs, ours))]
+    theirs, ours, pairs, lost, added = both
+    findings = [text for pair in pairs if (text := moved(pair, theirs, ours))]
     findings += [
-        f"{entry(theirs, c)}: it has {counted(len(c.tensors), 'tensor')}, and the output none of them"
-        for c in matched.lost
+        f"{entry(theirs, c)}: it has {counted(len(c.tensors), 'tensor')}, and the output none of them" for c in lost
     ]
     findings += [
-        f"{entry(ours, c)}: {counted(len(c.tensors), 'tensor', 'is')} in no checkpoint of the source"
-        for c in matched.added
+        f"{entry(ours, c)}: {counted(len(c.tensors), 'tensor', 'is')} in no checkpoint of the source" for c in added
     ]
     casts: Counter[tuple[str, str]] = Counter()
     copies: dict[str, str] = {}
     undeclared, claimed = 0, []
-    for pair in matched.pairs:
+    for pair in pairs:
         source, output = theirs.signature(pair.source), ours.signature(pair.output)
         tied = ties.get(pair.output.name, {})
         dropped = dropped_copies(pair, ours, tied)
@@ -64,8 +61,8 @@ def check_headers(
         both = source.keys() & output.keys()
         casts.update((source[name][0], output[name][0]) for name in both if source[name][0] != output[name][0])
     figures = {
-        "tensors": sum(len(pair.output.tensors) for pair in matched.pairs),
-        "in_the_source": sum(len(c.tensors) for c in (*(p.source for p in matched.pairs), *matched.lost)),
+        "tensors": sum(len(pair.output.tensors) for pair in pairs),
+        "in_the_source": sum(len(c.tensors) for c in (*(pair.source for pair in pairs), *lost)),
         "differences": len(findings),
         **({"tied_copies_dropped": len(copies)} if copies else {}),
     }
@@ -199,14 +196,14 @@ def read(side: OpenedSide, tick: Tick, tmpdir: Path | None, *, sha256: bool = Tr
     return Read(found, attested, Compared.total(hasher.records for hasher in passed), ())
 
 
-def read_both(source: OpenedSide, output: OpenedSide, tick: Tick, tmpdir: Path | None) -> tuple[Read, Read]:
+def read_both(both: Paired, tick: Tick, tmpdir: Path | None) -> tuple[Read, Read]:
     """Both sides at the same time: they are different disks, or different ends of a line.
 
     Their files' sha256s are not taken, which would double the time: where tensors differ, `check_bytes` asks whose
     file is not what its store says. The sums of archives are: equal tensors may both be wrong.
     """
     with ThreadPoolExecutor(2, thread_name_prefix="verify") as pool:
-        theirs, ours = pool.map(lambda side: read(side, tick, tmpdir, sha256=False), (source, output))
+        theirs, ours = pool.map(lambda side: read(side, tick, tmpdir, sha256=False), (both.source, both.output))
         return theirs, ours
 
 
@@ -245,25 +242,17 @@ def check_stored(output: OpenedSide, was_read: Read) -> Check:
     return Check("stored bytes", result, "each file's sha256, or its archive's sums", reason, figures, was_read.corrupt)
 
 
-def check_bytes(
-    source: OpenedSide,
-    output: OpenedSide,
-    matched: Paired,
-    ties: Ties,
-    theirs: Read,
-    ours: Read,
-    tick: Tick,
-    tmpdir: Path | None,
-) -> Check:
+def check_bytes(both: Paired, ties: Ties, theirs: Read, ours: Read, tick: Tick, tmpdir: Path | None) -> Check:
     """Whether every tensor has the source's bytes, and dropped copies of tied ones those of what was kept.
 
     Only what differs is read again, to name the first difference, and the files that it lies in, to say whether one
     of them is not what its store says.
     """
+    source, output, pairs, *_ = both
     compared = incomparable = 0
     findings = []
     differing: list[tuple[Entry, Tensor]] = []
-    for pair in matched.pairs:
+    for pair in pairs:
         before, after = theirs.tensors[pair.source.name], ours.tensors[pair.output.name]
         were = {t.name: Entry(t, t.dtype) for t in pair.source.tensors}
         were.update(source.changed.get(pair.source.name, {}))

@@ -8,10 +8,8 @@ repository is fetched for as long as it takes; there has to be room for it.
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -19,13 +17,12 @@ from typing import Literal
 from reshard.pipeline.check import Check, Result
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.copying.stream import Tick
-from reshard.pipeline.errors import DiskFull
 from reshard.pipeline.limits import LOAD_CPU, LOAD_TIME
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.tensors import StoredFile
 from reshard.pipeline.verifying.child.server import Allowed
 from reshard.pipeline.verifying.meta_load import MetaLoader
-from reshard.pipeline.verifying.tokenizer import fetch
+from reshard.pipeline.verifying.tokenizer import fetched
 
 Loader = Literal["transformers", "accelerate"]
 
@@ -158,16 +155,7 @@ def _files(source: Source) -> list[StoredFile]:
     return [files["config.json"], *weights] if weights and "config.json" in files else []
 
 
-@contextmanager
-def _as_folder(source: Source, tick: Tick, tmpdir: Path | None) -> Iterator[Path]:
+def _as_folder(source: Source, tick: Tick, tmpdir: Path | None) -> AbstractContextManager[Path]:
     if (local := source.place.local) and local.is_dir():
-        yield local
-        return
-    wanted = _files(source)
-    with tempfile.TemporaryDirectory(prefix="reshard-load-", dir=tmpdir) as scratch:
-        needed, free = sum(file.size for file in wanted), shutil.disk_usage(scratch).free
-        if needed > free:
-            raise DiskFull(path=scratch, needed=needed, free=free)
-        for file in wanted:
-            fetch(source, file, Path(scratch, file.path), tick)
-        yield Path(scratch)
+        return nullcontext(local)
+    return fetched(source, _files(source), tick, tmpdir)

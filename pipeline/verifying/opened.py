@@ -119,8 +119,10 @@ class Pair(NamedTuple):
 
 
 class Paired(NamedTuple):
-    """Which checkpoint of the output is which one of the source; the rest is on one side only."""
+    """Both sides, and which checkpoint of the output is which one of the source; the rest is on one side only."""
 
+    source: OpenedSide
+    output: OpenedSide
     pairs: tuple[Pair, ...]
     lost: tuple[Checkpoint, ...]
     added: tuple[Checkpoint, ...]
@@ -132,10 +134,12 @@ def paired(source: OpenedSide, output: OpenedSide) -> Paired:
     `compare.check_headers` says where the output has it under a name that loaders do not look for.
     """
     if len(source.opened.checkpoints) == len(output.opened.checkpoints) == 1:
-        return Paired((Pair(source.opened.checkpoints[0], output.opened.checkpoints[0]),), (), ())
+        return Paired(source, output, (Pair(source.opened.checkpoints[0], output.opened.checkpoints[0]),), (), ())
     ours = {checkpoint.name: checkpoint for checkpoint in output.opened.checkpoints}
     theirs = {checkpoint.name: checkpoint for checkpoint in source.opened.checkpoints}
     return Paired(
+        source,
+        output,
         tuple(Pair(checkpoint, ours[name]) for name, checkpoint in theirs.items() if name in ours),
         tuple(checkpoint for name, checkpoint in theirs.items() if name not in ours),
         tuple(checkpoint for name, checkpoint in ours.items() if name not in theirs),

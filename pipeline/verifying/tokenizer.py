@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import filecmp
 import json
+import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from posixpath import basename, dirname, join
@@ -17,6 +19,7 @@ from typing import Literal
 
 from reshard.pipeline.check import Check, Result, some
 from reshard.pipeline.copying.stream import Tick
+from reshard.pipeline.errors import DiskFull
 from reshard.pipeline.limits import TOKENIZER_MAX
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.stores.scratch import full_disk_errors
@@ -95,13 +98,12 @@ def _check_folder(
     if _too_large({*ours, *theirs}, *files):
         reason = f"a file of it is larger than {TOKENIZER_MAX:,} bytes: it is not loaded"
         return Check(name, "skipped", level, reason, figures)
-    with tempfile.TemporaryDirectory(prefix="reshard-tokenizer-", dir=tmpdir) as scratch:
-        folders = [Path(scratch, str(number)).resolve() for number in range(len(sides))]
-        for side, paths, to in zip(sides, files, folders, strict=True):
-            to.mkdir()
-            for path in (*paths, join(folder, "config.json")):
-                if (file := side.files().get(path)) is not None:
-                    fetch(side, file, to / basename(path))
+    with ExitStack() as stack:
+        folders = []
+        for side, paths in zip(sides, files, strict=True):
+            config = side.files().get(join(folder, "config.json"))
+            wanted = [*paths.values(), *([config] if config else [])]
+            folders.append(stack.enter_context(fetched(side, wanted, lambda count: None, tmpdir)))
         differing: list[str] = []
         if source:
             names = {basename(path) for path in (*ours, *theirs)}
@@ -132,9 +134,17 @@ def _difference(path: str, folders: list[Path]) -> str:
     return json_difference(before.read_bytes(), after.read_bytes(), config=False).text
 
 
-def fetch(source: Source, file: StoredFile, to: Path, tick: Tick = lambda count: None) -> None:
-    """Copy a whole file to ``to``; raises DiskFull."""
-    with full_disk_errors(to.parent, file.size), to.open("wb") as handle:
-        for view in source.read(file, 0, file.size):
-            handle.write(view)
-            tick(len(view))
+@contextmanager
+def fetched(source: Source, files: Sequence[StoredFile], tick: Tick, tmpdir: Path | None) -> Iterator[Path]:
+    """A temporary folder in ``tmpdir`` with these files, by their own names; raises DiskFull where they do not fit."""
+    with tempfile.TemporaryDirectory(prefix="reshard-fetched-", dir=tmpdir) as scratch:
+        folder = Path(scratch).resolve()
+        needed, free = sum(file.size for file in files), shutil.disk_usage(folder).free
+        if needed > free:
+            raise DiskFull(path=scratch, needed=needed, free=free)
+        for file in files:
+            with full_disk_errors(folder, file.size), (folder / basename(file.path)).open("wb") as handle:
+                for view in source.read(file, 0, file.size):
+                    handle.write(view)
+                    tick(len(view))
+        yield folder

@@ -89,18 +89,18 @@ def verify(
         for checkpoint in side.opened.checkpoints
     }
     ties = {name: verdict.ties for name, verdict in models.items()}
-    if their_side and matched:
-        same = check_headers(their_side, side, matched, ties, lambda: changes.ties == "source" or ours_by_commit())
+    if matched:
+        same = check_headers(matched, ties, lambda: changes.ties == "source" or ours_by_commit())
         if told:
             same = _by_its_word(same, told, ours_by_commit())
         if same.result == "failed" and recorded.manifest:
             same = _with_hint(same, _unlike(recorded.manifest.made.changes, changes))
-        checks += [same, check_files(their_side, side, changes, deep, tick)]
+        checks += [same, check_files(matched.source, side, changes, deep, tick)]
     checks += [_check_model(name, verdict, alone=source is None) for name, verdict in models.items()]
     checks += check_tokenizers(output, source, meta_loader, tmpdir)
-    if deep and their_side and matched:
-        theirs, ours = read_both(their_side, side, tick, tmpdir)
-        checks.append(check_bytes(their_side, side, matched, ties, theirs, ours, tick, tmpdir))
+    if deep and matched:
+        theirs, ours = read_both(matched, tick, tmpdir)
+        checks.append(check_bytes(matched, ties, theirs, ours, tick, tmpdir))
     elif deep:
         ours = read(side, tick, tmpdir)
         checks += [check_stored(side, ours), *check_ties(models, ours)]
