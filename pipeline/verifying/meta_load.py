@@ -221,12 +221,6 @@ class MetaLoader:
                 self._child.end()
                 self._child = None
 
-    def __enter__(self) -> MetaLoader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _started(self) -> str | None:
         if self._closed:
             return "the reload was closed"

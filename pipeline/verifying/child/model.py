@@ -42,6 +42,15 @@ UNSAFE_KEYS = frozenset((
     "transformers_weights", "kernel_config", "use_kernels", "fusion_config", "distributed_config",
 ))  # fmt: skip
 
+# How every model is loaded: with the loader's report, by transformers' own code, and from here.
+LOADING: dict[str, Any] = {
+    "output_loading_info": True,
+    "dtype": "auto",
+    "attn_implementation": "eager",
+    "trust_remote_code": False,
+    "local_files_only": True,
+}
+
 # Quantisation methods whose load on meta was seen to tell right from wrong, and the packages that it needs.
 # The others either cannot be built without a GPU or were never tried; guessing would give false verdicts.
 QUANTIZED: dict[str, tuple[str, ...]] = {
@@ -239,12 +248,8 @@ def load_report(model_class: type[PreTrainedModel], config: Any, specs: Specs) -
             config=config,
             state_dict=state,
             device_map="meta",
-            output_loading_info=True,
             ignore_mismatched_sizes=True,
-            dtype="auto",
-            attn_implementation="eager",
-            trust_remote_code=False,
-            local_files_only=True,
+            **LOADING,
         )
     except ImportError as error:
         raise NotChecked(f"{model_class.__name__} needs a package that is not installed: {_line(error)}") from error

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -337,7 +338,7 @@ def test_a_class_that_someone_added_to_transformers_is_not_its_own() -> None:
     ],
 )
 def test_a_config_that_cannot_name_a_class_is_skipped_without_a_child(config: bytes | None, reason: str) -> None:
-    with MetaLoader(eager=True) as meta_loader:
+    with closing(MetaLoader(eager=True)) as meta_loader:
         meta_loader.ahead([config] if config else [])
         found = meta_loader.check(config, {"x": ("F32", (1,))})
         assert (found.level, found.result) == ("structural", "skipped")

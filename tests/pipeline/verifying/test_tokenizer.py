@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ def edit(path: Path, change: Callable[[dict[str, object]], object]) -> None:
 
 
 def test_equal_files_need_no_loading(pair: Pair) -> None:
-    with MetaLoader(python="/bin/false") as unasked:
+    with closing(MetaLoader(python="/bin/false")) as unasked:
         found = look(unasked, pair[1], pair[0])
     assert (found.result, "the same byte for byte" in found.reason) == ("passed", True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ CLEAN = ModelCheck("clean", "it takes them", "model", "Llama", ties={"a": "b"}, 
 
 def test_an_answer_is_known_to_the_next_process_without_a_child(saved: GetSaved, tmp_path: Path) -> None:
     model = saved("llama-tied")
-    with MetaLoader(verdicts=tmp_path) as first:
+    with closing(MetaLoader(verdicts=tmp_path)) as first:
         asked = first.check(model.config, model.specs)
         again = first.check(model.config, model.specs)
-    with MetaLoader(verdicts=tmp_path, python="/bin/false") as second:  # whose child could not start
+    with closing(MetaLoader(verdicts=tmp_path, python="/bin/false")) as second:  # whose child could not start
         known = second.check(model.config, model.specs)
         other = second.check(model.config, {**model.specs, "one.more": ("F32", (1,))})
     assert (asked.result, asked.level, asked.known) == ("clean", "model", False)
@@ -44,7 +45,7 @@ def test_only_what_a_class_took_is_known_to_others(saved: GetSaved, tmp_path: Pa
     lost = {name: spec for name, spec in model.specs.items() if "norm" not in name}
     allowed = Allowed(seconds=0.01) if ending == "inconclusive" else None
     python = "/bin/false" if ending == "not begun" else sys.executable
-    with MetaLoader(verdicts=tmp_path, python=python) as loader:
+    with closing(MetaLoader(verdicts=tmp_path, python=python)) as loader:
         found = loader.check(config, model.specs, lost if ending == "failed" else None, allowed=allowed)
     assert found.result == {"not begun": "skipped"}.get(ending, ending)
     assert [*tmp_path.iterdir()] == []
@@ -54,17 +55,17 @@ def test_a_child_that_was_started_ahead_serves_the_check_and_ends_where_nothing_
     saved: GetSaved, tmp_path: Path
 ) -> None:
     model = saved("llama-tied")
-    with MetaLoader() as patient:
+    with closing(MetaLoader()) as patient:
         patient.ahead([model.config])
         assert not patient._spare and patient.pid is None
-    with MetaLoader(verdicts=tmp_path, eager=True) as first:
+    with closing(MetaLoader(verdicts=tmp_path, eager=True)) as first:
         first.ahead([model.config])
         wait_for(lambda: first.pid is not None, "the start")
         started = first.pid
         assert first.check(model.config, model.specs).result == "clean"
         first.enough()
         assert first.warm() is None and first.pid == started, "a child that served somebody stays"
-    with MetaLoader(verdicts=tmp_path, eager=True) as second:
+    with closing(MetaLoader(verdicts=tmp_path, eager=True)) as second:
         second.ahead([model.config])
         wait_for(lambda: second.pid is not None, "the start")
         assert second.check(model.config, model.specs).known

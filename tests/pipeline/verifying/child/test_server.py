@@ -11,6 +11,7 @@ import threading
 import time
 import venv
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
@@ -174,7 +175,7 @@ def test_a_fork_that_is_killed_is_inconclusive_and_the_child_stays(
 
 
 def test_a_child_that_is_killed_stuck_or_closed_is_inconclusive_and_replaced() -> None:
-    with MetaLoader(grace=0.5) as meta_loader:
+    with closing(MetaLoader(grace=0.5)) as meta_loader:
         warm = child_of(meta_loader)
         home = Path(warm.cwd())
         found, fork = ended_at_work(meta_loader, warm, lambda fork: warm.kill())
@@ -205,7 +206,7 @@ def test_an_adopted_child_ends_like_ones_own(moment: str) -> None:
     warm = child_of(owner)
     home, orphan = Path(warm.cwd()), owner.leave()
     assert orphan is not None and owner.warm() == "the reload was closed"
-    with MetaLoader(grace=0.5) as meta_loader:
+    with closing(MetaLoader(grace=0.5)) as meta_loader:
         meta_loader.adopt(orphan)
         assert child_of(meta_loader) == warm
         assert meta_loader.check(llama(), NORM).result == "report"
@@ -302,7 +303,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[MetaLoad
         patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
         for name in SECRETS:
             patch.setenv(name, "hf_secret")
-        with MetaLoader() as meta_loader:
+        with closing(MetaLoader()) as meta_loader:
             assert meta_loader.warm() is None
             patch.undo()
             yield meta_loader, canary
@@ -465,9 +466,10 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 _WITHOUT = """
 import dataclasses, json, sys
+from contextlib import closing
 sys.modules.update(dict.fromkeys(["torch", "transformers", "accelerate"]))  # None: as though they were not installed
 from reshard.pipeline.verifying.meta_load import MetaLoader
-with MetaLoader() as meta_loader:
+with closing(MetaLoader()) as meta_loader:
     print(json.dumps(dataclasses.asdict(meta_loader.check(b'{"model_type": "llama"}', {"x": ("F32", (1,))}))))
 """
 
@@ -482,7 +484,7 @@ def test_without_torch_it_says_what_to_install() -> None:
 
 def test_an_installation_that_breaks_on_import_is_told(bare_python: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT / ".types"))
-    with MetaLoader(python=bare_python) as meta_loader:
+    with closing(MetaLoader(python=bare_python)) as meta_loader:
         found = meta_loader.check(llama(), NORM)
     assert (found.level, found.result) == ("structural", "skipped")
     assert "could not start: ModuleNotFoundError: No module named" in found.reason
@@ -494,7 +496,7 @@ def test_its_home_is_where_there_is_room_for_what_it_writes(tmp_path: Path) -> N
     python.write_text(f"#!/bin/sh\necho $PWD $TMPDIR > {tmp_path}/seen\n")
     python.chmod(0o755)
     room.mkdir()
-    with MetaLoader(python=str(python), tmpdir=room) as meta_loader:
+    with closing(MetaLoader(python=str(python), tmpdir=room)) as meta_loader:
         assert "could not start" in (meta_loader.warm() or "")
     home, tmpdir = (tmp_path / "seen").read_text().split()
     assert (Path(home).parent, tmpdir) == (room, home)
@@ -502,7 +504,7 @@ def test_its_home_is_where_there_is_room_for_what_it_writes(tmp_path: Path) -> N
 
 
 def test_a_python_that_ends_at_once_is_told() -> None:
-    with MetaLoader(python="/bin/false") as meta_loader:
+    with closing(MetaLoader(python="/bin/false")) as meta_loader:
         found = meta_loader.check(llama(), NORM)
     assert (found.result, found.reason) == (
         "skipped",
@@ -515,7 +517,7 @@ def test_an_answer_without_an_end_is_not_kept(tmp_path: Path, monkeypatch: pytes
     endless.write_text("#!/bin/sh\nprintf '\\177\\377\\377\\377' >&0\nexec cat /dev/zero >&0\n")
     endless.chmod(0o755)
     monkeypatch.setattr(limits, "RELOAD_ANSWER", 100_000)
-    with MetaLoader(start=2, python=str(endless)) as meta_loader:
+    with closing(MetaLoader(start=2, python=str(endless))) as meta_loader:
         assert meta_loader.warm() == "the reload could not start: its answer is longer than 100,000 bytes"
 
 
@@ -591,7 +593,7 @@ def test_a_7b_layout_is_checked_cold_in_6_seconds_of_processor_time_and_450_mb()
         transformers.MistralConfig(dtype="bfloat16", architectures=["MistralForCausalLM"], sliding_window=None)
     )
     assert len(specs) == 291
-    with MetaLoader() as meta_loader:
+    with closing(MetaLoader()) as meta_loader:
         found = meta_loader.check(config, specs)
         assert used(child_of(meta_loader)) < 6 * min(slowness(), 2)
     assert (found.level, found.result) == ("model", "clean")
@@ -602,7 +604,7 @@ def test_a_7b_layout_is_checked_cold_in_6_seconds_of_processor_time_and_450_mb()
 def test_the_671b_layout_in_fp8_is_checked_cold_in_30_seconds_of_processor_time_and_800_mb() -> None:
     config, specs = deepseek_fp8()
     assert len(specs) == 91_985
-    with MetaLoader() as meta_loader:
+    with closing(MetaLoader()) as meta_loader:
         found = meta_loader.check(config, specs)
         assert (found.level, found.result) == ("model", "clean")
         assert "1,558 tensors are neither required nor used by the class" in found.notes[0]
