@@ -100,36 +100,32 @@ def _check_folder(
         return Check(name, "skipped", level, reason, figures)
     with ExitStack() as stack:
         folders = []
-        for side, paths in zip(sides, files, strict=True):
-            config = side.files().get(join(folder, "config.json"))
-            wanted = [*paths.values(), *([config] if config else [])]
-            folders.append(stack.enter_context(fetched(side, wanted, lambda count: None, tmpdir)))
-        differing: list[str] = []
-        if source:
-            names = {basename(path) for path in (*ours, *theirs)}
-            _, mismatch, errors = filecmp.cmpfiles(*folders, sorted(names), shallow=False)
-            differing = sorted([*mismatch, *errors])
-            if not differing:
-                reason = f"all files are the same byte for byte ({len(ours)})"
-                return Check(name, "passed", level, reason, figures)
+        for side, own in zip(sides, files, strict=True):
+            wanted = (side.files().get(path) for path in (*own, join(folder, "config.json")))
+            copies = fetched(side, [file for file in wanted if file], lambda count: None, tmpdir)
+            folders.append(stack.enter_context(copies))
+        paths = sorted({*ours, *theirs}) if source else []
+        differences = [f"{path} {how}" for path in paths if (how := _difference(basename(path), folders))]
+        if source and not differences:
+            return Check(name, "passed", level, f"all files are the same byte for byte ({len(ours)})", figures)
         question = {"folders": [str(side) for side in reversed(folders)]}
         found = meta_loader.ask("tokenizers", Behaviour, json.dumps(question))
-        differences = some([f"{join(folder, path)} {_difference(path, folders)}" for path in differing])
-    reasons = "; ".join([found.reason, *differences])
+    reasons = "; ".join([found.reason, *some(differences)])
     if found.result == "failed":
         return Check(name, "failed", level, "", figures, (f"{name}: {reasons}",))
-    result: Result = "passed" if found.result == "loads" else "inconclusive"
-    if found.result == "skipped" and not source:
-        result = "skipped"
+    alone: dict[str, Result] = {"loads": "passed", "skipped": "skipped"}
+    result = "inconclusive" if source else alone.get(found.result, "inconclusive")
     return Check(name, result, level, reasons, figures)
 
 
-def _difference(path: str, folders: list[Path]) -> str:
-    """How the file differs in two folders, the output's and the source's."""
-    after, before = (folder / path for folder in folders)
+def _difference(name: str, folders: list[Path]) -> str:
+    """How the file differs in two folders, the output's and the source's; empty where it does not."""
+    after, before = (folder / name for folder in folders)
     if not (before.exists() and after.exists()):
         return "is on one side only"
-    if not path.endswith(".json"):
+    if filecmp.cmp(before, after, shallow=False):
+        return ""
+    if not name.endswith(".json"):
         return "has other bytes"
     return json_difference(before.read_bytes(), after.read_bytes(), config=False).text
 
