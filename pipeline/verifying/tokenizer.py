@@ -114,7 +114,7 @@ def _check_folder(
     if found.result == "failed":
         return Check(name, "failed", level, "", figures, (f"{name}: {reasons}",))
     alone: dict[str, Result] = {"loads": "passed", "skipped": "skipped"}
-    result = "inconclusive" if source else alone.get(found.result, "inconclusive")
+    result: Result = "inconclusive" if source else alone.get(found.result, "inconclusive")
     return Check(name, result, level, reasons, figures)
 
 
