@@ -58,8 +58,8 @@ def check_headers(both: Paired, ties: Ties, believed: Callable[[], bool] = lambd
         undeclared += len(dropped.keys() - _declared(pair.output).keys())
         findings += [str(d) for d in compare(source, output) if not (d.rule == "lost" and d.tensor in dropped)]
         findings += map(str, compare_keys(pair.source.keys, pair.output.keys))
-        both = source.keys() & output.keys()
-        casts.update((source[name][0], output[name][0]) for name in both if source[name][0] != output[name][0])
+        there = source.keys() & output.keys()
+        casts.update((source[name][0], output[name][0]) for name in there if source[name][0] != output[name][0])
     figures = {
         "tensors": sum(len(pair.output.tensors) for pair in pairs),
         "in_the_source": sum(len(c.tensors) for c in (*(pair.source for pair in pairs), *lost)),
