@@ -25,7 +25,7 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from reshard.pipeline import limits
 from reshard.pipeline.check import some
@@ -141,15 +141,11 @@ class MetaLoader:
         bytes unless it never ran: ``skipped`` where there is no reload, ``inconclusive`` where it was cut short. Raises
         DeviceMapIncomplete where a device map among the arguments is.
         """
-        answer, adapter = self._answer(operation, arguments, allowed or Allowed()), TypeAdapter(kind)
+        answer = self._answer(operation, arguments, allowed or Allowed())
         if answer["result"] == "incomplete":
             name, *more = some(answer["parameters"], 1)
             raise DeviceMapIncomplete(parameter=name, more="".join(f" {rest}" for rest in more))
-        try:
-            return adapter.validate_python(answer)
-        except ValidationError:  # it may repeat what a stranger wrote, such as half a character
-            reason = "the reload's answer is not of the expected form"
-            return adapter.validate_python({"result": "inconclusive", "reason": reason})
+        return TypeAdapter(kind).validate_python(answer)
 
     def _answer(self, operation: str, arguments: str, allowed: Allowed) -> dict[str, Any]:
         with self._flags:
