@@ -97,7 +97,7 @@ class Verdicts:
             return
         try:
             self._write(self._folder, key, answer)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # UTF-8 has no half characters, which names in files of torch may have
             if not self._warned:
                 log.warning("what models' classes answer is not kept in %s: %s", self._folder, error)
             self._warned = True
@@ -120,9 +120,10 @@ class Verdicts:
         return answer
 
     def _write(self, folder: Path, key: str, answer: ModelCheck) -> None:
+        content = self._kind.dump_json(answer)
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("wb", dir=folder, suffix=".new", delete=False) as file:
-            file.write(self._kind.dump_json(answer))
+            file.write(content)
         Path(file.name).replace(folder / f"{key}.json")
         ages: list[tuple[float, Path]] = []
         for path in folder.iterdir():

@@ -131,3 +131,9 @@ def test_a_folder_that_cannot_be_written_is_done_without_and_told_once(
         kept.keep(key, CLEAN, lasting=True)
         assert kept.get(key) == CLEAN
     assert caplog.text.count("is not kept") == 1
+
+
+def test_an_answer_that_cannot_be_written_is_kept_in_memory_alone(tmp_path: Path) -> None:
+    kept, report = Verdicts(tmp_path), ModelCheck("report", "as the source", "model", unexpected=("half \ud800",))
+    kept.keep("key", report, lasting=True)
+    assert kept.get("key") == report and [*tmp_path.iterdir()] == []
