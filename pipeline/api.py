@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from threading import Lock
 
 from reshard.pipeline.arguments import in_python
 from reshard.pipeline.check import Check, Result
@@ -131,12 +132,13 @@ def _counter(progress: Progress, sides: list[Source]) -> Callable[[int], None]:
     """What adds up the bytes of each view of ``sides`` for ``progress``."""
     files = [file for side in sides for file in side.files().values()]
     total = sum(f.size for f in files if f.path.endswith(SUFFIX) or foreign_format(f.path))
-    done = 0
+    done, lock = 0, Lock()  # both sides are read at the same time
 
     def tick(count: int) -> None:
         nonlocal done
-        done += count
-        progress(done, total)
+        with lock:
+            done += count
+            progress(done, total)
 
     progress(0, total)
     return tick

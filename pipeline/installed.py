@@ -50,6 +50,16 @@ def to_add(extra: str) -> str:
     return f"run `{shlex.join([*start, *editable, what, *run])}`"
 
 
+def version_of(package: str) -> str | None:
+    """The version that is installed; None where none is."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
 def _recorded() -> tuple[dict[str, Any], str]:
     """The record of PEP 610 of this reshard, empty where there is none, and who installed it."""
     from importlib.metadata import distributions

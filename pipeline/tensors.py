@@ -7,7 +7,7 @@ Shapes count elements, offsets and sizes count bytes, ranges are half open: ``st
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
@@ -107,6 +107,14 @@ class StoredFile:
 def git_blob(size: int) -> hashlib._Hash:
     """The running hash of ``size`` bytes whose hexdigest is the ``oid`` that git gives to them."""
     return hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+
+
+def is_content_of(file: StoredFile, views: Iterable[bytes | memoryview]) -> bool:
+    """Whether these bytes are those of ``file``, by the hash that its store lists; False where it lists none."""
+    total = hashlib.sha256() if file.sha256 else git_blob(file.size)
+    for view in views:
+        total.update(view)
+    return total.hexdigest() == (file.sha256 or file.oid)
 
 
 def same_by_hash(one: StoredFile, other: StoredFile) -> bool | None:

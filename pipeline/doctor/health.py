@@ -31,7 +31,7 @@ from reshard.pipeline.verifying.index_rules import check_rules
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.opened import OpenedSide
 from reshard.pipeline.verifying.tokenizer import check_tokenizers
-from reshard.pipeline.verifying.tokenizer_files import named_like, processor_files, tokenizer_files
+from reshard.pipeline.verifying.tokenizer_files import PROCESSOR_FILES, named_like, tokenizer_files
 
 # What says how weights beside it are loaded: transformers and diffusers, Mistral's and Meta's own layouts, OpenCLIP;
 # at the root also what a pipeline of diffusers and an adapter of PEFT is made of.
@@ -74,13 +74,13 @@ def examine(source: Source, meta_loader: MetaLoader, tmpdir: Path | None = None)
     """
     side = OpenedSide.attempt(source)
     refused = refusals(source, meta_loader)
-    rules = check_rules(source, side)
-    seen = _seen(source, side)
+    rules = check_rules(side)
+    seen = _seen(side)
     weights = sum(file.size for file in seen.files)
     around = [*_formats(seen), *_sizes(seen), *_configs(seen), *_components(seen)]
     around += _tokenizers(seen, meta_loader, tmpdir)
-    if isinstance(side, CheckpointError):
-        cure = f"`reshard run` refuses it: {side.next_step}"
+    if side.error:
+        cure = f"`reshard run` refuses it: {side.error.next_step}"
         symptoms = [*(Symptom("broken", text, cure) for text in rules.findings), *around]
         return Health(tuple(symptoms), refused, rules.figures["tensors"], weights)
     symptoms = [Symptom("refused", str(error), error.next_step) for error in [refused.always] if error]
@@ -111,20 +111,19 @@ class _Seen:
             return None
 
 
-def _seen(source: Source, side: OpenedSide | CheckpointError) -> _Seen:
-    if isinstance(side, CheckpointError):
+def _seen(side: OpenedSide) -> _Seen:
+    opened, uncut, source = side.opened, side.found.uncut, side.source
+    if side.error:
         listing = source.files()
         paths = [path for path in listing if path.endswith(SUFFIX)]
         paths = paths or [path for path in listing if foreign_format(path) == _TORCH]
         return _Seen(source, tuple(listing[path] for path in sorted(paths)), tuple({set_name(path) for path in paths}))
-    opened, uncut = side.opened, side.found.uncut
-    numbers = {number for checkpoint in opened.checkpoints for number in checkpoint.files}
     found = (
         c.name
         for c in opened.checkpoints
         if c.name.suffix != GGUF and any(opened.files[n].path not in uncut for n in c.files)
     )
-    return _Seen(source, tuple(opened.files[number] for number in sorted(numbers)), tuple(found), uncut)
+    return _Seen(source, tuple(side.files), tuple(found), uncut)
 
 
 def _formats(seen: _Seen) -> Iterator[Symptom]:
@@ -218,29 +217,32 @@ def _components(seen: _Seen) -> Iterator[Symptom]:
 def _tokenizers(seen: _Seen, meta_loader: MetaLoader, tmpdir: Path | None) -> Iterator[Symptom]:
     """Whether the files of each tokenizer are enough to load it, and whether a model of text has one."""
     listing = seen.source.files()
+    tokenizers = tokenizer_files(listing)
     cure = "--config-from takes one from another repository, if the model needs it"
     config = seen.json("config.json")
-    if "" in {name.folder for name in seen.names} and "config.json" in listing and not tokenizer_files(listing):
+    if "" in {name.folder for name in seen.names} and "config.json" in listing and not tokenizers:
         classes = config.get("architectures") if isinstance(config, dict) else None
         of_text = [name for name in classes if str(name).endswith(_OF_TEXT)] if isinstance(classes, list) else []
-        if not processor_files(listing):
+        if not any(named_like(path, PROCESSOR_FILES) for path in listing):
             yield Symptom("tokenizer", "there is neither a tokenizer nor a processor", cure)
         elif of_text:
             text = f"there is a processor and no tokenizer, and {of_text[0]} takes text"
             yield Symptom("tokenizer", text, cure)
-    partial = {dirname(path) for path in tokenizer_files(listing)}
-    partial = {folder for folder in partial if not (_has_vocabulary(folder, listing) or _has_code(folder, seen))}
+    partial = {
+        folder: names
+        for folder, paths in tokenizers.items()
+        if not (_has_vocabulary(names := [basename(path) for path in paths]) or _has_code(folder, seen))
+    }
     if partial:
         for check in check_tokenizers(seen.source, None, meta_loader, tmpdir):
             folder = check.name.partition(" ")[2]
             if folder in partial and check.result != "passed":
-                names = ", ".join(basename(path) for path in tokenizer_files(listing) if dirname(path) == folder)
-                text = f"{folder or 'the root'} has {names} of a tokenizer, and {check.reason}"
+                has = f"{folder or 'the root'} has {', '.join(partial[folder])}"
+                text = f"{has} of a tokenizer, and {check.reason}"
                 yield Symptom("tokenizer", text, cure)
 
 
-def _has_vocabulary(folder: str, listing: Iterable[str]) -> bool:
-    names = {basename(path) for path in tokenizer_files(listing) if dirname(path) == folder}
+def _has_vocabulary(names: Iterable[str]) -> bool:
     alone = any(named_like(name, _VOCABULARIES) for name in names)
     return alone or ("merges.txt" in names and any(name.endswith("vocab.json") for name in names))
 

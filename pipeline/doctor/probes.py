@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ import httpx2
 
 from reshard.pipeline.check import first
 from reshard.pipeline.errors import FolderNotWritable, HubRefused, HubUnreachable, ReshardError, TokenRefused
-from reshard.pipeline.installed import to_add
+from reshard.pipeline.installed import to_add, version_of
 from reshard.pipeline.limits import CLOCK_SKEW_MAX, DEFAULT_SIZE, GB, MEMORY_FLOOR_XET, PROBE_TIMEOUT, STAGED_SHARDS_MAX
 from reshard.pipeline.places import Hub
 from reshard.pipeline.stores.answers import Account
@@ -73,22 +73,15 @@ def this_machine(context: Context) -> Iterator[Probe]:
 
 
 def _model_check() -> Probe:
-    found = {name: _version(name) for name in ("torch", "transformers", "accelerate")}
+    found = {name: version_of(name) for name in ("torch", "transformers", "accelerate")}
     missing = [name for name, installed in found.items() if installed is None]
     says = ", ".join(f"{name} {installed}" for name, installed in found.items() if installed)
     warning = f"no {' and '.join(missing)}: models are checked structurally; for the class, {to_add('model')}"
     return Probe("model check", says or "not installed", warning if missing else "")
 
 
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
 def _xet() -> Probe:
-    found = _version("hf-xet")
+    found = version_of("hf-xet")
     if installed():
         return Probe("xet", f"hf_xet {found}")
     why = "HF_HUB_DISABLE_XET switches it off" if found else "hf_xet is not installed"

@@ -142,23 +142,17 @@ def _edited(plan: Plan, card: bytes | None) -> tuple[bytes | None, tuple[str, ..
 
 
 def _as_left(target: Target, commit: str, now: Source) -> bool:
-    try:
-        return _untouched(target.at(commit), now)
-    except TargetConflict:
-        return False  # a folder that was rolled back has nothing of that publication left
-
-
-def _untouched(then: Source, now: Source) -> bool:
     """Whether the card that we published is still there, whatever the owner did to our block in it."""
-    before, after = then.files().get(CARD), now.files().get(CARD)
-    if before is None or after is None:
-        return False
-    if same := same_by_hash(before, after):
-        return same
     try:
-        texts = _read(then, before), _read(now, after)
-    except SourceChanged:
-        return False  # a folder keeps no more than small texts of what it was
+        then = target.at(commit)
+        before, after = then.files().get(CARD), now.files().get(CARD)
+        if before is None or after is None:
+            return False
+        if same_by_hash(before, after):
+            return True
+        texts = [_read(then, before), _read(now, after)]
+    except (TargetConflict, SourceChanged):
+        return False  # of what it was a folder keeps no more than small texts, and nothing once it was rolled back
     return None not in texts and len({without_block(text) for text in texts if text is not None}) == 1
 
 

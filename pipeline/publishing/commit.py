@@ -6,7 +6,6 @@ as the parent. The store refuses our commit where another came between, and an e
 
 from __future__ import annotations
 
-import hashlib
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -33,7 +32,7 @@ from reshard.pipeline.publishing import history as publication
 from reshard.pipeline.publishing.card import card_for
 from reshard.pipeline.publishing.manifest import manifest_of
 from reshard.pipeline.publishing.manifest import render as render_manifest
-from reshard.pipeline.tensors import StoredFile, git_blob, same_by_hash
+from reshard.pipeline.tensors import StoredFile, is_content_of, same_by_hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +49,7 @@ def same_content(addition: Addition, there: StoredFile | None) -> bool:
     if there is None:
         return False
     if addition.content is not None:
-        if there.sha256 is not None:
-            return there.sha256 == hashlib.sha256(addition.content).hexdigest()
-        blob = git_blob(len(addition.content))
-        blob.update(addition.content)
-        return there.oid == blob.hexdigest()
+        return is_content_of(there, [addition.content])
     stored = addition.stored
     return stored is not None and stored.size == there.size and stored.sha256 == there.sha256
 
@@ -186,19 +181,19 @@ def _commit(
             _refuse_conflict(plan, goal, news, there)
         return Change(title, message, news, deletes, takes=plan.takes)
 
-    return commit_on_head(goal, plan.digest, attempt, COMMIT_RACES)
+    return commit_on_head(goal, plan.digest, attempt)
 
 
-def commit_on_head(target: Target, what: str, attempt: Callable[[str], Change | str], races: int) -> Published:
+def commit_on_head(target: Target, what: str, attempt: Callable[[str], Change | str]) -> Published:
     """Commit what ``attempt`` makes of the head that it is given, on that very head, until one of them holds.
 
     ``attempt`` returns a commit instead when there is nothing to do any more, as after an answer that was lost.
-    Raises TargetRaced or HubUnreachable after ``races`` attempts, and ChangeOverwritten. After an answer that names no
-    commit nothing is sent again: raises HubRefused unless the head shows that the commit stands.
+    Raises TargetRaced or HubUnreachable after COMMIT_RACES attempts, and ChangeOverwritten. After an answer that names
+    no commit nothing is sent again: raises HubRefused unless the head shows that the commit stands.
     """
     pause, raced, refused = BACKOFF_FIRST, False, None
     lost: str | None = None  # the head that a commit without an answer was put on
-    for _ in range(races):
+    for _ in range(COMMIT_RACES):
         with _read_after(lost is not None, target):
             head = target.head()
         with _read_after(lost is not None, target, (TargetConflict, ChangeOverwritten)):
@@ -225,8 +220,8 @@ def commit_on_head(target: Target, what: str, attempt: Callable[[str], Change | 
             _refuse_overwritten(target, commit, head)
         return Published(commit, target.branch, found=False)
     if raced:
-        raise TargetRaced(target=str(target.place), races=races)
-    raise HubUnreachable(endpoint=str(target.place), what=f"{races} commits of {what[:12]} got no answer")
+        raise TargetRaced(target=str(target.place), races=COMMIT_RACES)
+    raise HubUnreachable(endpoint=str(target.place), what=f"{COMMIT_RACES} commits of {what[:12]} got no answer")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from uuid import uuid4
 from reshard.pipeline.check import first
 from reshard.pipeline.checkpoint.discover import read_file
 from reshard.pipeline.errors import ChangedSince, NothingToRollBack, TargetConflict
-from reshard.pipeline.limits import COMMIT_RACES, REGULAR_MAX
+from reshard.pipeline.limits import REGULAR_MAX
 from reshard.pipeline.protocols import Addition, Change, HistoryRewritten, Source, Target
 from reshard.pipeline.publishing import history as publication
 from reshard.pipeline.publishing.commit import commit_on_head, differ
@@ -23,7 +23,7 @@ def rollback(target: Target, commit: str) -> str:
     """
     token = uuid4().hex
     try:
-        return commit_on_head(target, commit, lambda head: _undo(target, commit, head, token), COMMIT_RACES).commit
+        return commit_on_head(target, commit, lambda head: _undo(target, commit, head, token)).commit
     finally:
         target.discard(token)
 

@@ -22,9 +22,9 @@ from reshard.pipeline.planning.model import MANIFEST, ROOT_KEY, Entry
 from reshard.pipeline.tensors import Checkpoint, Name, Tensor
 from reshard.pipeline.text import counted
 from reshard.pipeline.verifying.digests import Digests, Stored, digests, first_difference, hashers_of
-from reshard.pipeline.verifying.meta_load import ModelCheck
 from reshard.pipeline.verifying.opened import OpenedSide, Pair, Paired
 from reshard.pipeline.verifying.structure import compare, compare_keys
+from reshard.pipeline.verifying.verdicts import ModelCheck
 
 # Of each checkpoint: parameter -> the one that it shares its bytes with.
 Ties = Mapping[Name, Mapping[str, str]]
@@ -32,27 +32,24 @@ Ties = Mapping[Name, Mapping[str, str]]
 # ------------------------------------------------------------------------------------------------------ headers
 
 
-def check_headers(
-    theirs: OpenedSide, ours: OpenedSide, matched: Paired, ties: Ties, believed: Callable[[], bool] = lambda: False
-) -> Check:
+def check_headers(both: Paired, ties: Ties, believed: Callable[[], bool] = lambda: False) -> Check:
     """Whether both sides have the same tensors by name, dtype and shape, in files that loaders find.
 
     Copies of tied tensors that the output dropped are not findings. The check is inconclusive where the output does not
     say so itself, and where only it says so, unless it is ``believed``. ``ties`` are what the models' classes say.
     """
-    findings = [text for pair in matched.pairs if (text := moved(pair, theirs, ours))]
+    theirs, ours, pairs, lost, added = both
+    findings = [text for pair in pairs if (text := moved(pair, theirs, ours))]
     findings += [
-        f"{entry(theirs, c)}: it has {counted(len(c.tensors), 'tensor')}, and the output none of them"
-        for c in matched.lost
+        f"{entry(theirs, c)}: it has {counted(len(c.tensors), 'tensor')}, and the output none of them" for c in lost
     ]
     findings += [
-        f"{entry(ours, c)}: {counted(len(c.tensors), 'tensor', 'is')} in no checkpoint of the source"
-        for c in matched.added
+        f"{entry(ours, c)}: {counted(len(c.tensors), 'tensor', 'is')} in no checkpoint of the source" for c in added
     ]
     casts: Counter[tuple[str, str]] = Counter()
     copies: dict[str, str] = {}
     undeclared, claimed = 0, []
-    for pair in matched.pairs:
+    for pair in pairs:
         source, output = theirs.signature(pair.source), ours.signature(pair.output)
         tied = ties.get(pair.output.name, {})
         dropped = dropped_copies(pair, ours, tied)
@@ -61,11 +58,11 @@ def check_headers(
         undeclared += len(dropped.keys() - _declared(pair.output).keys())
         findings += [str(d) for d in compare(source, output) if not (d.rule == "lost" and d.tensor in dropped)]
         findings += map(str, compare_keys(pair.source.keys, pair.output.keys))
-        both = source.keys() & output.keys()
-        casts.update((source[name][0], output[name][0]) for name in both if source[name][0] != output[name][0])
+        there = source.keys() & output.keys()
+        casts.update((source[name][0], output[name][0]) for name in there if source[name][0] != output[name][0])
     figures = {
-        "tensors": sum(len(pair.output.tensors) for pair in matched.pairs),
-        "in_the_source": sum(len(c.tensors) for c in (*(p.source for p in matched.pairs), *matched.lost)),
+        "tensors": sum(len(pair.output.tensors) for pair in pairs),
+        "in_the_source": sum(len(c.tensors) for c in (*(pair.source for pair in pairs), *lost)),
         "differences": len(findings),
         **({"tied_copies_dropped": len(copies)} if copies else {}),
     }
@@ -176,7 +173,6 @@ class Read(NamedTuple):
     """A side that was read once: every tensor's digests by checkpoint, and what its files were held against."""
 
     tensors: Mapping[Name, Mapping[str, Digests]]
-    bytes: int
     attested: int  # files held against a sha256, or against a CRC for each of their records
     records: Compared
     corrupt: tuple[str, ...]  # files that are not what their store, or their archive, says
@@ -193,21 +189,21 @@ def read(side: OpenedSide, tick: Tick, tmpdir: Path | None, *, sha256: bool = Tr
     try:
         found = _digests(side, tick, tmpdir, hashers)
     except SourceCorrupt:
-        corrupt = tuple(_corrupt(side, _files(side), tick))
-        return Read(_digests(side, tick, tmpdir, {}), _size(side), 0, Compared(), corrupt)
+        corrupt = tuple(_corrupt(side, side.numbers, tick))
+        return Read(_digests(side, tick, tmpdir, {}), 0, Compared(), corrupt)
     passed = [hasher for of_one in hashers.values() for hasher in of_one.values()]
     attested = sum(1 for hasher in passed if hasher.level != "as delivered")
-    return Read(found, _size(side), attested, Compared.total(hasher.records for hasher in passed), ())
+    return Read(found, attested, Compared.total(hasher.records for hasher in passed), ())
 
 
-def read_both(source: OpenedSide, output: OpenedSide, tick: Tick, tmpdir: Path | None) -> tuple[Read, Read]:
+def read_both(both: Paired, tick: Tick, tmpdir: Path | None) -> tuple[Read, Read]:
     """Both sides at the same time: they are different disks, or different ends of a line.
 
     Their files' sha256s are not taken, which would double the time: where tensors differ, `check_bytes` asks whose
     file is not what its store says. The sums of archives are: equal tensors may both be wrong.
     """
     with ThreadPoolExecutor(2, thread_name_prefix="verify") as pool:
-        theirs, ours = pool.map(lambda side: read(side, tick, tmpdir, sha256=False), (source, output))
+        theirs, ours = pool.map(lambda side: read(side, tick, tmpdir, sha256=False), (both.source, both.output))
         return theirs, ours
 
 
@@ -219,14 +215,6 @@ def _digests(
         return digests(c, side.opened.files, side.source, tick, tmpdir, hashers=ours, changed=changed)
 
     return {checkpoint.name: one(checkpoint) for checkpoint in side.opened.checkpoints}
-
-
-def _files(side: OpenedSide) -> list[int]:
-    return sorted({number for checkpoint in side.opened.checkpoints for number in checkpoint.files})
-
-
-def _size(side: OpenedSide) -> int:
-    return sum(side.opened.files[number].size for number in _files(side))
 
 
 def _corrupt(side: OpenedSide, numbers: Iterable[int], tick: Tick) -> Iterator[str]:
@@ -247,32 +235,24 @@ def _corrupt(side: OpenedSide, numbers: Iterable[int], tick: Tick) -> Iterator[s
 
 def check_stored(output: OpenedSide, was_read: Read) -> Check:
     """Whether what was read is what the store attests: a file's sha256, or the sums that an archive keeps."""
-    figures = {"files": len(_files(output)), "attested": was_read.attested, "bytes": was_read.bytes}
+    figures = {"files": len(output.files), "attested": was_read.attested, "bytes": output.bytes}
     figures |= was_read.records.figures()
     reason = "" if was_read.attested else "nothing here says what all of its bytes should be"
     result: Result = "failed" if was_read.corrupt else "passed" if was_read.attested else "skipped"
     return Check("stored bytes", result, "each file's sha256, or its archive's sums", reason, figures, was_read.corrupt)
 
 
-def check_bytes(
-    source: OpenedSide,
-    output: OpenedSide,
-    matched: Paired,
-    ties: Ties,
-    theirs: Read,
-    ours: Read,
-    tick: Tick,
-    tmpdir: Path | None,
-) -> Check:
+def check_bytes(both: Paired, ties: Ties, theirs: Read, ours: Read, tick: Tick, tmpdir: Path | None) -> Check:
     """Whether every tensor has the source's bytes, and dropped copies of tied ones those of what was kept.
 
     Only what differs is read again, to name the first difference, and the files that it lies in, to say whether one
     of them is not what its store says.
     """
+    source, output, pairs, *_ = both
     compared = incomparable = 0
     findings = []
     differing: list[tuple[Entry, Tensor]] = []
-    for pair in matched.pairs:
+    for pair in pairs:
         before, after = theirs.tensors[pair.source.name], ours.tensors[pair.output.name]
         were = {t.name: Entry(t, t.dtype) for t in pair.source.tensors}
         were.update(source.changed.get(pair.source.name, {}))
@@ -298,7 +278,7 @@ def check_bytes(
         "tensors": compared,
         "not_comparable": incomparable,
         "differ": len(differing),
-        "bytes": theirs.bytes + ours.bytes,
+        "bytes": source.bytes + output.bytes,
         **Compared.total((theirs.records, ours.records)).figures(),
     }
     reason = "" if compared else "no tensor has the same name, dtype and shape on both sides"

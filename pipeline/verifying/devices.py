@@ -8,10 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from reshard.pipeline.check import some
-from reshard.pipeline.errors import DeviceMapIncomplete
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.structure import Signature
 
@@ -69,20 +67,4 @@ def plan_devices(
         "max_memory": max_memory,
         "device_map": device_map,
     }
-    answer: dict[str, Any] = meta_loader.ask("devices", json.dumps(arguments))
-    if answer["result"] == "incomplete":
-        raise incomplete(answer["parameters"])
-    return DevicePlan(
-        answer["result"],
-        answer["reason"],
-        answer.get("class_name"),
-        tuple(Block(name, device, size, tuple(paths)) for name, device, size, paths in answer.get("blocks", ())),
-        tuple(answer.get("no_split", ())),
-        tuple(answer.get("notes", ())),
-    )
-
-
-def incomplete(parameters: list[str]) -> DeviceMapIncomplete:
-    """The error for a device map that forgets these parameters."""
-    name, *more = some(parameters, 1)
-    return DeviceMapIncomplete(parameter=name, more="".join(f" {rest}" for rest in more))
+    return meta_loader.ask("devices", DevicePlan, json.dumps(arguments))

@@ -49,7 +49,8 @@ def check_files(source: OpenedSide, output: OpenedSide, changes: Options, deep: 
     """
     theirs, ours = source.source.files(), output.source.files()
     carried = {file.path for file in sort_out(theirs, source.found, source.opened, changes)[0]}
-    accounted = {*output.weights(), *compared_by_behaviour(theirs, ours), CARD, MANIFEST}
+    written = {*output.found.indexes, *(file.path for file in output.files)}
+    accounted = {*written, *compared_by_behaviour(theirs, ours), CARD, MANIFEST}
     folders = _model_folders(source, output)
     findings: list[str] = []
     settings = settings_files(source.opened)

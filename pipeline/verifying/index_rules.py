@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from posixpath import basename, dirname, join
@@ -24,7 +24,7 @@ from reshard.pipeline.checkpoint.parts import WHOLE
 from reshard.pipeline.errors import CheckpointError, NotRead
 from reshard.pipeline.limits import HEADER_READERS, INDEX_MAX
 from reshard.pipeline.protocols import Source
-from reshard.pipeline.tensors import Checkpoint, Record, StoredFile, Tensor
+from reshard.pipeline.tensors import Record, StoredFile, Tensor
 from reshard.pipeline.verifying.opened import OpenedSide
 from reshard.pipeline.verifying.structure import (
     REMARKS,
@@ -38,16 +38,18 @@ from reshard.pipeline.verifying.structure import (
 T = TypeVar("T")
 
 
-def check_rules(source: Source, opened: OpenedSide | CheckpointError) -> Check:
-    """Whether listing, indexes and headers of all weights agree; ``opened`` is what the pipeline makes of them."""
-    indexes = _indexes(source)
-    files = read_files(source, [index for index in indexes.values() if isinstance(index, Index)], opened)
-    found = _findings(source, indexes, files, opened)
-    read = {path: len(header.tensors) for path, header in files.headers.items() if isinstance(header, Header)}
-    distributed = _distributed(opened)
+def check_rules(side: OpenedSide) -> Check:
+    """Whether listing, indexes and headers of all weights agree, also where the side could not be opened."""
+    indexes = _indexes(side.source)
+    files = read_files(side, [index for index in indexes.values() if isinstance(index, Index)])
+    found = _findings(side, indexes, files)
+    # What files of parts make up has no index, and is judged where it is opened.
+    parts = {part.name for part in side.found.sets if part.format not in WHOLE}
+    distributed = [checkpoint for checkpoint in side.opened.checkpoints if checkpoint.name in parts]
+    read = (len(header.tensors) for header in files.headers.values() if isinstance(header, Header))
     figures = {
         "files": len(files.headers) + sum(len(checkpoint.files) for checkpoint in distributed),
-        "tensors": sum(read.values()) + sum(len(checkpoint.tensors) for checkpoint in distributed),
+        "tensors": sum(read) + sum(len(checkpoint.tensors) for checkpoint in distributed),
         "indexes": len(indexes),
     }
     findings = tuple(dict.fromkeys(str(finding) for finding in found if finding.rule not in REMARKS))
@@ -62,32 +64,19 @@ def _indexes(source: Source) -> dict[str, Index | CheckpointError]:
     indexes = sorted(path for path in listing if is_weight_index(path))
     safe = {set_name(path) for path in listing if path.endswith(SUFFIX)}
     safe |= {index_name(path) for path in indexes if _is_safe(path)}
+    return read_indexes(source, [path for path in indexes if _is_safe(path) or index_name(path) not in safe])
 
-    def parsed(path: str) -> Index | CheckpointError:
-        try:
-            return parse_index(read_file(source, listing[path], INDEX_MAX), path)
-        except CheckpointError as error:
-            return error
 
-    return {path: parsed(path) for path in indexes if _is_safe(path) or index_name(path) not in safe}
+def read_indexes(source: Source, paths: Collection[str]) -> dict[str, Index | CheckpointError]:
+    """Each of the indexes, or why it is none."""
+    return _each(lambda path: parse_index(read_file(source, source.files()[path], INDEX_MAX), path), paths)
 
 
 def _is_safe(index: str) -> bool:
     return f"{SUFFIX}.index" in basename(index)
 
 
-def _distributed(opened: OpenedSide | CheckpointError) -> list[Checkpoint]:
-    """What files of parts make up: it has no index, and is judged where it is opened."""
-    if isinstance(opened, CheckpointError):
-        return []
-    names = {part.name for part in opened.found.sets if part.format not in WHOLE}
-    return [checkpoint for checkpoint in opened.opened.checkpoints if checkpoint.name in names]
-
-
-def _findings(
-    source: Source, indexes: Mapping[str, Index | CheckpointError], files: Files, opened: OpenedSide | CheckpointError
-) -> list[Finding]:
-    uncut = _uncut(opened)
+def _findings(side: OpenedSide, indexes: Mapping[str, Index | CheckpointError], files: Files) -> list[Finding]:
     headers = files.headers
     findings: list[Finding] = []
     named: set[str] = set()
@@ -100,22 +89,22 @@ def _findings(
             for file, header in headers.items()
             if file.startswith(join(dirname(path), "")) and file.endswith(SUFFIX) == _is_safe(path)
         }
-        findings += check_index(index, beside, source.files(), files.totals)
+        findings += check_index(index, beside, side.source.files(), files.totals)
         named |= {*index.files.values()}
     stale = {finding.file for finding in findings if finding.rule == "stale_file"}
     unread = {dirname(finding.file) for finding in findings if finding.rule == "index_json" and finding.file}
     free = {path: header for path, header in headers.items() if path not in named | stale}
     in_parts = {path for path, h in free.items() if isinstance(h, Header) and dcp.is_sharded(h.metadata)}
     # Read by their names, or in parts that another reader puts together: only the files themselves can be judged.
-    alone = {path for path in free if path in uncut} | in_parts
+    alone = (free.keys() & side.found.uncut) | in_parts
     findings += [f for path in sorted(alone) for f in check_weight_files({path: free[path]}) if f.rule != "format"]
     for paths in _sets(path for path in free if path not in alone):
         findings += check_weight_files({path: free[path] for path in paths})
         if dirname(paths[0]) not in unread:  # else it may well name them
             findings += _unindexed(paths)
     # What else the pipeline would stop at has no rule here.
-    if isinstance(opened, CheckpointError) and all(finding.rule in REMARKS for finding in findings):
-        findings.append(Finding("unreadable", str(opened)))
+    if side.error and all(finding.rule in REMARKS for finding in findings):
+        findings.append(Finding("unreadable", str(side.error)))
     return findings
 
 
@@ -152,20 +141,20 @@ class Files(NamedTuple):
     totals: Mapping[str, Total]
 
 
-def read_files(source: Source, indexes: Iterable[Index], opened: OpenedSide | CheckpointError) -> Files:
+def read_files(side: OpenedSide, indexes: Iterable[Index]) -> Files:
     """Every safetensors file, and those torch files that are opened or that one of ``indexes`` names."""
-    listing = source.files()
+    source, listing = side.source, side.source.files()
     safe = sorted(path for path in listing if path.endswith(SUFFIX))
-    headers: dict[str, Header | CheckpointError] = dict(
-        zip(safe, _each(lambda path: read_header(source, listing[path]), safe), strict=True)
-    )
-    if _is_gguf(opened, safe):
+    headers: dict[str, Header | CheckpointError] = {}
+    headers |= _each(lambda path: read_header(source, listing[path]), safe)
+    # The weights are GGUF files, or, where they cannot be opened, may be.
+    if not safe if side.error else any(part.format == "gguf" for part in side.found.sets):
         files = sorted(path for path in listing if path.endswith(gguf.SUFFIX))
-        found = zip(files, _each(lambda path: gguf.read_header(source.read, listing[path]), files), strict=True)
+        found = _each(lambda path: gguf.read_header(source.read, listing[path]), files).items()
         # What is carried as it is may be of a kind that other tools read.
-        headers |= {path: one for path, one in found if not (path in _uncut(opened) and isinstance(one, NotRead))}
+        headers |= {path: one for path, one in found if not (path in side.found.uncut and isinstance(one, NotRead))}
     totals: dict[str, Total] = {}
-    known = _opened_torch(opened)
+    known = _opened_torch(side)
     named = {path for index in indexes for path in index.files.values()}
     unread = sorted(path for path in named - known.keys() if path in listing and not path.endswith(SUFFIX))
 
@@ -173,7 +162,7 @@ def read_files(source: Source, indexes: Iterable[Index], opened: OpenedSide | Ch
         contents = read_torch(source.read, listing[path], 0)
         return _TorchFile(listing[path], contents.tensors, contents.records)
 
-    known |= zip(unread, _each(read, unread), strict=True)
+    known |= _each(read, unread)
     for path, content in known.items():
         if isinstance(content, CheckpointError):
             headers[path] = content
@@ -182,16 +171,7 @@ def read_files(source: Source, indexes: Iterable[Index], opened: OpenedSide | Ch
     return Files(headers, totals)
 
 
-def _is_gguf(opened: OpenedSide | CheckpointError, safe: Sequence[str]) -> bool:
-    """Whether the weights are GGUF files, or, where they cannot be opened, may be."""
-    return not safe if isinstance(opened, CheckpointError) else any(s.format == "gguf" for s in opened.found.sets)
-
-
-def _uncut(opened: OpenedSide | CheckpointError) -> frozenset[str]:
-    return frozenset() if isinstance(opened, CheckpointError) else opened.found.uncut
-
-
-def _each(read: Callable[[str], T], paths: Iterable[str]) -> Iterable[T | CheckpointError]:
+def _each(read: Callable[[str], T], paths: Collection[str]) -> dict[str, T | CheckpointError]:
     """``read`` of every path, several at a time, or why it cannot be."""
 
     def attempt(path: str) -> T | CheckpointError:
@@ -201,7 +181,7 @@ def _each(read: Callable[[str], T], paths: Iterable[str]) -> Iterable[T | Checkp
             return error
 
     with ThreadPoolExecutor(HEADER_READERS, thread_name_prefix="headers") as pool:
-        return list(pool.map(attempt, paths))
+        return dict(zip(paths, pool.map(attempt, paths), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,14 +220,12 @@ class _TorchFile:
         return Total(least, most)
 
 
-def _opened_torch(opened: OpenedSide | CheckpointError) -> dict[str, _TorchFile | CheckpointError]:
+def _opened_torch(side: OpenedSide) -> dict[str, _TorchFile | CheckpointError]:
     """Those torch files that the pipeline has opened already."""
-    if isinstance(opened, CheckpointError):
-        return {}
-    files = opened.opened.files
-    torch = {file.path for part in opened.found.sets if part.format == "torch" for file in part.files}
+    files = side.opened.files
+    torch = {file.path for part in side.found.sets if part.format == "torch" for file in part.files}
     found: dict[str, _TorchFile | CheckpointError] = {}
-    for checkpoint in opened.opened.checkpoints:
+    for checkpoint in side.opened.checkpoints:
         tensors: defaultdict[int, list[Tensor]] = defaultdict(list)
         for tensor in checkpoint.tensors:
             tensors[tensor.pieces[0].file].append(tensor)

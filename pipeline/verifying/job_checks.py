@@ -21,7 +21,7 @@ from reshard.pipeline.publishing.commit import Published
 from reshard.pipeline.publishing.manifest import recorded, root_of
 from reshard.pipeline.tensors import Name
 from reshard.pipeline.text import counted
-from reshard.pipeline.verifying.meta_load import NO_CLASS, MetaLoader, ModelCheck
+from reshard.pipeline.verifying.meta_load import NO_CLASS, MetaLoader
 from reshard.pipeline.verifying.published import Expected, differences
 from reshard.pipeline.verifying.structure import (
     Signature,
@@ -32,6 +32,7 @@ from reshard.pipeline.verifying.structure import (
     signature,
     signature_of,
 )
+from reshard.pipeline.verifying.verdicts import ModelCheck
 
 _STRUCTURE = "names, dtypes, shapes, lengths, index both ways"
 _READ_BACK = "names, sizes, hashes, headers, indexes, manifest"
@@ -172,9 +173,9 @@ def _ask_class(
     plan: Plan, shards: Sequence[Shard], output: Output, source: Source, meta_loader: MetaLoader
 ) -> ModelCheck:
     if output.name.suffix != SUFFIX:
-        return ModelCheck("structural", "skipped", NO_CLASS)
+        return ModelCheck("skipped", NO_CLASS)
     if output.config is None:
-        return ModelCheck("structural", "skipped", "no config.json says which class loads it")
+        return ModelCheck("skipped", "no config.json says which class loads it")
     edited = {edit.path: edit.content.encode() for edit in plan.edits}
     config = edited.get(output.config) or read_file(source, source.files()[output.config], CONFIG_MAX)
     ours = [shards[number] for number in output.shards]

@@ -8,25 +8,21 @@ repository is fetched for as long as it takes; there has to be room for it.
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from reshard.pipeline.check import Check, Result
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.copying.stream import Tick
-from reshard.pipeline.errors import DiskFull
 from reshard.pipeline.limits import LOAD_CPU, LOAD_TIME
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.tensors import StoredFile
 from reshard.pipeline.verifying.child.server import Allowed
-from reshard.pipeline.verifying.devices import incomplete
 from reshard.pipeline.verifying.meta_load import MetaLoader
-from reshard.pipeline.verifying.tokenizer import fetch
+from reshard.pipeline.verifying.tokenizer import fetched
 
 Loader = Literal["transformers", "accelerate"]
 
@@ -77,10 +73,7 @@ def load(meta_loader: MetaLoader, folder: Path, options: LoadOptions = DEFAULTS)
     }
     # Weights are mapped, so address space says nothing here; and offloaded blocks are files of any size.
     allowed = Allowed(seconds=LOAD_TIME, cpu=LOAD_CPU, memory=None, file=None, rss=options.memory)
-    answer: dict[str, Any] = meta_loader.ask("load", json.dumps(arguments), allowed)
-    if answer["result"] == "incomplete":
-        raise incomplete(answer["parameters"])
-    return LoadCheck(**{**answer, "in_no_file": tuple(answer.get("in_no_file", ()))})
+    return meta_loader.ask("load", LoadCheck, json.dumps(arguments), allowed)
 
 
 def compare_loads(meta_loader: MetaLoader, source: Path, output: Path, options: LoadOptions = DEFAULTS) -> LoadCheck:
@@ -162,16 +155,7 @@ def _files(source: Source) -> list[StoredFile]:
     return [files["config.json"], *weights] if weights and "config.json" in files else []
 
 
-@contextmanager
-def _as_folder(source: Source, tick: Tick, tmpdir: Path | None) -> Iterator[Path]:
+def _as_folder(source: Source, tick: Tick, tmpdir: Path | None) -> AbstractContextManager[Path]:
     if (local := source.place.local) and local.is_dir():
-        yield local
-        return
-    wanted = _files(source)
-    with tempfile.TemporaryDirectory(prefix="reshard-load-", dir=tmpdir) as scratch:
-        needed, free = sum(file.size for file in wanted), shutil.disk_usage(scratch).free
-        if needed > free:
-            raise DiskFull(path=scratch, needed=needed, free=free)
-        for file in wanted:
-            fetch(source, file, Path(scratch, file.path), tick)
-        yield Path(scratch)
+        return nullcontext(local)
+    return fetched(source, _files(source), tick, tmpdir)

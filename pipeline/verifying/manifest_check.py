@@ -13,15 +13,16 @@ from typing import NamedTuple
 from reshard.pipeline.check import Check, Result, some
 from reshard.pipeline.checkpoint.discover import foreign_format, is_numbered, is_weight_index, read_file
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
-from reshard.pipeline.checkpoint.indexes import parse_index
+from reshard.pipeline.checkpoint.indexes import Index
 from reshard.pipeline.checkpoint.tool_files import is_tool_file
 from reshard.pipeline.errors import CheckpointError
-from reshard.pipeline.limits import INDEX_MAX, MANIFEST_MAX
+from reshard.pipeline.limits import MANIFEST_MAX
 from reshard.pipeline.planning.model import MANIFEST, ROOT_KEY
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.publishing.history import Publication, publications
 from reshard.pipeline.publishing.manifest import Manifest, parse, sha256_of
 from reshard.pipeline.verifying.compare import Read
+from reshard.pipeline.verifying.index_rules import read_indexes
 from reshard.pipeline.verifying.opened import OpenedSide
 from reshard.pipeline.verifying.published import Expected, differences
 
@@ -40,12 +41,13 @@ def check_manifest(output: Source, described: Publication | None = None) -> Reco
 
     Reads headers and indexes. ``described`` is the commit that published it, where the history is known.
     """
-    indexes = _indexes(output)
+    paths = [path for path in output.files() if is_weight_index(path)]
+    # Of those that are none, the index rules say why.
+    indexes = {path: one for path, one in read_indexes(output, paths).items() if isinstance(one, Index)}
     file = output.files().get(MANIFEST)
     if file is None:
-        named = {path: index.root for path, index in indexes.items() if index.root} | (
-            {"the commit": described.manifest} if described else {}
-        )
+        named = {path: root for path, index in indexes.items() if (root := _root(index))}
+        named |= {"the commit": described.manifest} if described and described.manifest else {}
         findings = [f"{who} names the manifest {root}, and {MANIFEST} is not there" for who, root in named.items()]
         return Recorded(Check("manifest", "failed", _LEVEL, "", {}, some(findings)) if findings else None, None)
     try:
@@ -104,25 +106,10 @@ def described_by(target: Target, commit: str) -> Publication | None:
     return None
 
 
-class _Index(NamedTuple):
-    root: str | None
-    names: set[str]
-
-
-def _indexes(output: Source) -> dict[str, _Index]:
-    """Of every index: which manifest it names, and which files; nothing, where the index rules say why it is none."""
-    found: dict[str, _Index] = {}
-    for path, file in output.files().items():
-        if not is_weight_index(path):
-            continue
-        try:
-            index = parse_index(read_file(output, file, INDEX_MAX), path)
-        except CheckpointError:
-            found[path] = _Index(None, set())
-            continue
-        root = (index.metadata or {}).get(ROOT_KEY)
-        found[path] = _Index(root if isinstance(root, str) else None, {*index.files.values()})
-    return found
+def _root(index: Index) -> str | None:
+    """That of the manifest, as the index names it."""
+    root = (index.metadata or {}).get(ROOT_KEY)
+    return root if isinstance(root, str) else None
 
 
 def _own_findings(manifest: Manifest) -> Iterator[str]:
@@ -133,19 +120,20 @@ def _own_findings(manifest: Manifest) -> Iterator[str]:
         yield f"{MANIFEST} lists no file, and none is published without one"
 
 
-def _index_findings(manifest: Manifest, indexes: Mapping[str, _Index]) -> Iterator[str]:
+def _index_findings(manifest: Manifest, indexes: Mapping[str, Index]) -> Iterator[str]:
     """An index is the publication's if it says so, or names a file of it; then it names the root and nothing else.
 
     What else stands beside a publication is its owner's business.
     """
     named: set[str] = set()
     for path, index in indexes.items():
-        if index.root is None and not index.names & manifest.files.keys():
+        root, names = _root(index), {*index.files.values()}
+        if root is None and not names & manifest.files.keys():
             continue
-        named |= index.names
-        if index.root != manifest.root:
-            yield f"{path} says {index.root or 'nothing'} of the manifest, whose root is {manifest.root}"
-        if others := index.names - manifest.files.keys():
+        named |= names
+        if root != manifest.root:
+            yield f"{path} says {root or 'nothing'} of the manifest, whose root is {manifest.root}"
+        if others := names - manifest.files.keys():
             yield f"{path} names {_example(others)}, of which {MANIFEST} says nothing"
     if unnamed := {path for path in manifest.files if is_numbered(path) and path.endswith(SUFFIX)} - named:
         yield f"no index names {_example(unnamed)}, of a set that was published with one"
@@ -170,10 +158,11 @@ def _commit_findings(manifest: Manifest, sha256: str, described: Publication) ->
             yield f"the commit that published it says the {what} {theirs or 'none'}, and {has}"
 
 
-def _beside(output: Source, manifest: Manifest, indexes: Mapping[str, _Index]) -> tuple[set[str], set[str]]:
+def _beside(output: Source, manifest: Manifest, indexes: Mapping[str, Index]) -> tuple[set[str], set[str]]:
     """The weights (adapters, or what its owner added) and the other files of which the manifest says nothing."""
-    named = {path for index in indexes.values() for path in index.names}
-    beside = {path for path in output.files() if not is_tool_file(path)} - {*manifest.files, *indexes, MANIFEST}
+    named = {path for index in indexes.values() for path in index.files.values()}
+    beside = {path for path in output.files() if not (is_tool_file(path) or is_weight_index(path))}
+    beside -= {*manifest.files, MANIFEST}
     weights = {path for path in beside if path.endswith(SUFFIX) or foreign_format(path) or path in named}
     return weights, beside - weights
 

@@ -17,21 +17,22 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import TypeAdapter
 
 from reshard.pipeline import limits
-from reshard.pipeline.errors import TempDirUnusable
+from reshard.pipeline.check import some
+from reshard.pipeline.errors import DeviceMapIncomplete, TempDirUnusable
 from reshard.pipeline.verifying.child.server import Allowed
 from reshard.pipeline.verifying.named import NotChecked, named, parsed
-from reshard.pipeline.verifying.verdicts import Verdicts
+from reshard.pipeline.verifying.verdicts import ModelCheck, Verdicts
 
 if TYPE_CHECKING:
     from reshard.pipeline.verifying.structure import Signature
@@ -57,50 +58,7 @@ _OFFLINE = {
 # Why the class of a GGUF model is not asked.
 NO_CLASS = "llama.cpp loads it by an architecture that its keys name, and has no class to ask"
 
-Level = Literal["model", "structural"]
-Result = Literal["clean", "report", "failed", "inconclusive", "skipped"]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelCheck:
-    """What the load on the meta device found.
-
-    ``model``: the class was built; ``clean``: it takes both sides without complaint, ``report``: with the same
-    complaints, ``failed``: with others. ``structural``: the class was not checked, and ``reason`` says why:
-    ``skipped`` where it cannot be, ``inconclusive`` where the attempt was cut short. The lists are the output's, and
-    hold REPORT_NAMES_MAX names each; ``counts`` has how many there are.
-    """
-
-    level: Level
-    result: Result
-    reason: str
-    class_name: str | None = None
-    missing: tuple[str, ...] = ()
-    unexpected: tuple[str, ...] = ()
-    mismatched: tuple[str, ...] = ()
-    errors: tuple[str, ...] = ()
-    counts: Mapping[str, int] = field(default_factory=dict)  # by list; empty where the class was not asked
-    notes: tuple[str, ...] = ()
-    ties: Mapping[str, str] = field(default_factory=dict)  # parameter -> the one that it shares its bytes with
-    stored_twice: Mapping[str, str] = field(default_factory=dict)  # name -> the other name of the same, tied tensor
-    no_split: tuple[str, ...] = ()  # module classes that must not be divided over devices; empty where unknown
-    seconds: float = 0.0
-    peak_rss: int = 0  # bytes, the imports included
-    known: bool = False  # from an earlier check of the same, which took that time and memory
-
-    def figures(self) -> dict[str, Any]:
-        """What was counted, for a record: nothing where nothing was asked."""
-        if self.result == "skipped":
-            return {}
-        named = {"class_name": self.class_name} if self.class_name else {}
-        cost = {"known": True} if self.known else {"seconds": round(self.seconds, 3), "peak_rss": self.peak_rss}
-        return {**named, **self.counts, **cost}
-
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> ModelCheck:
-        """The check whose fields ``data`` has, as JSON keeps them."""
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-        return ModelCheck(**values)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +75,6 @@ class MetaLoader:
 
     def __init__(
         self,
-        allowed: Allowed | None = None,
         *,
         start: float = limits.RELOAD_START,
         grace: float = limits.RELOAD_GRACE,
@@ -132,7 +89,6 @@ class MetaLoader:
         ``verdicts`` what classes answer is kept for other processes and for later. An ``eager`` one starts its child
         when a check is likely.
         """
-        self._allowed = allowed or Allowed()
         self._start, self._grace = start, grace
         self._python = python
         self._tmpdir = tmpdir
@@ -143,7 +99,7 @@ class MetaLoader:
         self._flags = threading.Lock()  # of the next two
         self._spare = self._dropped = False  # a child was started ahead; and no question needed it after all
         self._verdicts_lock = threading.Lock()
-        self._verdicts = Verdicts(TypeAdapter(ModelCheck), verdicts)
+        self._verdicts = Verdicts(verdicts)
 
     def check(
         self,
@@ -162,7 +118,7 @@ class MetaLoader:
         try:
             text = _naming(config)
         except NotChecked as why:
-            return _structural("skipped", str(why))
+            return ModelCheck("skipped", str(why))
         ours = _packed(source)
         theirs = "null" if output is None or (packed := _packed(output)) == ours else packed
         arguments = f'{{"config":{json.dumps(text)},"source":{ours},"output":{theirs}}}'
@@ -171,21 +127,27 @@ class MetaLoader:
             known = self._verdicts.get(key)
         if known is not None:
             return replace(known, known=True)
-        answer = {"level": "structural", **self.ask("check", arguments, allowed)}
-        verdict = ModelCheck.from_dict(answer)
+        verdict = self.ask("check", ModelCheck, arguments, allowed)
         # What was cut short, or did not begin, may end otherwise next time; what was skipped or failed, on another day.
-        if verdict.result != "inconclusive" and "peak_rss" in answer:
+        if verdict.result != "inconclusive" and verdict.peak_rss:
             with self._verdicts_lock:
                 self._verdicts.keep(key, verdict, lasting=verdict.result in {"clean", "report"})
         return verdict
 
-    def ask(self, operation: str, arguments: str, allowed: Allowed | None = None) -> dict[str, Any]:
-        """The child's answer to one operation, whose ``arguments`` are a JSON object.
+    def ask(self, operation: str, kind: type[T], arguments: str, allowed: Allowed | None = None) -> T:
+        """The child's answer to one operation, whose ``arguments`` are a JSON object, as a dataclass of this ``kind``.
 
-        It has a ``result`` and a ``reason``, the ``seconds`` it took, and the fork's ``peak_rss`` in bytes unless it
-        never ran: ``skipped`` where there is no reload, ``inconclusive`` where it was cut short.
+        It has a ``result`` and a ``reason``; where it has them, the ``seconds`` it took, and the fork's ``peak_rss`` in
+        bytes unless it never ran: ``skipped`` where there is no reload, ``inconclusive`` where it was cut short. Raises
+        DeviceMapIncomplete where a device map among the arguments is.
         """
-        allowed = allowed or self._allowed
+        answer = self._answer(operation, arguments, allowed or Allowed())
+        if answer["result"] == "incomplete":
+            name, *more = some(answer["parameters"], 1)
+            raise DeviceMapIncomplete(parameter=name, more="".join(f" {rest}" for rest in more))
+        return TypeAdapter(kind).validate_python(answer)
+
+    def _answer(self, operation: str, arguments: str, allowed: Allowed) -> dict[str, Any]:
         with self._flags:
             self._spare = self._dropped = False
         request = json.dumps(asdict(allowed)), f'{{"operation":"{operation}","arguments":{arguments}}}'
@@ -254,12 +216,6 @@ class MetaLoader:
             if self._child is not None:
                 self._child.end()
                 self._child = None
-
-    def __enter__(self) -> MetaLoader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _started(self) -> str | None:
         if self._closed:
@@ -418,7 +374,3 @@ def _names_class(config: bytes) -> bool:
         _naming(config)
         return True
     return False
-
-
-def _structural(result: Result, reason: str) -> ModelCheck:
-    return ModelCheck("structural", result, reason)

@@ -21,7 +21,7 @@ from reshard.pipeline.planning.scales import MODELOPT
 from reshard.pipeline.planning.select import select
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.request import Options
-from reshard.pipeline.tensors import Checkpoint, Name
+from reshard.pipeline.tensors import Checkpoint, Name, StoredFile
 
 UNCHANGED = Options()
 
@@ -35,6 +35,7 @@ class OpenedSide:
     opened: Opened
     changed: Mapping[Name, Mapping[str, Entry]] = field(default_factory=dict)  # what is compared as another dtype
     exchanged: Mapping[str, str] = field(default_factory=dict)  # name of one tensor -> whose bytes it is to stand for
+    error: CheckpointError | None = None  # why the pipeline would not take it; then nothing of it is opened
 
     @classmethod
     def open(cls, source: Source, changes: Options = UNCHANGED) -> OpenedSide:
@@ -60,21 +61,31 @@ class OpenedSide:
         return cls(source, found, replace(opened, checkpoints=tuple(changed)), casts, exchanged)
 
     @classmethod
-    def attempt(cls, source: Source) -> OpenedSide | CheckpointError:
-        """The side, or why the pipeline would not take it; raises NoWeights only where there is nothing of any."""
+    def attempt(cls, source: Source) -> OpenedSide:
+        """The side, or none of it and its ``error``; raises NoWeights only where there is nothing of any."""
         try:
             return cls.open(source)
         except CheckpointError as error:
-            return error
+            why = error
         except NoWeights as error:
-            if any(is_weight_index(path) or path.endswith(SUFFIX) for path in source.files()):
-                return BadIndex(file=source.place, why=f"no weights that reshard reads{error.facts['found']}")
-            raise
+            if not any(is_weight_index(path) or path.endswith(SUFFIX) for path in source.files()):
+                raise
+            why = BadIndex(file=source.place, why=f"no weights that reshard reads{error.facts['found']}")
+        return cls(source, Found((), frozenset()), Opened((), (), {}), error=why)
 
-    def weights(self) -> set[str]:
-        """The paths of the weights that were opened, and of their indexes."""
-        numbers = {number for checkpoint in self.opened.checkpoints for number in checkpoint.files}
-        return {*self.found.indexes, *(self.opened.files[number].path for number in numbers)}
+    @property
+    def numbers(self) -> list[int]:
+        """Those of the weight files that were opened."""
+        return sorted({number for checkpoint in self.opened.checkpoints for number in checkpoint.files})
+
+    @property
+    def files(self) -> list[StoredFile]:
+        """The weight files that were opened."""
+        return [self.opened.files[number] for number in self.numbers]
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.size for file in self.files)
 
     def signature(self, checkpoint: Checkpoint) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Tensor -> (dtype, shape), as compared."""
@@ -108,8 +119,10 @@ class Pair(NamedTuple):
 
 
 class Paired(NamedTuple):
-    """Which checkpoint of the output is which one of the source; the rest is on one side only."""
+    """Both sides, and which checkpoint of the output is which one of the source; the rest is on one side only."""
 
+    source: OpenedSide
+    output: OpenedSide
     pairs: tuple[Pair, ...]
     lost: tuple[Checkpoint, ...]
     added: tuple[Checkpoint, ...]
@@ -121,10 +134,12 @@ def paired(source: OpenedSide, output: OpenedSide) -> Paired:
     `compare.check_headers` says where the output has it under a name that loaders do not look for.
     """
     if len(source.opened.checkpoints) == len(output.opened.checkpoints) == 1:
-        return Paired((Pair(source.opened.checkpoints[0], output.opened.checkpoints[0]),), (), ())
+        return Paired(source, output, (Pair(source.opened.checkpoints[0], output.opened.checkpoints[0]),), (), ())
     ours = {checkpoint.name: checkpoint for checkpoint in output.opened.checkpoints}
     theirs = {checkpoint.name: checkpoint for checkpoint in source.opened.checkpoints}
     return Paired(
+        source,
+        output,
         tuple(Pair(checkpoint, ours[name]) for name, checkpoint in theirs.items() if name in ours),
         tuple(checkpoint for name, checkpoint in theirs.items() if name not in ours),
         tuple(checkpoint for name, checkpoint in ours.items() if name not in theirs),

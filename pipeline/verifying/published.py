@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 
 from reshard.pipeline.checkpoint.discover import read_file
 from reshard.pipeline.checkpoint.formats import gguf
@@ -19,7 +18,7 @@ from reshard.pipeline.limits import MANIFEST_MAX
 from reshard.pipeline.planning.model import MANIFEST
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.publishing.manifest import WeightFile, parse, sha256_of
-from reshard.pipeline.tensors import StoredFile, git_blob, same_by_hash
+from reshard.pipeline.tensors import StoredFile, is_content_of, same_by_hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,4 @@ def _is_carried(there: Source, found: StoredFile, file: StoredFile) -> bool:
     same = same_by_hash(found, file)
     if same is not None or not (file.sha256 or file.oid):
         return same is not False
-    hashed = sha256() if file.sha256 else git_blob(found.size)
-    for view in there.read(found, 0, found.size):
-        hashed.update(view)
-    return hashed.hexdigest() == (file.sha256 or file.oid)
+    return is_content_of(file, there.read(found, 0, found.size))

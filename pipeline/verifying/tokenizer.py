@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import filecmp
 import json
+import shutil
 import tempfile
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from posixpath import basename, dirname, join
-from typing import Any, Literal
+from typing import Literal
 
 from reshard.pipeline.check import Check, Result, some
 from reshard.pipeline.copying.stream import Tick
+from reshard.pipeline.errors import DiskFull
 from reshard.pipeline.limits import TOKENIZER_MAX
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.stores.scratch import full_disk_errors
@@ -30,6 +32,16 @@ from reshard.pipeline.verifying.tokenizer_files import named_like, tokenizer_fil
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.*", "*-vocab.json", "*.model", "*.spm")
 # Read only by loaders that take no `tokenizer.json`; those that take it read none of these.
 _VOCABULARIES = ("vocab.*", "*-vocab.json", "merges.txt", "*.model", "*.spm", "tekken.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """What the child says: one ``loads``; two have ``equal_behaviour``, which is the same ids, decoding, specials and
+    template; or it ``failed``, because they differ, or the second one does not load and the first one does.
+    """
+
+    result: Literal["loads", "equal_behaviour", "failed", "inconclusive", "skipped"]
+    reason: str
 
 
 def check_tokenizers(
@@ -64,10 +76,8 @@ def _too_large(paths: Iterable[str], *listings: Mapping[str, StoredFile]) -> boo
 
 def _tokenizers(paths: Iterable[str]) -> dict[str, list[str]]:
     """Folder -> the files of its tokenizer, if it has one."""
-    found: defaultdict[str, list[str]] = defaultdict(list)
-    for path in tokenizer_files(paths):
-        found[dirname(path)].append(path)
-    return {folder: files for folder, files in found.items() if any(named_like(path, _TOKENIZERS) for path in files)}
+    found = tokenizer_files(paths).items()
+    return {folder: files for folder, files in found if any(named_like(path, _TOKENIZERS) for path in files)}
 
 
 def _check_folder(
@@ -88,73 +98,49 @@ def _check_folder(
     if _too_large({*ours, *theirs}, *files):
         reason = f"a file of it is larger than {TOKENIZER_MAX:,} bytes: it is not loaded"
         return Check(name, "skipped", level, reason, figures)
-    with tempfile.TemporaryDirectory(prefix="reshard-tokenizer-", dir=tmpdir) as scratch:
-        folders = [Path(scratch, str(number)) for number in range(len(sides))]
-        for side, paths, to in zip(sides, files, folders, strict=True):
-            to.mkdir()
-            for path in (*paths, join(folder, "config.json")):
-                if (file := side.files().get(path)) is not None:
-                    fetch(side, file, to / basename(path))
-        found = compare_tokenizers(meta_loader, folders[0], folders[1] if source else None)
-        differences = some([f"{join(folder, path)} {_difference(path, folders)}" for path in found.differing])
-    reasons = "; ".join([found.reason, *differences])
+    with ExitStack() as stack:
+        folders = []
+        for side, own in zip(sides, files, strict=True):
+            wanted = (side.files().get(path) for path in (*own, join(folder, "config.json")))
+            copies = fetched(side, [file for file in wanted if file], lambda count: None, tmpdir)
+            folders.append(stack.enter_context(copies))
+        paths = sorted({*ours, *theirs}) if source else []
+        differences = [f"{path} {how}" for path in paths if (how := _difference(basename(path), folders))]
+        if source and not differences:
+            return Check(name, "passed", level, f"all files are the same byte for byte ({len(ours)})", figures)
+        question = {"folders": [str(side) for side in reversed(folders)]}
+        found = meta_loader.ask("tokenizers", Behaviour, json.dumps(question))
+    reasons = "; ".join([found.reason, *some(differences)])
     if found.result == "failed":
         return Check(name, "failed", level, "", figures, (f"{name}: {reasons}",))
-    results: dict[str, Result] = {"equal_files": "passed", "loads": "passed"}
-    if not source:
-        results["skipped"] = "skipped"
-    return Check(name, results.get(found.result, "inconclusive"), level, reasons, figures)
+    alone: dict[str, Result] = {"loads": "passed", "skipped": "skipped"}
+    result: Result = "inconclusive" if source else alone.get(found.result, "inconclusive")
+    return Check(name, result, level, reasons, figures)
 
 
-def _difference(path: str, folders: list[Path]) -> str:
-    """How the file differs in two folders, the output's and the source's."""
-    after, before = (folder / path for folder in folders)
+def _difference(name: str, folders: list[Path]) -> str:
+    """How the file differs in two folders, the output's and the source's; empty where it does not."""
+    after, before = (folder / name for folder in folders)
     if not (before.exists() and after.exists()):
         return "is on one side only"
-    if not path.endswith(".json"):
+    if filecmp.cmp(before, after, shallow=False):
+        return ""
+    if not name.endswith(".json"):
         return "has other bytes"
     return json_difference(before.read_bytes(), after.read_bytes(), config=False).text
 
 
-def fetch(source: Source, file: StoredFile, to: Path, tick: Tick = lambda count: None) -> None:
-    """Copy a whole file to ``to``; raises DiskFull."""
-    with full_disk_errors(to.parent, file.size), to.open("wb") as handle:
-        for view in source.read(file, 0, file.size):
-            handle.write(view)
-            tick(len(view))
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizerVerdict:
-    """``equal_files``: the same bytes; ``equal_behaviour``: other bytes, the same ids, decoding, specials and template;
-    ``loads``: nothing to compare with, and it loads; ``failed``: it differs, or no longer loads where the source does.
-    """
-
-    result: Literal["equal_files", "equal_behaviour", "loads", "failed", "inconclusive", "skipped"]
-    reason: str
-    differing: tuple[str, ...] = ()  # files that are not the same on both sides
-    seconds: float = 0.0
-    peak_rss: int = 0  # bytes
-
-
-def compare_tokenizers(meta_loader: MetaLoader, output: Path, source: Path | None = None) -> TokenizerVerdict:
-    """Whether ``output``'s tokenizer is ``source``'s; both are folders with (at least) the files of one tokenizer.
-
-    Without ``source``: whether it loads. Never raises for what it checks.
-    """
-    ours, theirs = (_files(folder) if folder else [] for folder in (output, source))
-    if not ours and not theirs:
-        return TokenizerVerdict("skipped", "there are no tokenizer files")
-    differing: tuple[str, ...] = ()
-    if source is not None:
-        _, mismatch, errors = filecmp.cmpfiles(source, output, sorted({*ours, *theirs}), shallow=False)
-        differing = tuple(sorted([*mismatch, *errors]))
-        if not differing:
-            return TokenizerVerdict("equal_files", f"all files are the same byte for byte ({len(ours)})")
-    folders = [str(folder.resolve()) for folder in (source, output) if folder is not None]
-    answer: dict[str, Any] = meta_loader.ask("tokenizers", json.dumps({"folders": folders}))
-    return TokenizerVerdict(**answer, differing=differing)
-
-
-def _files(folder: Path) -> list[str]:
-    return tokenizer_files(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+@contextmanager
+def fetched(source: Source, files: Sequence[StoredFile], tick: Tick, tmpdir: Path | None) -> Iterator[Path]:
+    """A temporary folder in ``tmpdir`` with these files, by their own names; raises DiskFull where they do not fit."""
+    with tempfile.TemporaryDirectory(prefix="reshard-fetched-", dir=tmpdir) as scratch:
+        folder = Path(scratch).resolve()
+        needed, free = sum(file.size for file in files), shutil.disk_usage(folder).free
+        if needed > free:
+            raise DiskFull(path=scratch, needed=needed, free=free)
+        for file in files:
+            with full_disk_errors(folder, file.size), (folder / basename(file.path)).open("wb") as handle:
+                for view in source.read(file, 0, file.size):
+                    handle.write(view)
+                    tick(len(view))
+        yield folder

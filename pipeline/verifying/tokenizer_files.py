@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from posixpath import basename
+from posixpath import basename, dirname
 
 # What tokenizers of transformers read; `chat_template.json` is a processor's.
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.*",
     "*-vocab.json", "merges.txt", "*.model", "*.spm", "tekken.json", "chat_template.jinja",
 )  # fmt: skip
-_PROCESSOR_FILES = ("*processor_config.json", "chat_template.json")
+# What says how a repository takes images, sound and chats.
+PROCESSOR_FILES = ("*processor_config.json", "chat_template.json")
 
 
-def tokenizer_files(paths: Iterable[str]) -> list[str]:
-    """Those of a repository's paths that its tokenizers are made of, sorted."""
-    return sorted(path for path in paths if named_like(path, TOKENIZER_FILES))
-
-
-def processor_files(paths: Iterable[str]) -> list[str]:
-    """Those of a repository's paths that say how it takes images, sound and chats, sorted."""
-    return sorted(path for path in paths if named_like(path, _PROCESSOR_FILES))
+def tokenizer_files(paths: Iterable[str]) -> dict[str, list[str]]:
+    """Folder -> those of the paths in it that its tokenizer is made of, sorted."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for path in sorted(path for path in paths if named_like(path, TOKENIZER_FILES)):
+        found[dirname(path)].append(path)
+    return found
 
 
 def named_like(path: str, patterns: Iterable[str]) -> bool:

@@ -18,7 +18,7 @@ from reshard.pipeline.check import Check, Result, some
 from reshard.pipeline.checkpoint.discover import read_file
 from reshard.pipeline.checkpoint.formats.gguf import SUFFIX as GGUF
 from reshard.pipeline.copying.stream import Tick
-from reshard.pipeline.errors import BadExperts, BadRename, CheckpointError, RenameCollision
+from reshard.pipeline.errors import BadExperts, BadRename, RenameCollision
 from reshard.pipeline.limits import CONFIG_MAX, EXCHANGED_SHOWN
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.publishing.history import Publication
@@ -34,9 +34,10 @@ from reshard.pipeline.verifying.manifest_check import (
     check_manifest,
     check_manifest_bytes,
 )
-from reshard.pipeline.verifying.meta_load import NO_CLASS, MetaLoader, ModelCheck
+from reshard.pipeline.verifying.meta_load import NO_CLASS, MetaLoader
 from reshard.pipeline.verifying.opened import UNCHANGED, OpenedSide, paired
 from reshard.pipeline.verifying.tokenizer import check_tokenizers
+from reshard.pipeline.verifying.verdicts import ModelCheck
 
 
 def verify(
@@ -57,8 +58,8 @@ def verify(
     should equal the source after them. Where they say nothing of names the output's manifest does. That is its author's
     word, so the check lists it and is inconclusive, unless ``described``, the commit that published the manifest, has
     its sha256, and ``vouched`` says that this user made that commit.
-    ``tick`` is called with the bytes of each view. Raises NoWeights, the CheckpointError family where ``source`` itself
-    is broken, and what stores raise; for what is wrong with ``output``, never.
+    ``tick`` is called with the bytes of each view, by several threads. Raises NoWeights, the CheckpointError family
+    where ``source`` itself is broken, and what stores raise; for what is wrong with ``output``, never.
     """
     if any(basename(path) == "config.json" for path in output.files()):
         threading.Thread(target=meta_loader.warm, daemon=True).start()  # its imports take seconds, and so do headers
@@ -75,13 +76,12 @@ def verify(
     if their_side and their_side.exchanged:
         believed = not told or ours_by_commit()
         checks.append(_exchanged(their_side.exchanged, believed))
-    checks.append(check_rules(output, side))
+    checks.append(check_rules(side))
     checks += [recorded.check] if recorded.check else []
-    if isinstance(side, CheckpointError):
+    if side.error:
         return checks
     if recorded.manifest:
         side = attested_by(side, recorded.manifest)
-    tick = _one_at_a_time(tick)
     matched = paired(their_side, side) if their_side else None
     sources = {pair.output.name: pair.source for pair in matched.pairs} if matched else {}
     models = {
@@ -89,18 +89,18 @@ def verify(
         for checkpoint in side.opened.checkpoints
     }
     ties = {name: verdict.ties for name, verdict in models.items()}
-    if their_side and matched:
-        same = check_headers(their_side, side, matched, ties, lambda: changes.ties == "source" or ours_by_commit())
+    if matched:
+        same = check_headers(matched, ties, lambda: changes.ties == "source" or ours_by_commit())
         if told:
             same = _by_its_word(same, told, ours_by_commit())
         if same.result == "failed" and recorded.manifest:
             same = _with_hint(same, _unlike(recorded.manifest.made.changes, changes))
-        checks += [same, check_files(their_side, side, changes, deep, tick)]
+        checks += [same, check_files(matched.source, side, changes, deep, tick)]
     checks += [_check_model(name, verdict, alone=source is None) for name, verdict in models.items()]
     checks += check_tokenizers(output, source, meta_loader, tmpdir)
-    if deep and their_side and matched:
-        theirs, ours = read_both(their_side, side, tick, tmpdir)
-        checks.append(check_bytes(their_side, side, matched, ties, theirs, ours, tick, tmpdir))
+    if deep and matched:
+        theirs, ours = read_both(matched, tick, tmpdir)
+        checks.append(check_bytes(matched, ties, theirs, ours, tick, tmpdir))
     elif deep:
         ours = read(side, tick, tmpdir)
         checks += [check_stored(side, ours), *check_ties(models, ours)]
@@ -119,12 +119,12 @@ def _their_side(source: Source, changes: Options, told: dict[str, Any]) -> tuple
         return OpenedSide.open(source, changes), {}
 
 
-def _is_recorded(side: OpenedSide | CheckpointError, recorded: Recorded, described: Publication | None) -> bool:
+def _is_recorded(side: OpenedSide, recorded: Recorded, described: Publication | None) -> bool:
     """Whether a commit has the sha256 of the manifest, all is as that says, and it says it of all that is compared."""
-    if isinstance(side, CheckpointError) or recorded.manifest is None or described is None:
+    if side.error or recorded.manifest is None or described is None:
         return False
     passed = recorded.check is not None and recorded.check.result == "passed"
-    files = {side.opened.files[number].path for c in side.opened.checkpoints for number in c.files}
+    files = {file.path for file in side.files}
     return passed and described.manifest_sha256 is not None and files <= recorded.manifest.files.keys()
 
 
@@ -168,17 +168,6 @@ def _typed(told: dict[str, Any]) -> str:
     return "; ".join(one(name, value) for name, value in told.items())
 
 
-def _one_at_a_time(tick: Tick) -> Tick:
-    """``tick`` behind a lock: both sides are read at the same time."""
-    lock = threading.Lock()
-
-    def locked(count: int) -> None:
-        with lock:
-            tick(count)
-
-    return locked
-
-
 def _ask_class(
     side: OpenedSide, checkpoint: Checkpoint, theirs: OpenedSide | None, before: Checkpoint | None, loader: MetaLoader
 ) -> ModelCheck:
@@ -187,18 +176,18 @@ def _ask_class(
     Another config is a difference between files, and is reported there.
     """
     if checkpoint.name.suffix == GGUF:
-        return ModelCheck("structural", "skipped", NO_CLASS)
+        return ModelCheck("skipped", NO_CLASS)
     if side.found.stays_whole:
-        return ModelCheck("structural", "skipped", "such weights have a loader of their own, for more than one model")
+        return ModelCheck("skipped", "such weights have a loader of their own, for more than one model")
     path = join(checkpoint.name.folder, "config.json")
     places = [(side.source, path)]
     if theirs and before:
         places.append((theirs.source, join(before.name.folder, "config.json")))
     source, file = next(((s, s.files()[at]) for s, at in places if at in s.files()), (side.source, None))
     if file is None:
-        return ModelCheck("structural", "skipped", f"no {path} says which class loads it")
+        return ModelCheck("skipped", f"no {path} says which class loads it")
     if file.size > CONFIG_MAX:
-        return ModelCheck("structural", "skipped", f"{file.path} has {file.size:,} bytes; {CONFIG_MAX:,} are read")
+        return ModelCheck("skipped", f"{file.path} has {file.size:,} bytes; {CONFIG_MAX:,} are read")
     config, ours = read_file(source, file, CONFIG_MAX), side.signature(checkpoint)
     if theirs and before:
         return loader.check(config, theirs.signature(before), ours)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.verification.table import Results, results
 
 @pytest.fixture(scope="session")
 def meta_loader() -> Iterator[MetaLoader]:
-    with MetaLoader() as it:
+    with closing(MetaLoader()) as it:
         assert it.warm() is None
         yield it
 

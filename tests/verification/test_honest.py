@@ -55,7 +55,7 @@ def test_an_honest_output_is_never_called_broken(name: str, built: Path, meta_lo
 @pytest.mark.parametrize("name", CASES)
 def test_an_honest_source_breaks_no_rule_and_is_looked_at(name: str, built: Path) -> None:
     source = open_source(parse_place(str(built / name / "source")), Context.from_env())
-    rules = check_rules(source, OpenedSide.attempt(source))
+    rules = check_rules(OpenedSide.attempt(source))
     assert (rules.result, rules.findings) == ("passed", ())
     assert rules.figures["files"] and rules.figures["tensors"]
 

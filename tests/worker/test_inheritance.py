@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -99,7 +100,7 @@ def test_one_process_inherits_and_what_it_has_goes_on(tmp_path: Path) -> None:
     left = inheritance.inherit()
     assert left is not None and left[0].path == temp_dir.path
     assert inheritance.inherit() is None
-    with MetaLoader(tmpdir=tmp_path) as successor:
+    with closing(MetaLoader(tmpdir=tmp_path)) as successor:
         successor.adopt(left[1])
         assert successor.check(None, {}).result == "skipped"
         assert successor.pid == pid

@@ -18,7 +18,8 @@ import torch
 from reshard.pipeline.copying.hashing import HashingWriter
 from reshard.pipeline.planning.model import MANIFEST
 from reshard.pipeline.publishing import commit as publish
-from reshard.pipeline.verifying.meta_load import MetaLoader, ModelCheck
+from reshard.pipeline.verifying.meta_load import MetaLoader
+from reshard.pipeline.verifying.verdicts import ModelCheck
 from reshard.worker.queue.scripts import job_key
 from reshard.worker.queue.states import JobState
 from tests.pipeline.verifying.models import Saved, save

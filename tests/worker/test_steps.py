@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def steps(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def one_reload(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MetaLoader]:
     """One reload child, which is started when it is first asked for and ends with these tests."""
-    with MetaLoader(tmpdir=tmp_path_factory.mktemp("reload")) as meta_loader:
+    with closing(MetaLoader(tmpdir=tmp_path_factory.mktemp("reload"))) as meta_loader:
         yield meta_loader
 
 

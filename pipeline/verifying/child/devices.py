@@ -59,11 +59,15 @@ def devices(
     unplaced = len(source) - len(stored)
     if unplaced:
         notes.append(f"tensors that belong to no parameter of the class, and so to no device: {unplaced}")
+    blocks = [
+        {"name": block, "device": str(device), "bytes": sizes[block], "files": sorted(paths[block])}
+        for block, device in placed.items()
+    ]
     return {
         "result": "planned",
         "reason": f"{counted(len(placed), 'block')} of {model_class.__name__}",
         "class_name": model_class.__name__,
-        "blocks": [[block, str(device), sizes[block], sorted(paths[block])] for block, device in placed.items()],
+        "blocks": blocks,
         "no_split": no_split,
         "notes": notes,
     }

@@ -16,7 +16,7 @@ from safetensors import safe_open
 
 from reshard.pipeline.text import counted
 from reshard.pipeline.verifying.child.devices import uncovered
-from reshard.pipeline.verifying.child.model import quantization_method, resolve
+from reshard.pipeline.verifying.child.model import LOADING, quantization_method, resolve
 from reshard.pipeline.verifying.named import NotChecked
 
 SEED = 0  # parameters that no file has get the same random numbers on every load
@@ -63,10 +63,11 @@ def load(
         if names := uncovered(empty, device_map):
             return {"result": "incomplete", "parameters": names}
     limits = {_device(device): size for device, size in max_memory.items()} if max_memory else None
+    where = {"device_map": device_map, "max_memory": limits, "offload_folder": str(offload)}
     start = _by_transformers if loader == "transformers" else _by_accelerate
     torch.manual_seed(SEED)
     try:
-        model, in_no_file = start(model_class, config, visible, device_map, limits, offload)
+        model, in_no_file = start(model_class, config, visible, where)
     except (RecursionError, NotChecked):
         raise
     except Exception as error:  # noqa: BLE001 - what a loader raises is what its user would meet
@@ -123,28 +124,12 @@ def excuse(error: Exception) -> str | None:
     return "inconclusive" if any(phrase in str(error) for phrase in _NOT_OF_THE_WEIGHTS) else None
 
 
-def _by_transformers(
-    model_class: Any, config: Any, folder: Path, device_map: Any, max_memory: Any, offload: Path
-) -> tuple[Any, list[str]]:
-    model, info = model_class.from_pretrained(
-        folder,
-        config=config,
-        device_map=device_map,
-        max_memory=max_memory,
-        offload_folder=str(offload),
-        output_loading_info=True,
-        dtype="auto",
-        attn_implementation="eager",
-        use_safetensors=True,
-        trust_remote_code=False,
-        local_files_only=True,
-    )
+def _by_transformers(model_class: Any, config: Any, folder: Path, where: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    model, info = model_class.from_pretrained(folder, config=config, use_safetensors=True, **where, **LOADING)
     return model, sorted(info["missing_keys"])
 
 
-def _by_accelerate(
-    model_class: Any, config: Any, folder: Path, device_map: Any, max_memory: Any, offload: Path
-) -> tuple[Any, list[str]]:
+def _by_accelerate(model_class: Any, config: Any, folder: Path, where: Mapping[str, Any]) -> tuple[Any, list[str]]:
     config._attn_implementation = "eager"
     with init_empty_weights():
         model = model_class(config)
@@ -158,12 +143,10 @@ def _by_accelerate(
     model = load_checkpoint_and_dispatch(
         model,
         str(folder),
-        device_map=device_map,
-        max_memory=max_memory,
         no_split_module_classes=sorted(model._no_split_modules or ()),
-        offload_folder=str(offload),
         offload_state_dict=True,
         strict=False,
+        **where,
     )
     return model.eval(), []
 

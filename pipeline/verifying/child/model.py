@@ -15,10 +15,9 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -43,6 +42,15 @@ UNSAFE_KEYS = frozenset((
     "transformers_weights", "kernel_config", "use_kernels", "fusion_config", "distributed_config",
 ))  # fmt: skip
 
+# How every model is loaded: with the loader's report, by transformers' own code, and from here.
+LOADING: dict[str, Any] = {
+    "output_loading_info": True,
+    "dtype": "auto",
+    "attn_implementation": "eager",
+    "trust_remote_code": False,
+    "local_files_only": True,
+}
+
 # Quantisation methods whose load on meta was seen to tell right from wrong, and the packages that it needs.
 # The others either cannot be built without a GPU or were never tried; guessing would give false verdicts.
 QUANTIZED: dict[str, tuple[str, ...]] = {
@@ -53,18 +61,13 @@ QUANTIZED: dict[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """The loader's report on one side."""
 
-    missing: tuple[str, ...]
-    unexpected: tuple[str, ...]
-    mismatched: tuple[str, ...]
-    errors: tuple[str, ...]
-
-    @property
-    def clean(self) -> bool:
-        return not (self.missing or self.unexpected or self.mismatched or self.errors)
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    mismatched: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
 
 
 def check(config: str | None, source: Specs, output: Specs | None, scratch: Path) -> dict[str, Any]:
@@ -82,7 +85,6 @@ def check(config: str | None, source: Specs, output: Specs | None, scratch: Path
         "class_name": model_class.__name__,
         "ties": ties,
         "stored_twice": twice,
-        "no_split": sorted(getattr(model, "_no_split_modules", None) or ()),
         "notes": [*notes, *_notes(model, stored, twice)],
     }
     try:
@@ -92,17 +94,16 @@ def check(config: str | None, source: Specs, output: Specs | None, scratch: Path
             # Some of them the loader is told not to miss: a class may do without whole submodels.
             lost = {*_matching(model, "_keys_to_ignore_on_load_missing", lost)}
             report = load_report(model_class, model_config, output)[0]
-            report = replace(report, missing=tuple(sorted({*report.missing, *lost})))
+            report = report._replace(missing=tuple(sorted({*report.missing, *lost})))
     except NotChecked as why:
         if why.result == "inconclusive":
             raise
         return {**verdict, "result": "failed", "reason": f"the source loads, and the output does not: {why}"}
-    verdict |= {field: getattr(report, field)[:REPORT_NAMES_MAX] for field in Report.__annotations__}
-    counts = {field: len(getattr(report, field)) for field in Report.__annotations__}
-    verdict["counts"] = counts
+    counts = {field: len(names) for field, names in report._asdict().items()}
+    verdict |= {field: names[:REPORT_NAMES_MAX] for field, names in report._asdict().items()} | {"counts": counts}
     if report != expected:
         return {**verdict, "result": "failed", "reason": _difference(expected, report)}
-    if report.clean:
+    if not any(report):
         return {**verdict, "result": "clean", "reason": f"{model_class.__name__} takes every tensor and lacks none"}
     listed = ", ".join(f"{count} {field}" for field, count in counts.items() if count)
     reason = f"{model_class.__name__} reports the same for the output as for the source: {listed}"
@@ -247,12 +248,8 @@ def load_report(model_class: type[PreTrainedModel], config: Any, specs: Specs) -
             config=config,
             state_dict=state,
             device_map="meta",
-            output_loading_info=True,
             ignore_mismatched_sizes=True,
-            dtype="auto",
-            attn_implementation="eager",
-            trust_remote_code=False,
-            local_files_only=True,
+            **LOADING,
         )
     except ImportError as error:
         raise NotChecked(f"{model_class.__name__} needs a package that is not installed: {_line(error)}") from error
@@ -264,12 +261,12 @@ def load_report(model_class: type[PreTrainedModel], config: Any, specs: Specs) -
         if not any("CONVERSION" in row for row in rows):
             reason = f"{model_class.__name__} cannot be built: {_line(error)}"
             raise NotChecked(reason, "inconclusive") from error
-        return Report((), (), (), tuple(rows)), None
+        return Report(errors=tuple(rows)), None
     finally:
         logging.getLogger("transformers.modeling_utils").removeHandler(tables)
     mismatched = (f"{name}: {list(has)} stored, {list(wants)} wanted" for name, has, wants in info["mismatched_keys"])
     missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
-    return Report(tuple(missing), tuple(unexpected), tuple(sorted(mismatched)), ()), model
+    return Report(tuple(missing), tuple(unexpected), tuple(sorted(mismatched))), model
 
 
 class _LoaderTables(logging.Handler):
@@ -351,8 +348,7 @@ def _difference(expected: Report, report: Report) -> str:
         # The loader stopped at these and had nothing more to say.
         return f"cannot be converted in the output: {_few(conversions)}"
     parts = []
-    for field in Report.__annotations__:
-        before, after = getattr(expected, field), getattr(report, field)
+    for field, before, after in zip(Report._fields, expected, report, strict=True):
         if new := [text for text in after if text not in set(before)]:
             parts.append(f"{field} only in the output: {_few(new)}")
         if gone := [text for text in before if text not in set(after)]:

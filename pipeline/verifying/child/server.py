@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 from reshard.pipeline import limits
 
@@ -95,30 +95,22 @@ def _forked(request: bytes, scratch: Path, parent: Connection, allowed: Allowed)
     os.close(there)
     answer, said = None, bytearray()
     try:
-        end = _read(here, said, parent, pid, allowed)
-        with suppress(ValueError):  # of one that ended in the middle
-            answer = json.loads(said)
+        why = _read(here, said, parent, pid, allowed)
     finally:
         os.close(here)
         # Harmless to one that is done; the others must not run on.
         os.kill(pid, signal.SIGKILL)
         _, status, usage = os.wait4(pid, 0)
-    if end == "alone":
+    if why is None:
         return None
-    if end == "late":
-        answer = _inconclusive(f"the reload took longer than {allowed.seconds:g} s")
-    elif end == "large":
-        answer = _inconclusive(f"the reload was ended because it held more than {allowed.rss:,} bytes of memory")
-    elif end == "long":
-        answer = _inconclusive(f"the reload's answer is longer than {limits.RELOAD_ANSWER:,} bytes")
+    with suppress(ValueError):  # of one that ended in the middle
+        answer = None if why else json.loads(said)
     unit = 1 if sys.platform == "darwin" else 1024
-    return {**(answer or _inconclusive(_cut_short(status, allowed))), "peak_rss": usage.ru_maxrss * unit}
+    return {**(answer or _inconclusive(why or _cut_short(status, allowed))), "peak_rss": usage.ru_maxrss * unit}
 
 
-def _read(
-    here: int, said: bytearray, parent: Connection, pid: int, allowed: Allowed
-) -> Literal["done", "late", "large", "long", "alone"]:
-    """Read what the fork says until it ends, uses too much, or our own parent is gone."""
+def _read(here: int, said: bytearray, parent: Connection, pid: int, allowed: Allowed) -> str | None:
+    """Read what the fork says until it ends, or else say what it used too much of; None when our parent is gone."""
     deadline = time.monotonic() + allowed.seconds
     while (left := deadline - time.monotonic()) > 0:
         ready = wait([here, parent], left if allowed.rss is None else min(left, limits.LOAD_WATCH))
@@ -126,14 +118,14 @@ def _read(
             part = os.read(here, limits.CHUNK)
             said += part
             if not part:
-                return "done"
+                return ""
             if len(said) > limits.RELOAD_ANSWER:
-                return "long"
+                return f"the reload's answer is longer than {limits.RELOAD_ANSWER:,} bytes"
         elif ready:
-            return "alone"
+            return None
         if allowed.rss is not None and _held(pid) > allowed.rss:
-            return "large"
-    return "late"
+            return f"the reload was ended because it held more than {allowed.rss:,} bytes of memory"
+    return f"the reload took longer than {allowed.seconds:g} s"
 
 
 def _held(pid: int) -> int:

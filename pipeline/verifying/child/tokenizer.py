@@ -78,8 +78,8 @@ def _load(folder: Path, scratch: Path) -> Any:
 
     It is loaded from a folder with links to its own files only: the loader would otherwise look at all the others.
     """
-    for name in tokenizer_files(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()):
-        (scratch / name).parent.mkdir(parents=True, exist_ok=True)
+    scratch.mkdir()
+    for name in tokenizer_files(path.name for path in folder.iterdir())[""]:
         (scratch / name).symlink_to(folder / name)
     config = folder / "config.json"
     if config.is_file():

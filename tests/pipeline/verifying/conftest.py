@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from tests.pipeline.verifying import models
 
 @pytest.fixture(scope="session")
 def meta_loader() -> Iterator[MetaLoader]:
-    with MetaLoader() as it:
+    with closing(MetaLoader()) as it:
         assert it.warm() is None
         yield it
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 from reshard.pipeline.checkpoint.discover import find_checkpoints
@@ -25,5 +26,5 @@ def do_verify(output: str, source: str) -> list[dict[str, Any]]:
     """The checks of one repository against another, from headers."""
     context = Context.from_env()
     ours, theirs = (open_source(parse_place(place), context) for place in (output, source))
-    with MetaLoader() as meta_loader:
+    with closing(MetaLoader()) as meta_loader:
         return [check.to_dict() for check in verify(ours, theirs, meta_loader)]

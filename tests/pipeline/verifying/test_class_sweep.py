@@ -13,7 +13,8 @@ import pytest
 import transformers
 from transformers.models.auto import modeling_auto
 
-from reshard.pipeline.verifying.meta_load import MetaLoader, ModelCheck
+from reshard.pipeline.verifying.meta_load import MetaLoader
+from reshard.pipeline.verifying.verdicts import ModelCheck
 from tests.pipeline.verifying.models import Specs, layout
 
 PARTS = 24

@@ -21,7 +21,7 @@ INDEX = "model.safetensors.index.json"
 
 def found(output: Path, source: Path) -> tuple[str, ...]:
     theirs, ours = (OpenedSide.open(FolderSource.open(Folder(path=str(folder)))) for folder in (source, output))
-    return check_headers(theirs, ours, paired(theirs, ours), {}).findings
+    return check_headers(paired(theirs, ours), {}).findings
 
 
 def single(name: str, config: str | None = "") -> Callable[[Path], None]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.resources
 import json
+import re
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,12 @@ import sentencepiece
 import tokenizers
 import transformers
 
+from reshard.pipeline.check import Check
+from reshard.pipeline.places import Folder
+from reshard.pipeline.stores.folder.source import FolderSource
 from reshard.pipeline.verifying.child.server import Allowed
 from reshard.pipeline.verifying.meta_load import MetaLoader
-from reshard.pipeline.verifying.tokenizer import compare_tokenizers
+from reshard.pipeline.verifying.tokenizer import Behaviour, check_tokenizers
 from reshard.pipeline.verifying.tokenizer_files import tokenizer_files
 
 TEMPLATE = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}"
@@ -59,6 +64,7 @@ def spiece(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "T5Tokenizer", "extra_ids": 3}')
 
 
+SAME = "the same ids, decoding and specials over "  # what is said of two that behave the same
 MAKERS: dict[str, Callable[[Path], None]] = {"minilm": minilm, "bytelevel": bytelevel, "spiece": spiece}
 Pair = tuple[Path, Path]
 
@@ -83,28 +89,42 @@ REMOTE: dict[str, object] = {
 }
 
 
+def look(meta_loader: MetaLoader, output: Path, source: Path | None = None) -> Check:
+    ours, theirs = (folder and FolderSource.open(Folder(path=str(folder))) for folder in (output, source))
+    assert ours is not None
+    (found,) = check_tokenizers(ours, theirs, meta_loader, None)
+    return found
+
+
+def differing(found: Check) -> set[str]:
+    """The files that are said to differ."""
+    said = "; ".join([found.reason, *found.findings])
+    return set(re.findall(r"; (\S+) (?:says something else|means the same|has other bytes|is )", said))
+
+
 def edit(path: Path, change: Callable[[dict[str, object]], object]) -> None:
     content = json.loads(path.read_text())
     change(content)
     path.write_text(json.dumps(content))
 
 
-def test_equal_files_need_no_loading(pair: Pair, meta_loader: MetaLoader) -> None:
-    found = compare_tokenizers(meta_loader, pair[1], pair[0])
-    assert (found.result, found.differing, found.seconds) == ("equal_files", (), 0.0)
+def test_equal_files_need_no_loading(pair: Pair) -> None:
+    with closing(MetaLoader(python="/bin/false")) as unasked:
+        found = look(unasked, pair[1], pair[0])
+    assert (found.result, "the same byte for byte" in found.reason) == ("passed", True)
 
 
 def test_it_loads(pair: Pair, meta_loader: MetaLoader) -> None:
-    found = compare_tokenizers(meta_loader, pair[1])
-    assert found.result == "loads", found
-    assert found.seconds > 0
+    found = look(meta_loader, pair[1])
+    assert (found.result, found.reason[:12]) == ("passed", "it loads as "), found
 
 
 def test_the_same_settings_in_other_bytes_behave_the_same(pair: Pair, meta_loader: MetaLoader) -> None:
     edit(pair[1] / "tokenizer_config.json", lambda config: None)
     (pair[1] / "tokenizer_config.json").write_text((pair[1] / "tokenizer_config.json").read_text() + "\n\n")
-    found = compare_tokenizers(meta_loader, pair[1], pair[0])
-    assert (found.result, found.differing) == ("equal_behaviour", ("tokenizer_config.json",)), found
+    found = look(meta_loader, pair[1], pair[0])
+    assert (found.result, SAME in found.reason) == ("inconclusive", True), found
+    assert differing(found) == {"tokenizer_config.json"}
 
 
 def test_a_saved_again_sentencepiece_tokenizer_behaves_the_same(tmp_path: Path, meta_loader: MetaLoader) -> None:
@@ -112,9 +132,9 @@ def test_a_saved_again_sentencepiece_tokenizer_behaves_the_same(tmp_path: Path, 
     loaded = transformers.AutoTokenizer.from_pretrained(source)
     shutil.rmtree(output)
     loaded.save_pretrained(output)
-    found = compare_tokenizers(meta_loader, output, source)
-    assert found.result == "equal_behaviour", found
-    assert set(found.differing) == {"spiece.model", "tokenizer.json", "tokenizer_config.json"}
+    found = look(meta_loader, output, source)
+    assert (found.result, SAME in found.reason) == ("inconclusive", True), found
+    assert differing(found) == {"spiece.model", "tokenizer.json", "tokenizer_config.json"}
 
 
 def swap_two_ids(folder: Path) -> None:
@@ -204,10 +224,10 @@ def test_a_difference_that_matters_is_named(
 ) -> None:
     source, output = make_pair(name, tmp_path)
     fault(output)
-    found = compare_tokenizers(meta_loader, output, source)
+    found = look(meta_loader, output, source)
     assert found.result == "failed", found
-    assert named in found.reason
-    assert found.differing != ()
+    assert named in found.findings[0]
+    assert differing(found)
 
 
 def test_of_a_tokenizer_with_remote_code_the_plain_one_is_compared(tmp_path: Path, meta_loader: MetaLoader) -> None:
@@ -215,17 +235,17 @@ def test_of_a_tokenizer_with_remote_code_the_plain_one_is_compared(tmp_path: Pat
     for folder in (source, output):
         need_remote_code(folder)
     (output / "tokenizer_config.json").write_text((output / "tokenizer_config.json").read_text() + "\n")
-    found = compare_tokenizers(meta_loader, output, source)
-    assert found.result == "equal_behaviour", found
+    found = look(meta_loader, output, source)
+    assert (found.result, SAME in found.reason) == ("inconclusive", True), found
     edit(output / "tokenizer_config.json", lambda content: content.update(model_max_length=7))
-    found = compare_tokenizers(meta_loader, output, source)
-    assert (found.result, found.reason[:42]) == ("failed", "what tokenizer_config.json says differs: {"), found
+    found = look(meta_loader, output, source)
+    assert (found.result, "what tokenizer_config.json says differs: {" in found.findings[0]) == ("failed", True), found
     shutil.copy(source / "tokenizer_config.json", output)
     (output / "chat_template.jinja").unlink()
-    assert compare_tokenizers(meta_loader, output, source).result == "failed"
+    assert look(meta_loader, output, source).result == "failed"
     shutil.copy(source / "chat_template.jinja", output)
     swap_two_ids(output)
-    assert compare_tokenizers(meta_loader, output, source).result == "failed"
+    assert look(meta_loader, output, source).result == "failed"
 
 
 def test_code_that_a_tokenizers_config_names_is_not_run(tmp_path: Path, meta_loader: MetaLoader) -> None:
@@ -235,7 +255,7 @@ def test_code_that_a_tokenizers_config_names_is_not_run(tmp_path: Path, meta_loa
     (source / "tokenization_planted.py").write_text(f"open({str(canary)!r}, 'w')\nclass Planted: pass\n")
     named = {**REMOTE, "auto_map": {"AutoTokenizer": [f"{source}--tokenization_planted.Planted", None]}}
     edit(source / "tokenizer_config.json", lambda content: content.update(named))
-    assert compare_tokenizers(meta_loader, source).result == "loads"
+    assert look(meta_loader, source).result == "passed"
     assert not canary.exists()
 
 
@@ -243,7 +263,7 @@ def test_a_tokenizer_that_only_remote_code_can_load_is_inconclusive(tmp_path: Pa
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({"auto_map": {"AutoTokenizer": ["tokenization_planted.Planted", None]}})
     )
-    found = compare_tokenizers(meta_loader, tmp_path)
+    found = look(meta_loader, tmp_path)
     assert found.result == "inconclusive"
     assert "without remote code" in found.reason
 
@@ -257,10 +277,10 @@ def test_a_class_that_loads_without_its_vocabulary_is_inconclusive(
     for folder in ("source", "output"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
-    found = compare_tokenizers(meta_loader, tmp_path / "output")
+    found = look(meta_loader, tmp_path / "output")
     assert (found.result, f"it loads as {name} and gives no ids" in found.reason) == ("inconclusive", True), found
     (tmp_path / "output" / "vocab.unread").write_text("a vocabulary that the class does not find")
-    found = compare_tokenizers(meta_loader, tmp_path / "output", tmp_path / "source")
+    found = look(meta_loader, tmp_path / "output", tmp_path / "source")
     assert (found.result, "nothing to compare with" in found.reason) == ("inconclusive", True), found
 
 
@@ -269,11 +289,11 @@ def test_a_tokenizer_of_bytes_or_characters_needs_no_vocabulary(
     name: str, tmp_path: Path, meta_loader: MetaLoader
 ) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
-    assert compare_tokenizers(meta_loader, tmp_path).result == "loads"
+    assert look(meta_loader, tmp_path).result == "passed"
 
 
 @pytest.mark.parametrize(
-    ("words", "result"), [(["AAAAAA", "CCCCCC", "GATTAC"], "loads"), (["<extra>", "."], "inconclusive")]
+    ("words", "result"), [(["AAAAAA", "CCCCCC", "GATTAC"], "passed"), (["<extra>", "."], "inconclusive")]
 )
 def test_a_vocabulary_that_knows_no_english_is_asked_for_its_own_words(
     words: list[str], result: str, tmp_path: Path, meta_loader: MetaLoader
@@ -281,12 +301,12 @@ def test_a_vocabulary_that_knows_no_english_is_asked_for_its_own_words(
     (tmp_path / "vocab.txt").write_text("\n".join(["<unk>", "<pad>", "<mask>", "<cls>", "<eos>", *words]))
     settings = {"tokenizer_class": "EsmTokenizer", "additional_special_tokens": ["<extra>"]}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    assert compare_tokenizers(meta_loader, tmp_path).result == result
+    assert look(meta_loader, tmp_path).result == result
 
 
-def test_no_tokenizer_is_skipped(tmp_path: Path, meta_loader: MetaLoader) -> None:
+def test_of_a_folder_without_a_tokenizer_nothing_is_said(tmp_path: Path, meta_loader: MetaLoader) -> None:
     (tmp_path / "config.json").write_text("{}")
-    assert compare_tokenizers(meta_loader, tmp_path).result == "skipped"
+    assert check_tokenizers(FolderSource.open(Folder(path=str(tmp_path))), None, meta_loader, None) == []
 
 
 def test_a_template_that_never_ends_is_cut_short(tmp_path: Path, meta_loader: MetaLoader) -> None:
@@ -295,11 +315,12 @@ def test_a_template_that_never_ends_is_cut_short(tmp_path: Path, meta_loader: Me
     (output / "chat_template.jinja").write_text(endless)
     (source / "chat_template.jinja").write_text(endless)
     question = json.dumps({"folders": [str(source), str(output)]})
-    found = meta_loader.ask("tokenizers", question, Allowed(cpu=1))
-    assert (found["result"], found["reason"]) == ("inconclusive", "the reload used up its 1 s of processor time")
+    found = meta_loader.ask("tokenizers", Behaviour, question, Allowed(cpu=1))
+    assert found == Behaviour("inconclusive", "the reload used up its 1 s of processor time")
 
 
 def test_which_files_are_a_tokenizers() -> None:
     mine = ["tokenizer.json", "sub/spiece.model", "vocab.txt", "source.spm", "chat_template.jinja", "merges.txt"]
     others = ["model.safetensors", "config.json", "README.md", "pytorch_model.bin", "tokenization_x.py"]
-    assert tokenizer_files([*others, *mine]) == sorted(mine)
+    by_folder = {"sub": ["sub/spiece.model"], "": sorted({*mine} - {"sub/spiece.model"})}
+    assert tokenizer_files([*others, *mine]) == by_folder

@@ -5,34 +5,30 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import TypeAdapter
 
+from reshard.pipeline.installed import version_of
 from reshard.pipeline.limits import RELOAD_CACHE
 from reshard.pipeline.verifying import verdicts as module
 from reshard.pipeline.verifying.child.server import Allowed
-from reshard.pipeline.verifying.meta_load import MetaLoader, ModelCheck
-from reshard.pipeline.verifying.verdicts import Verdicts
+from reshard.pipeline.verifying.meta_load import MetaLoader
+from reshard.pipeline.verifying.verdicts import ModelCheck, Verdicts
 from tests.support.procs import wait_for
 
 GetSaved = Callable[..., Any]
-CLEAN = ModelCheck("model", "clean", "it takes them", "Llama", ties={"a": "b"}, counts={"missing": 0})
-
-
-def kept_in(folder: Path | None = None) -> Verdicts[ModelCheck]:
-    return Verdicts(TypeAdapter(ModelCheck), folder)
+CLEAN = ModelCheck("clean", "it takes them", "model", "Llama", ties={"a": "b"}, counts={"missing": 0})
 
 
 def test_an_answer_is_known_to_the_next_process_without_a_child(saved: GetSaved, tmp_path: Path) -> None:
     model = saved("llama-tied")
-    with MetaLoader(verdicts=tmp_path) as first:
+    with closing(MetaLoader(verdicts=tmp_path)) as first:
         asked = first.check(model.config, model.specs)
         again = first.check(model.config, model.specs)
-    with MetaLoader(verdicts=tmp_path, python="/bin/false") as second:  # whose child could not start
+    with closing(MetaLoader(verdicts=tmp_path, python="/bin/false")) as second:  # whose child could not start
         known = second.check(model.config, model.specs)
         other = second.check(model.config, {**model.specs, "one.more": ("F32", (1,))})
     assert (asked.result, asked.level, asked.known) == ("clean", "model", False)
@@ -49,8 +45,8 @@ def test_only_what_a_class_took_is_known_to_others(saved: GetSaved, tmp_path: Pa
     lost = {name: spec for name, spec in model.specs.items() if "norm" not in name}
     allowed = Allowed(seconds=0.01) if ending == "inconclusive" else None
     python = "/bin/false" if ending == "not begun" else sys.executable
-    with MetaLoader(allowed, verdicts=tmp_path, python=python) as loader:
-        found = loader.check(config, model.specs, lost if ending == "failed" else None)
+    with closing(MetaLoader(verdicts=tmp_path, python=python)) as loader:
+        found = loader.check(config, model.specs, lost if ending == "failed" else None, allowed=allowed)
     assert found.result == {"not begun": "skipped"}.get(ending, ending)
     assert [*tmp_path.iterdir()] == []
 
@@ -59,17 +55,17 @@ def test_a_child_that_was_started_ahead_serves_the_check_and_ends_where_nothing_
     saved: GetSaved, tmp_path: Path
 ) -> None:
     model = saved("llama-tied")
-    with MetaLoader() as patient:
+    with closing(MetaLoader()) as patient:
         patient.ahead([model.config])
         assert not patient._spare and patient.pid is None
-    with MetaLoader(verdicts=tmp_path, eager=True) as first:
+    with closing(MetaLoader(verdicts=tmp_path, eager=True)) as first:
         first.ahead([model.config])
         wait_for(lambda: first.pid is not None, "the start")
         started = first.pid
         assert first.check(model.config, model.specs).result == "clean"
         first.enough()
         assert first.warm() is None and first.pid == started, "a child that served somebody stays"
-    with MetaLoader(verdicts=tmp_path, eager=True) as second:
+    with closing(MetaLoader(verdicts=tmp_path, eager=True)) as second:
         second.ahead([model.config])
         wait_for(lambda: second.pid is not None, "the start")
         assert second.check(model.config, model.specs).known
@@ -87,51 +83,57 @@ def test_a_loader_that_was_closed_starts_no_child(tmp_path: Path) -> None:
 
 
 def test_other_versions_or_another_question_are_other_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    key = kept_in().key("{}")
-    assert kept_in().key("{}") == key != kept_in().key("[]")
+    key = Verdicts().key("{}")
+    assert Verdicts().key("{}") == key != Verdicts().key("[]")
     versions: dict[str, str] = {}
-    monkeypatch.setattr(module, "version", lambda name: versions.get(name) or version(name))
+    monkeypatch.setattr(module, "version_of", lambda name: versions.get(name) or version_of(name))
     for package in module.PACKAGES:
         versions = {package: "0"}
-        assert kept_in().key("{}") != key
+        assert Verdicts().key("{}") != key
     versions = {}
     monkeypatch.setattr(module, "_code", lambda: "other")
-    assert kept_in().key("{}") != key
+    assert Verdicts().key("{}") != key
 
 
 def test_as_many_as_are_wanted_are_kept_and_those_that_were_used_last(tmp_path: Path) -> None:
-    first = kept_in(tmp_path)
+    first = Verdicts(tmp_path)
     for number in range(RELOAD_CACHE):
         first.keep(f"{number}", CLEAN, lasting=True)
         os.utime(tmp_path / f"{number}.json", (number, number))
-    assert kept_in(tmp_path).get("0") == CLEAN
-    kept_in(tmp_path).keep("new", CLEAN, lasting=True)
+    assert Verdicts(tmp_path).get("0") == CLEAN
+    Verdicts(tmp_path).keep("new", CLEAN, lasting=True)
     assert len(list(tmp_path.iterdir())) == RELOAD_CACHE
-    assert kept_in(tmp_path).get("1") is None and kept_in(tmp_path).get("0") == CLEAN
+    assert Verdicts(tmp_path).get("1") is None and Verdicts(tmp_path).get("0") == CLEAN
     assert first.get("1") == CLEAN
     for number in range(RELOAD_CACHE):
         first.keep(f"more {number}", CLEAN, lasting=False)
     assert len(first._held) == RELOAD_CACHE and first.get("0") == CLEAN  # from its file
-    assert kept_in(tmp_path).get("more 0") is None
+    assert Verdicts(tmp_path).get("more 0") is None
 
 
 @pytest.mark.parametrize(
     "content", ['{"result": "cl', "[]", "{}", "5", '{"level": "model", "result": "clean", "reason": 5}', "[" * 100_000]
 )
 def test_a_file_that_holds_something_else_is_no_answer_and_is_written_again(tmp_path: Path, content: str) -> None:
-    kept_in(tmp_path).keep("key", CLEAN, lasting=True)
+    Verdicts(tmp_path).keep("key", CLEAN, lasting=True)
     (tmp_path / "key.json").write_text(content)
-    assert kept_in(tmp_path).get("key") is None
-    kept_in(tmp_path).keep("key", CLEAN, lasting=True)
-    assert kept_in(tmp_path).get("key") == CLEAN
+    assert Verdicts(tmp_path).get("key") is None
+    Verdicts(tmp_path).keep("key", CLEAN, lasting=True)
+    assert Verdicts(tmp_path).get("key") == CLEAN
 
 
 def test_a_folder_that_cannot_be_written_is_done_without_and_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
-    kept = kept_in(tmp_path / "file")
+    kept = Verdicts(tmp_path / "file")
     for key in ("one", "two"):
         kept.keep(key, CLEAN, lasting=True)
         assert kept.get(key) == CLEAN
     assert caplog.text.count("is not kept") == 1
+
+
+def test_an_answer_that_cannot_be_written_is_kept_in_memory_alone(tmp_path: Path) -> None:
+    kept, report = Verdicts(tmp_path), ModelCheck("report", "as the source", "model", unexpected=("half \ud800",))
+    kept.keep("key", report, lasting=True)
+    assert kept.get("key") == report and [*tmp_path.iterdir()] == []
