@@ -24,18 +24,19 @@ from reshard.pipeline.errors import BadPlace, BadRename, NoTarget, UsageError, s
 from reshard.pipeline.limits import DEFAULT_SIZE, JOBS_MAX, RENAME_RULES_MAX, RENAME_TEXT_MAX
 from reshard.pipeline.places import (
     NOWHERE,
-    PLACES,
+    TYPED,
     AnyPlace,
     AnyTarget,
     check_credential,
     check_revision,
     parse_place,
     parse_target,
+    require_branches,
 )
 from reshard.pipeline.renaming import Rule, parse_rules
 from reshard.pipeline.request import SINGLE, Options, Request, parse_size
 
-PLACE = f"{', '.join(place.example for place in PLACES[:-1])}, or {PLACES[-1].example}."
+PLACE = f"{TYPED}."
 P = TypeVar("P", bound=BaseModel)
 
 
@@ -178,8 +179,8 @@ def _target(value: str, branch: str | None, pr: bool) -> AnyTarget:
         raise
     if branch and pr:
         raise UsageError(what="--branch and --pr exclude each other: a pull request goes to the default branch")
-    if (branch or pr) and not place.branch:
-        raise UsageError(what=f"{value} is {place.noun}, which has neither branches nor pull requests")
+    if branch or pr:
+        require_branches(place, value)
     if place != place.at(None):
         raise UsageError(what=f"--to {value}: a target has no revision; name a branch with --branch")
     return place

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from reshard.client.text import count, finds_none, human_bytes, lasted
-from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT
+from reshard.pipeline.stores.credentials import default_endpoint
 from reshard.worker.followers.records import IN_FILE
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ def _url(target: str) -> str:
     """Of a target as it is typed; without an endpoint it is on the one that is set here, as for every command."""
     if "://" in target:
         return target
-    return f"{(os.environ.get('HF_ENDPOINT') or DEFAULT_ENDPOINT).rstrip('/')}/{target}"
+    return f"{default_endpoint().rstrip('/')}/{target}"
 
 
 def _moved(ended: Iterable[Ended]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from reshard.client.queue import Queue
 from reshard.pipeline.errors import CatalogNotFound, JobNotFound
 from reshard.pipeline.places import AnyTarget
 from reshard.pipeline.request import Request
-from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT
+from reshard.pipeline.stores.credentials import default_endpoint
 
 if TYPE_CHECKING:
     from reshard.client.models import records
@@ -58,7 +57,7 @@ def source_bytes(read: Iterable[str], attested: Mapping[str, str]) -> dict[str, 
 
 def page(target: AnyTarget, ref: str = "") -> str:
     """Where people find a result: the folder, or the page of the branch or pull request ``ref`` on its Hub."""
-    return target.page(os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT, ref)
+    return target.page(default_endpoint(), ref)
 
 
 def seconds_of(job: Job) -> float:

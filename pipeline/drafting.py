@@ -1,45 +1,44 @@
-"""The plan of a job: what is read of its source and its target before a byte of any tensor is, and what follows."""
+"""The first step of a job, planning, in three stages: look at the target and the source, decide, make the plan.
+
+To look is to read listings, indexes and headers, and of the source only what the plan takes: nothing where our last
+commit holds what is asked for, no headers where the target has the weights. `deciding.py` decides; the plan is made by
+`planning/build.py`, of all that is known by then.
+"""
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from posixpath import join
 
-from reshard.pipeline.check import first, some
 from reshard.pipeline.checkpoint.discover import Found, find_checkpoints, is_weight_index, read_file
 from reshard.pipeline.checkpoint.formats.gguf import SUFFIX as GGUF
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
+from reshard.pipeline.deciding import There, held_against, is_private, notes_of, refuse_too_large, replaces_others
 from reshard.pipeline.errors import (
     AbsentFile,
     AccessError,
     DiskFull,
     FoldersNested,
-    MadeTooLarge,
     NoWeights,
     ReshardError,
     TargetConflict,
-    TargetDrifted,
     TargetFull,
-    TargetMoreVisible,
-    TargetOccupied,
     WeightsExcluded,
 )
-from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX, MANIFEST_MAX, OCCUPIED_SHOWN
+from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX, MANIFEST_MAX
 from reshard.pipeline.places import resolved
 from reshard.pipeline.planning.beside import excluded
 from reshard.pipeline.planning.build import Known, make_plan, request_key, weights_key
-from reshard.pipeline.planning.estimate import needs, of_our_own
-from reshard.pipeline.planning.existing import Before, drift
+from reshard.pipeline.planning.estimate import needs
+from reshard.pipeline.planning.existing import Before
 from reshard.pipeline.planning.model import MANIFEST, Keys, Plan, Transports
 from reshard.pipeline.planning.scales import MODELOPT
-from reshard.pipeline.protocols import Leave, Source, Target, TargetState, reach
+from reshard.pipeline.protocols import Source, Target, TargetState
 from reshard.pipeline.publishing import history as publication
 from reshard.pipeline.publishing.card import card_for
 from reshard.pipeline.publishing.kept import refuse_to_drop_the_original
@@ -50,6 +49,8 @@ from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.tensors import Name, Pin
 from reshard.pipeline.verifying.job_checks import check_model, check_structure
 from reshard.pipeline.verifying.meta_load import MetaLoader
+
+_UNOPENED = Opened((), (), {})
 
 
 @contextmanager
@@ -72,7 +73,7 @@ def draft(request: Request, source: Source, target: Target, meta_loader: MetaLoa
     Raises whatever is wrong with the source, the target or the options, before a byte of any tensor is read. What
     others changed in the target is in the plan, which replaces it.
     """
-    made, _ = _draft(request, source, target, meta_loader, shows=True, submitted=None)
+    made, _, _ = _draft(request, source, target, meta_loader, shows=True, submitted=None)
     return made if made.published else replace(made, notes=(*made.notes, *target.notes))
 
 
@@ -87,101 +88,131 @@ def plan(
     and TargetDrifted for what they changed. So for what was submitted later and is published already: a broker restored
     from a backup has forgotten that.
     """
-    made, known = _draft(request, source, target, meta_loader, shows=False, submitted=submitted)
+    made, known, there = _draft(request, source, target, meta_loader, shows=False, submitted=submitted)
     if made.published is not None:
         return made
     if made.in_place and not request.options.overwrite:
         refuse_to_drop_the_original(target, source, request.options)
     if request.options.require == "model":
         check_model(made, made.shards, source, meta_loader)
-    head = target.prepare(private=_private(request, source))
-    transports = Transports(source.transport, target.transport)  # now that the target is there, and ours to write
+    head = target.prepare(private=is_private(request, source))
+    known = replace(known, transports=Transports(source.transport, target.transport))  # it is there, and ours to write
     if head == made.base:
-        return replace(made, transports=transports, notes=(*made.notes, *target.notes), submitted=submitted)
-    if made.base:  # somebody commits at this very moment
+        made = replace(made, transports=known.transports)
+    elif made.base or _last_publication(target, head) is not None:  # somebody commits at this very moment
         return plan(request, source, target, meta_loader, submitted)
-    last = _last_publication(target, head)
-    if last is not None:  # somebody published there while this was planned
-        return plan(request, source, target, meta_loader, submitted)
-    made = make_plan(replace(known, before=_look(target, head, last), transports=transports))
-    made = _held_against_others(request, made, target, last, request.options.overwrite)
-    made = _with_card_notes(made, source, target, last)
+    else:
+        now = target.at(head)
+        there = replace(there, before=_before(now), is_source=_same(now.pin, source.pin))
+        made = _make(replace(known, before=there.before), source, target, there, request.options.overwrite)
     return replace(made, notes=(*made.notes, *target.notes), submitted=submitted)
 
 
 def _draft(
-    request: Request,
-    source: Source,
-    target: Target,
-    meta_loader: MetaLoader | None,
-    shows: bool,
-    submitted: int | None,
-) -> tuple[Plan, Known]:
+    request: Request, source: Source, target: Target, meta_loader: MetaLoader | None, shows: bool, submitted: int | None
+) -> tuple[Plan, Known, There]:
     """``shows``: the plan is made whatever others put or changed in the target."""
     _refuse_nested_folders(request)
-    state = target.state()
-    _check_visibility(request, source, target, state)
     lender = source.lender.pin if isinstance(source, Borrowing) else None
-    keyed = partial(request_key, request, lender=lender, target=publication.address(target))
-    key = keyed(source.pin)
-    last = None if state.head is None else _last_publication(target, state.head)
-    options = request.options
-    replaces = shows or _replaces(request, source.pin, target, state.head, last)
-    believed = None if options.force else last  # our last commit, unless it is to be doubted
-    published = believed.commit if believed is not None and _answers(believed, keyed, source.pin, target) else None
-    untouched = published is not None and published == state.head
-    before = Before(published or "", {}, {}, {}) if untouched else _look(target, state.head, last)
-    drifted = drift(before)
-    if drifted and not replaces:
-        raise TargetDrifted(target=str(request.target), what=first(drifted))
-    if last is not None and published is None and not replaces and last.is_later(submitted, time.time()):
-        what = f"{last.commit[:12]} has what was asked for later"
-        raise TargetDrifted(target=str(request.target), since="after this was submitted", what=what)
-    if published is not None and not drifted:
-        return _nothing(request, source, lender, key, published, before.head)
-    listing = source.files()
+    there = _look(request, source.pin, lender, target)
+    replaces = replaces_others(request, source, there, submitted, time.time(), shows)
+    if there.published is not None and there.as_we_left_it:  # no file needs to be listed
+        keys, found, before = Keys(there.key, None), Found((), frozenset()), Before(there.before.head, {}, {}, {})
+        known = Known(request, source.pin, keys, found, _UNOPENED, {}, before, there.published, lender=lender)
+        return make_plan(known), known, there
+    known = _read(request, source, lender, target, there, meta_loader, shows)
+    made = _make(known, source, target, there, replaces)
+    refuse_too_large(made)
+    if made.shards:
+        check_structure(made, known.opened, known.ties, known.configs)
+    return made, known, there
+
+
+# ---------------------------------------------------------------------------------------------------------- to look
+
+
+def _look(request: Request, pin: Pin, lender: Pin | None, target: Target) -> There:
+    """What the target is. Its files are not listed where its head is our commit of this very request."""
+    state, address = target.state(), publication.address(target)
+    key = request_key(request, pin, lender, address)
+    if state.head is None:
+        return There(key, state, Before("", {}, {}, {}))
+    last, then = _last_publication(target, state.head) or (None, None)
+    now = then if then is not None and then.pin.commit == state.head else target.at(state.head)
+    published = None
+    if last is not None and then is not None and not request.options.force:
+        # Of this source, or in place of one that has been that result since.
+        were = request_key(request, replace(pin, commit=last.source_commit), lender, address)
+        if last.request == key or (last.request == were and _same(then.pin, pin)):
+            published = last.commit
+    before = Before(state.head, {}, {}, {}) if published == state.head else _before(now, last, then)
+    return There(key, state, before, last, published, _same(now.pin, pin))
+
+
+def _last_publication(target: Target, head: str) -> tuple[publication.Publication, Source] | None:
+    """Our last publication before ``head``; None also where a folder, after a rollback, has nothing of it left."""
+    last = next(publication.publications(target, head, None), None)
+    try:
+        return None if last is None else (last, target.at(last.commit))
+    except TargetConflict:
+        return None
+
+
+def _before(now: Source, last: publication.Publication | None = None, then: Source | None = None) -> Before:
+    """What the target holds ``now``, and held ``then``, after our last publication there."""
+    files = now.files()
+    indexes = {path: read_file(now, file, INDEX_MAX) for path, file in files.items() if is_weight_index(path)}
+    if last is None or then is None:
+        return Before(now.pin.commit, files, indexes, {})
+    published = {path: file for path, file in then.files().items() if path not in last.kept}
+    return Before(now.pin.commit, files, indexes, published, last.pin.origin)
+
+
+def _read(
+    request: Request,
+    source: Source,
+    lender: Pin | None,
+    target: Target,
+    there: There,
+    meta_loader: MetaLoader | None,
+    shows: bool,
+) -> Known:
+    """All that the plan is made from; no headers are read of weights that the target has already."""
+    options, listing = request.options, source.files()
     found = _found(source, options)
-    keys = Keys(key, weights_key(found, listing, options))
-    believed = None if drifted else believed
-    same_weights = believed is not None and believed.weights is not None and believed.weights == keys.weights
+    keys = Keys(there.key, weights_key(found, listing, options))
+    ours = there.last if there.as_we_left_it and not options.force else None
+    same_weights = ours is not None and ours.weights is not None and ours.weights == keys.weights
     is_gguf = any(part.format == "gguf" for part in found.sets)
     configs = _configs(source, found)
     if meta_loader is not None and not same_weights and not is_gguf:
         meta_loader.ahead(configs.values())
     # Of GGUF files only the keys say which of them are carried.
-    opened = open_checkpoints(source, found) if is_gguf or not same_weights else Opened((), (), {})
+    opened = open_checkpoints(source, found) if is_gguf or not same_weights else _UNOPENED
     found = found.without_maps().carrying(opened.uncut)
-    opened = Opened((), (), {}) if same_weights else opened
+    opened = _UNOPENED if same_weights else opened
     settings = _configs(source, found, MODELOPT) if options.dequantize else {}
     texts = {} if options.dtype == "keep" else {**configs, **settings}
-    known = Known(
+    notes: tuple[str, ...] = ()
+    if request.target.local is None:
+        exists = there.state.exists
+        notes = notes_of(request, source, exists, target.leave(exists) if shows else None)
+    return Known(
         request,
         source.pin,
         keys,
         found,
         opened,
         listing,
-        before,
+        there.before,
         None,
-        Transports(source.transport, _transport(request, target, state)),
+        Transports(source.transport, _transport(request, target, there.state)),
         source.transport == "xet" and source.pin.endpoint == target.endpoint,
         lender,
         ties=_ties(opened, configs, meta_loader) if options.ties == "source" else {},
         configs={path: text.decode() for path, text in texts.items()},
-        notes=_target_notes(request, source, target, state, shows),
+        notes=notes,
     )
-    made = _held_against_others(request, make_plan(known), target, last, replaces)
-    _refuse_too_large(made)
-    if made.shards:
-        check_structure(made, opened, known.ties, known.configs)
-    return _with_card_notes(made, source, target, last), known
-
-
-def _refuse_too_large(made: Plan) -> None:
-    """Raises MadeTooLarge where nobody, ourselves included, would read what describes the result."""
-    for path, size in of_our_own(made).items():
-        if size > (most := MANIFEST_MAX if path == MANIFEST else INDEX_MAX):
-            raise MadeTooLarge(file=path, bytes=size, most=most)
 
 
 def _found(source: Source, options: Options) -> Found:
@@ -196,27 +227,6 @@ def _found(source: Source, options: Options) -> Found:
         raise WeightsExcluded(globs=" ".join(options.exclude), why=str(error)) from error
 
 
-def _replaces(
-    request: Request, pin: Pin, target: Target, head: str | None, last: publication.Publication | None
-) -> bool:
-    """Whether what others put or changed goes.
-
-    What recurs was once allowed to take the target. Since then it holds our publication, and nobody has looked at what
-    others did there; in place that is the source.
-    """
-    if not (request.options.overwrite and request.recurring):
-        return request.options.overwrite
-    taken = last is not None and last.pin.origin == pin.origin
-    return not taken or head is None or _same(target.at(head).pin, pin)
-
-
-def _answers(last: publication.Publication, keyed: Callable[[Pin], str], pin: Pin, target: Target) -> bool:
-    """Whether ``last`` is what is asked for: of this source, or in place of one that has been that result since."""
-    if last.request == keyed(pin):
-        return True
-    return last.request == keyed(replace(pin, commit=last.source_commit)) and _same(target.at(last.commit).pin, pin)
-
-
 def _transport(request: Request, target: Target, state: TargetState) -> str:
     """How weights would reach the target; "" where that shows only once it is there, or ours to write."""
     if state.head is None and request.target.local is None:
@@ -225,22 +235,6 @@ def _transport(request: Request, target: Target, state: TargetState) -> str:
         return target.transport
     except AccessError:  # a plan writes nothing, and what does asks again
         return ""
-
-
-def _with_card_notes(made: Plan, source: Source, target: Target, last: publication.Publication | None) -> Plan:
-    notes = card_for(made, source, target, made.base, lambda: last).notes
-    return replace(made, notes=(*made.notes, *notes)) if notes else made
-
-
-def _nothing(
-    request: Request, source: Source, lender: Pin | None, key: str, published: str, head: str
-) -> tuple[Plan, Known]:
-    """The plan where ``published``, ours, holds what is asked for and nobody changed it: no file needs to be listed."""
-    known = Known(
-        request, source.pin, Keys(key, None), Found((), frozenset()), Opened((), (), {}), {},
-        Before(head, {}, {}, {}), published, lender=lender,
-    )  # fmt: skip
-    return make_plan(known), known
 
 
 def _configs(source: Source, found: Found, name: str = "config.json") -> dict[str, bytes]:
@@ -265,51 +259,14 @@ def _ties(
     return {name: meta_loader.check(configs[paths[name]], tensors).ties for name, tensors in names.items()}
 
 
-def _last_publication(target: Target, head: str) -> publication.Publication | None:
-    """Our last publication before ``head``; None also where a folder, after a rollback, has nothing of it left."""
-    last = next(publication.publications(target, head, None), None)
-    try:
-        if last is not None:
-            target.at(last.commit)
-    except TargetConflict:
-        return None
-    return last
+# ---------------------------------------------------------------------------------------------------------- to make
 
 
-def _look(target: Target, head: str | None, last: publication.Publication | None) -> Before:
-    """What the target holds at ``head``; ``last`` is our last publication there."""
-    if head is None:
-        return Before("", {}, {}, {})
-    there = target.at(head)
-    files = there.files()
-    indexes = {path: read_file(there, file, INDEX_MAX) for path, file in files.items() if is_weight_index(path)}
-    published = {}
-    if last is not None:
-        then = files if last.commit == head else target.at(last.commit).files()
-        published = {path: file for path, file in then.items() if path not in last.kept}
-    return Before(head, files, indexes, published, last.pin.origin if last else None)
-
-
-def refuse_without_room(made: Plan, target: Target) -> None:
-    """Raises TargetFull where a folder has not the room that ``made`` needs; nothing is written."""
-    before = target.at(made.base).files() if made.base else {}
-    need, room = needs(made, before).target, target.room()
-    if room is not None and need > room:
-        raise TargetFull(path=str(target.place), needed=need, free=room)
-
-
-def refuse_without_disk(made: Plan, target: Target, disk: ScratchSpace) -> None:
-    """Raises DiskFull where ``disk`` has not what copying the shards of ``made`` needs at least; nothing is read."""
-    need = needs(made, {}).least_disk
-    if need > disk.room():
-        raise DiskFull(path=str(disk.path), needed=need, free=disk.room())
-
-
-def _same(one: Pin, other: Pin) -> bool:
-    """Whether both are one place at one state."""
-    if one.endpoint is None and other.endpoint is None:
-        return one.commit == other.commit and resolved(one.repo) == resolved(other.repo)
-    return one == other
+def _make(known: Known, source: Source, target: Target, there: There, replaces: bool) -> Plan:
+    """The plan, held against what others have in the target, and with what becomes of the card."""
+    made = make_plan(known)
+    made = held_against(known.request, made, _of_others(made, target, there.last), there, replaces)
+    return replace(made, notes=(*made.notes, *card_for(made, source, target, made.base, lambda: there.last).notes))
 
 
 def _of_others(made: Plan, target: Target, last: publication.Publication | None) -> tuple[str, ...]:
@@ -341,35 +298,11 @@ def _manifest_holds(made: Plan, there: Source) -> bool:
     return weights.keys() >= manifest.files.keys() and all(known.get(p) == sha256 for p, sha256 in weights.items())
 
 
-def _held_against_others(
-    request: Request, made: Plan, target: Target, last: publication.Publication | None, replaces: bool
-) -> Plan:
-    """``made`` with what it would take of others; raises TargetOccupied unless it ``replaces`` that."""
-    made = replace(made, occupied=_of_others(made, target, last))
-    if made.replaced and _same(target.at(made.base).pin, made.pin):
-        stays = {file.path for file in made.carried} - {edit.path for edit in made.edits}
-        changes = tuple(file for file in made.replaced if file.path not in stays)
-        occupied = tuple(path for path in made.occupied if path not in stays)
-        made = replace(made, in_place=True, replaced=changes, occupied=occupied)
-    if made.occupied and not replaces:
-        _refuse_occupied(request, made, last)
-    return made
-
-
-def _refuse_occupied(request: Request, made: Plan, last: publication.Publication | None) -> None:
-    """Raises TargetOccupied where a commit would take what is somebody else's.
-
-    A pull request takes nothing, and a source that is resharded in place is its owner's to change.
-    """
-    pin = made.pin
-    if request.options.pr or made.in_place:
-        return
-    what = "files that reshard did not publish"
-    if last is not None and last.pin.origin != pin.origin:
-        what = f"a publication of {last.source}"
-    ends = {file.path: "deleted" if file.path in made.deletes else "overwritten" for file in made.replaced}
-    paths = [f"{path} ({ends[path]})" for path in made.occupied if path in ends] or made.occupied
-    raise TargetOccupied(target=str(request.target), what=what, paths=", ".join(some(paths, OCCUPIED_SHOWN)))
+def _same(one: Pin, other: Pin) -> bool:
+    """Whether both are one place at one state."""
+    if one.endpoint is None and other.endpoint is None:
+        return one.commit == other.commit and resolved(one.repo) == resolved(other.repo)
+    return one == other
 
 
 def _refuse_nested_folders(request: Request) -> None:
@@ -377,9 +310,10 @@ def _refuse_nested_folders(request: Request) -> None:
     if request.target.local is None:
         return
     target, into = resolved(str(request.target)), str(request.target)
+    beside = f".{target.name}.reshard"  # as the names of those begin that it has beside it (stores/folder/swap.py)
     for place in (request.source, request.options.config_from):
         source = resolved(str(place)) if place and place.local else target
-        if any(part.parent == target.parent and _is_beside(part, target) for part in (source, *source.parents)):
+        if any(part.parent == target.parent and part.name.startswith(beside) for part in (source, *source.parents)):
             what = "the run would remove its own source"
             raise FoldersNested(inner=str(source), where="kept beside", outer=into, what=what)
         if source in target.parents:
@@ -390,54 +324,16 @@ def _refuse_nested_folders(request: Request) -> None:
             raise FoldersNested(inner=str(source), outer=into, what=what)
 
 
-def _is_beside(folder: Path, target: Path) -> bool:
-    """Whether ``folder`` is one of those that a folder target has beside it (stores/folder/swap.py)."""
-    return folder.name.startswith(f".{target.name}.reshard")
+def refuse_without_room(made: Plan, target: Target) -> None:
+    """Raises TargetFull where a folder has not the room that ``made`` needs; nothing is written."""
+    before = target.at(made.base).files() if made.base else {}
+    need, room = needs(made, before).target, target.room()
+    if room is not None and need > room:
+        raise TargetFull(path=str(target.place), needed=need, free=room)
 
 
-def _check_visibility(request: Request, source: Source, target: Target, state: TargetState) -> None:
-    hidden = _most_hidden(source)
-    if hidden is None or not state.exists or request.options.visibility == "public":
-        return
-    if reach(state.visibility) > reach(hidden.visibility):
-        raise TargetMoreVisible(
-            target=str(target.place), shown=state.visibility, source=str(hidden.place), visibility=hidden.visibility
-        )
-
-
-def exposed(request: Request, source: Source) -> Source | None:
-    """The private or gated repository that ``request`` asks to be shown to everyone, if it does."""
-    hidden = _most_hidden(source)
-    return hidden if hidden and hidden.visibility != "public" and request.options.visibility == "public" else None
-
-
-def _most_hidden(source: Source) -> Source | None:
-    """Of what is read and is no folder, what the fewest may see; folders may go where their owner says."""
-    both = [source.own, source.lender] if isinstance(source, Borrowing) else [source]
-    return min((one for one in both if one.place.local is None), key=lambda one: reach(one.visibility), default=None)
-
-
-def _target_notes(request: Request, source: Source, target: Target, state: TargetState, shows: bool) -> tuple[str, ...]:
-    """That a repository is created, and who may see it; where it is only shown, also whether a run may write there."""
-    if request.target.local:
-        return ()
-    repo = str(request.target.at(None))
-    seen, other = ("private", "--public") if _private(request, source) else ("public", "--private")
-    turns = f"; {other} changes that" if request.options.visibility == "as-source" else ""
-    created = () if state.exists else (f"{repo} is created, {seen}{turns}",)
-    if not shows:
-        return created
-    match target.leave(state.exists):
-        case Leave(False, why):
-            return (f"a run is refused: {why}",)
-        case Leave(None, why):
-            return (*created, f"whether the token may write to {repo}: not checked ({why})")
-        case Leave(_, says):
-            return tuple(f"{note} ({says})" for note in created)
-
-
-def _private(request: Request, source: Source) -> bool:
-    """A new target is as visible as its source; a folder's owner has not said that everyone may have it."""
-    if request.options.visibility == "as-source":
-        return source.visibility != "public"
-    return request.options.visibility == "private"
+def refuse_without_disk(made: Plan, target: Target, disk: ScratchSpace) -> None:
+    """Raises DiskFull where ``disk`` has not what copying the shards of ``made`` needs at least; nothing is read."""
+    need = needs(made, {}).least_disk
+    if need > disk.room():
+        raise DiskFull(path=str(disk.path), needed=need, free=disk.room())

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence, Set
 from contextlib import ExitStack, suppress
@@ -22,9 +21,10 @@ from typing import IO, Any
 from reshard.pipeline.copying.loop import Attested
 from reshard.pipeline.driving import Exhausted
 from reshard.pipeline.errors import ReshardError, SourceChanged
-from reshard.pipeline.limits import COPIES, STAGING_AGE
+from reshard.pipeline.limits import COPIES
 from reshard.pipeline.planning.model import Plan, Receipt, Shard
 from reshard.pipeline.request import LAYOUT, key_of
+from reshard.pipeline.stores.scratch import remove_abandoned
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Journal:
         """The journal of ``key``; one without a file where another run has it, or where none can be written."""
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _sweep(folder)
+            remove_abandoned(folder.glob("*.jsonl"))  # of runs that nobody went on with
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
             path = folder / f"{key}.jsonl"
             file = os.fdopen(os.open(path, flags, 0o600), "r+b", buffering=0)
@@ -170,11 +170,3 @@ class Journal:
 
 def _warn(error: OSError) -> None:
     log.warning("what is copied cannot be noted, so a run that is killed starts over: %s", error)
-
-
-def _sweep(folder: Path) -> None:
-    """Remove journals of runs that nobody went on with."""
-    for path in folder.glob("*.jsonl"):
-        with suppress(FileNotFoundError):
-            if time.time() - path.stat().st_mtime > STAGING_AGE:
-                path.unlink()

@@ -22,7 +22,7 @@ from pydantic import (
     model_serializer,
 )
 
-from reshard.pipeline.errors import BadPlace, shortened
+from reshard.pipeline.errors import BadPlace, UsageError, shortened
 from reshard.pipeline.limits import PATH_MAX, REPO_MAX, REVISION_MAX, URL_MAX
 from reshard.pipeline.validation import Strict
 
@@ -253,6 +253,8 @@ class Folder(_Place):
 AnyPlace = Hub | Folder | Bucket
 AnyTarget = Hub | Folder
 PLACES: tuple[type[AnyPlace], ...] = get_args(AnyPlace)
+TYPED = f"{', '.join(place.example for place in PLACES[:-1])}, or {PLACES[-1].example}"
+BadPlace.defaults = {"cure": f"a place is {TYPED}"}  # here, as only this list has all of them
 
 
 def _typed(value: object) -> object:
@@ -272,6 +274,12 @@ Place = Annotated[_Object, BeforeValidator(_typed, json_schema_input_type=_Objec
 TargetPlace = Annotated[_Target, BeforeValidator(_typed_target, json_schema_input_type=_Target | _TypedTarget)]
 NOWHERE = Folder(path="/nonexistent/reshard")  # the target of a plan without one: nothing is there
 MODELS_ONLY = "only models have weights to reshard: give a model's repository, user/repo"
+
+
+def require_branches(place: AnyPlace, typed: str = "") -> None:
+    """Raises UsageError for a place, as it was ``typed``, that has none to commit to and no pull requests either."""
+    if not place.branch:
+        raise UsageError(what=f"{typed or place} is {place.noun}, which has neither branches nor pull requests")
 
 
 def parse_target(value: str | os.PathLike[str] | AnyPlace) -> AnyTarget:

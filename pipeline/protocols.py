@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, get_args
 
-from reshard.pipeline.errors import ReshardError
+from reshard.pipeline.errors import ReshardError, TargetMoreVisible
 from reshard.pipeline.places import AnyPlace, AnyTarget
 from reshard.pipeline.tensors import Pin, StoredFile
 
@@ -16,6 +16,15 @@ Visibility = Literal["private", "gated", "public"]
 def reach(visibility: Visibility) -> int:
     """More for what more may see."""
     return get_args(Visibility).index(visibility)
+
+
+def more_visible(
+    target: AnyPlace, shown: Visibility, source: AnyPlace, visibility: Visibility
+) -> TargetMoreVisible | None:
+    """The error of a copy that more may see than its source."""
+    if reach(shown) <= reach(visibility):
+        return None
+    return TargetMoreVisible(target=str(target), shown=shown, source=str(source), visibility=visibility)
 
 
 class Source(Protocol):
@@ -212,7 +221,7 @@ class Target(Protocol):
         """
         ...
 
-    def request(self, digest: str, base: str, title: str, message: str) -> Target:
+    def request(self, digest: str, title: str, message: str) -> Target:
         """The target that the commit really goes to: itself, or the pull request that carries ``digest``.
 
         A pull request of ours (same author, same digest in its description) is found again, else it is opened.

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 from uuid import uuid4
 
@@ -25,7 +25,8 @@ from reshard.pipeline.abreast import abreast, jobs_here
 from reshard.pipeline.check import Check, prior_checks
 from reshard.pipeline.copying.loop import Moved, Stopped
 from reshard.pipeline.copying.stream import Tick
-from reshard.pipeline.drafting import draft, exposed, plan, refuse_without_disk, refuse_without_room
+from reshard.pipeline.deciding import exposed
+from reshard.pipeline.drafting import draft, plan, refuse_without_disk, refuse_without_room
 from reshard.pipeline.driving import Exhausted, Made, copy_group, groups_of, made_of, publish_copied
 from reshard.pipeline.errors import (
     DigestsDiffer,
@@ -181,7 +182,7 @@ def run(
     at_once, fewer = jobs_here(made, jobs, context.memory_limit, context.disk.room())
     if fewer:
         watcher.noted(fewer)
-    work = _Work(made, source, target, uuid4().hex, context.disk, moved, journal, watcher.sealed, at_once)
+    work = _Work(made, source, target, context.disk, journal, moved, watcher.sealed, at_once)
     done = False
     try:
         watcher.step("copy")
@@ -223,49 +224,43 @@ def _behind(work: Callable[[], T]) -> Iterator[Future[T]]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
+@dataclass
 class _Work:
     """What a run does by its journal, again where something turns out to be damaged or lost on the way."""
 
-    def __init__(
-        self,
-        made: Plan,
-        source: Source,
-        target: Target,
-        token: str,
-        disk: ScratchSpace,
-        tick: Tick,
-        journal: Journal,
-        told: Callable[[int], None],
-        jobs: int,
-    ) -> None:
-        self.token = token
-        self.moved = Moved()
-        self._made, self._source, self._target = made, source, target
-        self._disk, self._journal, self._jobs = disk, journal, jobs
-        self._on_bytes, self._told = tick, told
-        self._one = threading.Lock()  # of the threads that copy tells at a time
+    made: Plan
+    source: Source
+    target: Target
+    disk: ScratchSpace
+    journal: Journal
+    tick: Tick
+    told: Callable[[int], None]
+    jobs: int
+    token: str = field(default_factory=lambda: uuid4().hex)
+    moved: Moved = field(default_factory=Moved)
+    one: threading.Lock = field(default_factory=threading.Lock)  # of the threads that copy tells at a time
 
     def copy(self) -> None:
         """Copy what has no receipt; raises SourceCorrupt or DigestsDiffer when a group failed ``COPIES`` times."""
-        sink, shards, halt = self._target.sink(self.token), dict(enumerate(self._made.shards)), threading.Event()
-        todo = [group for group in self._made.groups if group.number not in self._journal.attested]
+        sink, shards, halt = self.target.sink(self.token), dict(enumerate(self.made.shards)), threading.Event()
+        todo = [group for group in self.made.groups if group.number not in self.journal.attested]
 
         def tick(count: int) -> None:
             if halt.is_set():
                 raise Stopped("cancel")
-            with self._one:
-                self._on_bytes(count)
+            with self.one:
+                self.tick(count)
 
         def group(one: Group) -> None:
-            while one.number not in self._journal.attested:
+            while one.number not in self.journal.attested:
                 with suppress(SourceCorrupt, DigestsDiffer):
                     attested = copy_group(
-                        self._made, one, shards, self._source, sink, self._journal, self._sealed, tick, self._disk
+                        self.made, one, shards, self.source, sink, self.journal, self._sealed, tick, self.disk
                     )
-                    self._journal.finish(one.number, attested)
+                    self.journal.finish(one.number, attested)
 
         try:
-            abreast(todo, min(self._jobs, max(1, len(todo))), group, halt)
+            abreast(todo, min(self.jobs, max(1, len(todo))), group, halt)
         except Exhausted as often:
             raise often.error from None
 
@@ -273,7 +268,7 @@ class _Work:
         """What was published, and the check of what it was made of; raises as ``copy`` does."""
         while True:
             try:
-                done = publish_copied(self._made, self._source, self._target, self.token, self._journal, lambda: None)
+                done = publish_copied(self.made, self.source, self.target, self.token, self.journal, lambda: None)
             except SourceCorrupt:  # of a file that is carried
                 continue
             except Exhausted as often:
@@ -283,7 +278,7 @@ class _Work:
             self.copy()
 
     def _sealed(self, news: list[Receipt], moved: Moved) -> None:
-        self._journal.seal(news)
-        with self._one:
+        self.journal.seal(news)
+        with self.one:
             self.moved = self.moved.plus(moved)
-            self._told(len(self._journal.receipts))
+            self.told(len(self.journal.receipts))

@@ -112,7 +112,7 @@ ROOMS = {
         {"bar"},
         {"reshard", "doctor"},
         {"drafting", "journal", "abreast"},
-        {"driving"},
+        {"driving", "deciding"},
         {"verifying", "catalogs"},
         {"publishing"},
         {"copying"},

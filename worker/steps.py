@@ -229,7 +229,7 @@ class Step:
         It is looked for before anything else is asked, because the source may be gone by now, and what was staged is.
         """
         title, message = publication.title(plan), publication.message(plan)
-        goal = target.request(plan.digest, plan.base, title, message)
+        goal = target.request(plan.digest, title, message)
         commit = find(plan, goal, goal.head())
         self._looked = True
         return None if commit is None else Published(commit, goal.branch, found=True)

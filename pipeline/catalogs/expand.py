@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import islice
+from operator import methodcaller
 from typing import Any
 from urllib.parse import quote
 
@@ -22,20 +23,19 @@ from reshard.pipeline.errors import (
     BadPlace,
     RequestTooLarge,
     ReshardError,
-    TargetMoreVisible,
     TargetsCollide,
 )
 from reshard.pipeline.limits import CATALOG_REQUESTS_MAX
 from reshard.pipeline.places import AnyPlace, Hub, check_repo, repository
 from reshard.pipeline.planning.build import request_key
-from reshard.pipeline.protocols import Visibility, reach
+from reshard.pipeline.protocols import Visibility, more_visible
 from reshard.pipeline.publishing import history as publication
 from reshard.pipeline.request import Request, parse_size
 from reshard.pipeline.stores.answers import Collection, CollectionItem, ListedModel, ModelInfo
 from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.stores.credentials import Use
 from reshard.pipeline.stores.hub_api import HubApi
-from reshard.pipeline.stores.refusal import Refusal
+from reshard.pipeline.stores.refusal import Refusal, meaning
 from reshard.pipeline.tensors import Pin
 
 PAGE = 1000  # models; the most that the Hub lists in one call
@@ -49,13 +49,9 @@ class Listed:
 
     repo: str
     sha: str
-    private: bool
+    visibility: Visibility
     gated: bool
     bytes: int  # of all that it stores, its past included; 0 where the Hub does not say
-
-    @property
-    def visibility(self) -> Visibility:
-        return "private" if self.private else "gated" if self.gated else "public"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +110,9 @@ def expand(catalog: Catalog, context: Context) -> Expansion:
             source if isinstance(source, ReshardError) else None,
             target if isinstance(target, AccessError) else None,
             TargetsCollide(target=str(request.target), source=repo, others=", ".join(others)) if others else None,
-            _too_visible(request, found, there),
+            more_visible(request.target, there.visibility, request.source, found.visibility)
+            if found and there and request.options.visibility != "public"
+            else None,
         )
         wanted.append(Wanted(repo, request, found, there, next(filter(None, errors), None)))
     return Expansion(wanted + refused, empty)
@@ -161,11 +159,9 @@ def _models(catalog: Catalog, context: Context, empty: list[int]) -> Iterator[tu
             yield entry, entry.repo
         elif entry.query is not None:
             cut = merged(catalog.defaults, entry)
-            try:
+            asked = entry.query.collection or entry.query.author or "a query"
+            with meaning(methodcaller("as_source", asked)):
                 found = list(islice(_found(entry.query, cut, context), entry.query.limit))
-            except Refusal as refusal:
-                asked = entry.query.collection or entry.query.author or "a query"
-                raise refusal.as_source(asked) from refusal
             empty += [] if found else [number]
             yield from ((entry, repo) for repo in found if repo not in by_id)
 
@@ -243,24 +239,12 @@ def _list_owner(api: HubApi, owner: str, wanted: set[str]) -> tuple[dict[str, Li
 
 
 def _ask(api: HubApi, place: Hub) -> Listed | ReshardError:
-    revision = quote(place.branch, safe="")
+    path = f"/api/models/{place.repo}/revision/{quote(place.branch, safe='')}"
     try:
-        path = f"/api/models/{place.repo}/revision/{revision}"
         return _listed(api.data(ModelInfo, "GET", path, params={"expand": LIST_FIELDS}))
     except Refusal as refusal:
         return refusal.as_source(place.repo, place.revision)
 
 
 def _listed(item: ListedModel | ModelInfo) -> Listed:
-    return Listed(item.id, item.sha or "", item.private, bool(item.gated), item.usedStorage or 0)
-
-
-def _too_visible(request: Request, source: Listed | None, target: Listed | None) -> TargetMoreVisible | None:
-    """What a job would refuse: a copy that more may see than its source, without --public."""
-    if source is None or target is None or request.options.visibility == "public":
-        return None
-    if reach(target.visibility) <= reach(source.visibility):
-        return None
-    return TargetMoreVisible(
-        target=str(request.target), shown=target.visibility, source=str(request.source), visibility=source.visibility
-    )
+    return Listed(item.id, item.sha or "", item.visibility, bool(item.gated), item.usedStorage or 0)

@@ -107,7 +107,7 @@ def copy(
     hashers = _hashers(plan, group.attests, cuts)
     stream = Stream(source, plan.files, read_plan(todo, passing(hashers)), hashers, tick)
     while todo:
-        with Lane("write") as lane:
+        with closing(Lane("write")) as lane:
             copier = _Copier(plan, source, sink, stream, disk or ScratchSpace(), sealed, should_yield, lane)
             todo = todo[copier.batch(_batch(todo)) :]
     stream.finish()

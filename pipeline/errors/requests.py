@@ -20,11 +20,7 @@ class BadSize(UsageError, code="usage.size", option="--size"):
 class SizeTooSmall(UsageError, code="usage.size_too_small"):
     message = "--size {size} bytes is smaller than the header that {tensor} needs ({header} bytes)"
     hint = "the smallest size that works here is {smallest} bytes"
-class BadPlace(
-    UsageError,
-    code="usage.place",
-    cure="a place is user/repo, user/repo@revision, a URL of the Hub, s3://, gs:// or az://, or a folder (./ or /)",
-):
+class BadPlace(UsageError, code="usage.place"):  # what a place is says `places.py`, which lists them
     message = "{value}: {why}"
     hint = "{cure}"
 class NoTarget(UsageError, code="usage.no_target"):

@@ -142,7 +142,7 @@ def publish(
         *target.carry(to_carry, source, token, made),
     ]
     begin()
-    goal = target.request(plan.digest, plan.base, title, message)
+    goal = target.request(plan.digest, title, message)
     return _commit(plan, additions, title, message, source, goal, token)
 
 

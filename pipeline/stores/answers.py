@@ -76,13 +76,12 @@ class ModelInfo(RepoInfo):
     usedStorage: Size | None = None
 
 
-class ListedModel(Answer):
+class ListedModel(Access):
     """A repository as lists of many have it: one with an odd name, or without commits, does not spoil its list."""
 
     id: str
     sha: CommitId | None = None
     private: bool = True
-    gated: bool | str | None = None
     downloads: int | None = None
     usedStorage: Size | None = None
 
@@ -192,8 +191,13 @@ class Account(Answer):
         return bool({repo.lower(), repo.partition("/")[0].lower()} & {name.lower() for name in self.writable})
 
 
-class _Discussion(Answer):
+class Opened(Answer):
+    """A new discussion."""
+
     num: Size
+
+
+class _Discussion(Opened):
     status: str
 
 
@@ -225,16 +229,15 @@ class Discussion(Answer):
     events: list[_Event]
 
     @property
+    def by(self) -> str:
+        """Whose it is; empty where the Hub does not say."""
+        return self.author.name if self.author else ""
+
+    @property
     def description(self) -> str:
         """Its first comment."""
         first = next((event.data for event in self.events if event.type == "comment"), None)
         return first.latest.raw if first and first.latest else ""
-
-
-class Opened(Answer):
-    """A new discussion."""
-
-    num: Size
 
 
 class _Mode(Answer):

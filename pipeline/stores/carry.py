@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reshard.pipeline.errors import OTHER_BYTES, SourceCorrupt
+from reshard.pipeline.errors import OTHER_BYTES, ReshardError, SourceCorrupt
 from reshard.pipeline.protocols import Batch, Source
 from reshard.pipeline.tensors import StoredFile, git_blob
 
@@ -39,6 +39,12 @@ def read_whole(file: StoredFile, source: Source) -> bytes:
     blob.update(content)
     compare_hash(file, file.oid, blob.hexdigest(), source)
     return content
+
+
+def check_written(path: str, written: int, size: int) -> None:
+    """Raises ReshardError unless a writer was handed all of the file that was announced."""
+    if written != size:
+        raise ReshardError(what=f"{path}: {written:,} of {size:,} bytes were written")
 
 
 def compare_hash(file: StoredFile, expected: str | None, actual: str | None, source: Source) -> None:

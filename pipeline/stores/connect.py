@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,9 +13,9 @@ from typing import TYPE_CHECKING, cast
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from reshard.pipeline.errors import BadSetting, BadSize, EndpointNotAllowed, UsageError
+from reshard.pipeline.errors import BadSetting, BadSize, EndpointNotAllowed
 from reshard.pipeline.limits import MEMORY_FLOOR, MEMORY_FLOOR_XET
-from reshard.pipeline.places import AnyPlace, AnyTarget, Hub, state_dir
+from reshard.pipeline.places import AnyPlace, AnyTarget, Hub, require_branches, state_dir
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.request import Options, Transport, parse_size
 from reshard.pipeline.stores.credentials import Credentials, Use
@@ -64,13 +63,7 @@ def own_limiters(tell: Callable[[str], None] = lambda why: None) -> RateLimiterO
     """
     limiters: dict[str, LocalRateLimiter] = {}
     waits = Waits(tell)
-    lock = threading.Lock()
-
-    def limiter_of(budget: str) -> RateLimiter:
-        with lock:
-            return limiters.setdefault(budget, LocalRateLimiter(waits))
-
-    return limiter_of
+    return lambda budget: limiters.setdefault(budget, LocalRateLimiter(waits))
 
 
 @dataclass(frozen=True)
@@ -156,6 +149,6 @@ def open_source(
 
 def open_target(place: AnyTarget, options: Options, context: Context) -> Target:
     """The target at ``place``; nothing is asked of it yet. Raises UsageError for what it has not."""
-    if (options.pr or options.branch) and not place.branch:
-        raise UsageError(what=f"{place} is {place.noun}, which has neither branches nor pull requests")
+    if options.pr or options.branch:
+        require_branches(place)
     return cast("Target", import_module(place.store).open_target(place, options, context))

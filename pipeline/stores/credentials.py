@@ -23,15 +23,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, model_validator
+from pydantic import SecretStr, ValidationError, model_validator
 
 from reshard.pipeline.errors import BadCredentials, BadSetting, CredentialScope, CredentialUnknown
 from reshard.pipeline.places import CredentialName, is_http, redacted
 from reshard.pipeline.text import printable
-from reshard.pipeline.validation import first_problem
+from reshard.pipeline.validation import Strict, first_problem
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 Use = Literal["read", "write"]
+
+
+def default_endpoint() -> str:
+    """The Hub of this process where none is named: HF_ENDPOINT, as it is set."""
+    return os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +68,7 @@ class Reference:
         return (f" ({self.name})" if self.name else "") + _scope(self.namespace, self.use)
 
 
-class _Entry(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _Entry(Strict):
     name: CredentialName | None = None
     endpoint: str = DEFAULT_ENDPOINT
     namespace: str | None = None
@@ -100,6 +104,10 @@ class _Entry(BaseModel):
         return Credential(name, SecretStr(value.strip())) if value.strip() else None
 
 
+class _File(Strict):
+    credential: tuple[_Entry, ...] = ()
+
+
 class Credentials:
     """Finds the token for a call; reads variables and files when asked, so that a rotated token is seen."""
 
@@ -110,7 +118,7 @@ class Credentials:
     @classmethod
     def from_env(cls) -> Credentials:
         """What HF_ENDPOINT and RESHARD_CREDENTIALS say; raises BadSetting, BadCredentials for what cannot be used."""
-        endpoint = os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT
+        endpoint = default_endpoint()
         if "@" in endpoint:
             why = "a user name or password in it would be printed and published; give a token in HF_TOKEN"
             raise BadSetting(name="HF_ENDPOINT", value=redacted(endpoint), why=why)
@@ -164,7 +172,7 @@ class Credentials:
 
 def elsewhere(endpoint: str) -> dict[str, str]:
     """How a token is given to a Hub other than the default one, to which HF_TOKEN never goes: a fact of errors."""
-    default = (os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
+    default = default_endpoint().rstrip("/")
     if endpoint.rstrip("/") == default:
         return {}
     return {"sign_in": f"name it in the file of RESHARD_CREDENTIALS (HF_TOKEN is for {default} alone)"}
@@ -176,27 +184,18 @@ def _scope(namespace: str | None, use: Use | None) -> str:
 
 def _read(file: Path) -> tuple[_Entry, ...]:
     try:
-        data = tomllib.loads(file.read_text())
+        return _File.model_validate(tomllib.loads(file.read_text())).credential
     except OSError as error:
         raise BadCredentials(file=str(file), why=error.strerror or str(error)) from error
     except tomllib.TOMLDecodeError as error:
         raise BadCredentials(file=str(file), why=f"no TOML: {error}") from error
-    entries = data.pop("credential", [])
-    if data or not isinstance(entries, list):
-        table = next(iter(data), "credential")
-        raise BadCredentials(
-            file=str(file), why=f"{printable(table)}: each entry is a table [[credential]], and no other"
-        )
-    return tuple(_entry(file, number, entry) for number, entry in enumerate(entries, 1))
-
-
-def _entry(file: Path, number: int, entry: object) -> _Entry:
-    try:
-        return _Entry.model_validate(entry)
     except ValidationError as error:
-        first = first_problem(error)  # what was given could be a token put in the wrong place
-        where = f"[[credential]] {number}{first.where and f', {first.where}'}"
-        raise BadCredentials(file=str(file), why=f"{where}: {first.why}") from None
+        wrong = first_problem(error)
+    why = f"{printable(wrong.where)}: each entry is a table [[credential]], and no other"
+    match wrong.loc:  # of what was given nothing is told: it could be a token put in the wrong place
+        case ("credential", int(number), *key):
+            why = f"[[credential]] {number + 1}{f', {key[0]}' if key else ''}: {wrong.why}"
+    raise BadCredentials(file=str(file), why=why)
 
 
 def _default_token() -> Credential | None:

@@ -18,7 +18,7 @@ from reshard.pipeline.places import Hub
 from reshard.pipeline.protocols import Visibility
 from reshard.pipeline.stores.answers import is_url
 from reshard.pipeline.stores.hub_api import HubApi
-from reshard.pipeline.stores.refusal import Refusal
+from reshard.pipeline.stores.refusal import Refusal, meaning
 from reshard.pipeline.stores.retry import is_transient
 from reshard.pipeline.tensors import Pin, StoredFile
 
@@ -47,21 +47,17 @@ class HubSource:
     @classmethod
     def open(cls, api: HubApi, place: Hub) -> HubSource:
         """The repository, its revision pinned to the commit that it is now; raises the SourceError family."""
-        try:
+        with meaning(lambda refusal: refusal.as_source(place.repo, place.branch)):
             info = api.info(place.repo, place.branch)
             if info.visibility != "public":
                 api.check_readable(place.repo)
-        except Refusal as refusal:
-            raise refusal.as_source(place.repo, place.branch) from refusal
         return cls(api, place, info.sha, info.visibility)
 
     def files(self) -> Mapping[str, StoredFile]:
         with self._lock:
             if self._files is None:
-                try:
+                with meaning(self._unreadable):
                     files = {file.path: file for file in self.api.tree(self.place.repo, self.pin.commit)}
-                except Refusal as refusal:
-                    raise self._unreadable(refusal) from refusal
                 self._files = MappingProxyType(files)
             return self._files
 

@@ -13,8 +13,7 @@ import os
 import ssl
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, cached_property, partial
 from importlib.metadata import version
 from itertools import count
@@ -59,18 +58,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LFS_HEADERS = {"Accept": "application/vnd.git-lfs+json", "Content-Type": "application/vnd.git-lfs+json"}
-
-
-@dataclass(frozen=True, slots=True)
-class PullRequest:
-    number: int
-    author: str
-    status: str  # draft, open, closed or merged
-    description: str
-
-    @property
-    def ref(self) -> str:
-        return f"refs/pr/{self.number}"
 
 
 class HubApi:
@@ -138,15 +125,20 @@ class HubApi:
 
     def call(self, method: str, path: str, headers: dict[str, str] | None = None, **options: Any) -> httpx2.Response:
         """The successful answer to a call that may safely be repeated; raises Refusal, and the HubError family."""
-        retry = self.retry()
         url = path if "://" in path else self.endpoint + path
         own = self.headers if self.own(url) else {}
-        while True:
+
+        def send() -> httpx2.Response:
             self.limiter.before("api")
+            return self.client.request(method, url, headers=own | (headers or {}), follow_redirects=True, **options)
+
+        return self.repeated(send, self.retry())
+
+    def repeated(self, send: Callable[[], httpx2.Response], retry: Retry) -> httpx2.Response:
+        """The successful answer to what ``send`` sends again and again; raises Refusal, and the HubError family."""
+        while True:
             try:
-                response = self.client.request(
-                    method, url, headers=own | (headers or {}), follow_redirects=True, **options
-                )
+                response = send()
             except httpx2.TransportError as error:
                 self.after(retry, error)
                 continue
@@ -221,10 +213,9 @@ class HubApi:
             self.call("GET", f"/api/models/{repo}/auth-check{use}")
             return True
         except Refusal as refusal:
-            if (refusal.status, refusal.code) != (404, "") and refusal.status not in (405, 501):
+            if not refusal.of_the_call:
                 raise
-            note = f"{self.endpoint} has no auth-check{use}: what a token may do shows when it is used"
-            self.note(note)
+            self.note(f"{self.endpoint} has no auth-check{use}: what a token may do shows when it is used")
             return False
 
     def note(self, what: str) -> None:
@@ -277,8 +268,8 @@ class HubApi:
         """The credential's own account; raises Refusal."""
         return self.data(Account, "GET", "/api/whoami-v2")
 
-    def pull_requests(self, repo: str, author: str) -> Iterator[PullRequest]:
-        """The pull requests of ``author`` that can still be committed to, newest first; raises Refusal."""
+    def pull_requests(self, repo: str, author: str) -> Iterator[tuple[int, Discussion]]:
+        """The pull requests of ``author`` that can still be committed to, newest first, by number; raises Refusal."""
         seen: set[int] = set()
         for page in count():
             params = {"type": "pull_request", "status": "open", "author": author, "p": str(page)}
@@ -286,14 +277,13 @@ class HubApi:
             new = [item for item in listing.discussions if item.num not in seen]
             for item in new:
                 if item.status in ("draft", "open"):
-                    yield self.pull_request(repo, item.num)
+                    yield item.num, self.pull_request(repo, item.num)
             seen |= {item.num for item in new}
             if not new or len(seen) >= listing.count:
                 return
 
-    def pull_request(self, repo: str, number: int) -> PullRequest:
-        item = self.data(Discussion, "GET", f"/api/models/{repo}/discussions/{number}")
-        return PullRequest(number, item.author.name if item.author else "", item.status, item.description)
+    def pull_request(self, repo: str, number: int) -> Discussion:
+        return self.data(Discussion, "GET", f"/api/models/{repo}/discussions/{number}")
 
     # -------------------------------------------------------------------------------------------------- writing
 
@@ -302,19 +292,17 @@ class HubApi:
         organization, _, name = repo.partition("/")
         visibility = "private" if private else "public"
         body = {"name": name, "organization": organization, "visibility": visibility}
-        try:
-            self.call("POST", "/api/repos/create", json=body)
-        except Refusal as refusal:
-            # 409 is also the answer to a repetition whose first answer was lost.
-            if refusal.status != 409:
-                raise
+        self._create("/api/repos/create", body)
 
     def create_branch(self, repo: str, branch: str) -> None:
         """Create ``branch`` at the head of the default branch unless it is there; raises Refusal."""
+        self._create(f"/api/models/{repo}/branch/{quote(branch, safe='')}", {})
+
+    def _create(self, path: str, body: dict[str, str]) -> None:
         try:
-            self.call("POST", f"/api/models/{repo}/branch/{quote(branch, safe='')}", json={})
+            self.call("POST", path, json=body)
         except Refusal as refusal:
-            if refusal.status != 409:
+            if refusal.status != 409:  # the answer also to a repetition whose first answer was lost
                 raise
 
     def open_pull_request(self, repo: str, title: str, description: str) -> int:

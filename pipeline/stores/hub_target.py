@@ -1,14 +1,15 @@
 """A branch or a pull request of a repository, changed by one guarded commit at a time.
 
-The commit (commit_body.py) names its parent, which is what makes it safe: the Hub refuses it with 412 when the head is
-another.
+The commit names its parent, which is what makes it safe: the Hub refuses it with 412 when the head is another.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from itertools import islice
 from typing import Protocol
@@ -33,7 +34,6 @@ from reshard.pipeline.places import DEFAULT_BRANCH, Hub
 from reshard.pipeline.protocols import (
     Addition,
     AnswerLost,
-    Batch,
     Change,
     Commit,
     HeadMoved,
@@ -46,12 +46,11 @@ from reshard.pipeline.protocols import (
 )
 from reshard.pipeline.stores.answers import Committed, RepoInfo
 from reshard.pipeline.stores.carry import read_whole, send_whole
-from reshard.pipeline.stores.commit_body import Body
 from reshard.pipeline.stores.credentials import elsewhere
 from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi
 from reshard.pipeline.stores.lfs import missing
-from reshard.pipeline.stores.refusal import Refusal
+from reshard.pipeline.stores.refusal import Refusal, meaning
 from reshard.pipeline.stores.retry import is_transient
 from reshard.pipeline.tensors import StoredFile
 
@@ -65,13 +64,11 @@ UNLISTED = "this Hub lists no pull requests: one that an earlier try opened is n
 UNTOLD = "this Hub does not say what a token may do"
 
 
-class ObjectStore(Protocol):
+class ObjectStore(Sink, Protocol):
     """A Sink that knows what it is called and what it still holds."""
 
     @property
     def transport(self) -> str: ...
-
-    def batch(self, reads: Sequence[StoredFile], source: Source | None = None) -> Batch: ...
 
     def lost(self, stored: Sequence[StoredFile]) -> list[StoredFile]:
         """Those of ``stored``, which this sink sealed, that the store can no longer answer for."""
@@ -86,24 +83,17 @@ class HubTarget:
     ) -> None:
         self.api = api
         self.place = place
+        self.endpoint = api.endpoint
+        self.branch = f"a pull request to {ref}" if pull_request else ref
         self._ref = ref
         self._choose = cache(choose)
         self._pull_request = pull_request
-        self._open: dict[str, list[Batch]] = {}
         self._visibility: Visibility = "private"  # until it was looked at
         self._past: dict[str, HubSource] = {}  # by commit, which never changes, so that each is listed once
 
     @property
-    def endpoint(self) -> str:
-        return self.api.endpoint
-
-    @property
     def transport(self) -> str:
         return self._choose().transport
-
-    @property
-    def branch(self) -> str:
-        return f"a pull request to {self._ref}" if self._pull_request else self._ref
 
     # ------------------------------------------------------------------------------------------------- its state
 
@@ -140,10 +130,12 @@ class HubTarget:
 
     def _name(self) -> str:
         """What the repository is called now."""
-        try:
+        with self._meaning():
             return self._info().id
-        except Refusal as refusal:
-            raise refusal.as_target(self.place.repo) from refusal
+
+    def _meaning(self, pr: bool = False) -> AbstractContextManager[None]:
+        """Inside, a Refusal is what it means that this cannot be written, or no pull request be opened."""
+        return meaning(lambda refusal: refusal.as_target(self.place.repo, pr))
 
     def leave(self, exists: bool) -> Leave:
         repo = self.place.repo
@@ -184,10 +176,10 @@ class HubTarget:
             raise refusal.as_target(repo) from refusal
         return state.head or self.head()
 
-    def request(self, digest: str, base: str, title: str, message: str) -> HubTarget:
+    def request(self, digest: str, title: str, message: str) -> HubTarget:
         if not self._pull_request:
             return self
-        try:
+        with self._meaning(pr=True):
             author = self.api.whoami().name
             number = self._find(author, digest)
             retry = self.api.retry()
@@ -204,17 +196,15 @@ class HubTarget:
                     number = self._find(author, digest)
                     if number is None:
                         raise
-        except Refusal as refusal:
-            raise refusal.as_target(self.place.repo, pr=True) from refusal
         return HubTarget(self.api, self.place, f"refs/pr/{number}", self._choose)
 
     def _find(self, author: str, digest: str) -> int | None:
         try:
-            for found in self.api.pull_requests(self.place.repo, author):
-                if found.author == author and digest in found.description:  # the filter is the server's, the check ours
-                    return found.number
+            for number, found in self.api.pull_requests(self.place.repo, author):
+                if found.by == author and digest in found.description:  # the filter is the server's, the check ours
+                    return number
         except Refusal as refusal:
-            if (refusal.status, refusal.code) != (404, "") and refusal.status not in (405, 501):
+            if not refusal.of_the_call:
                 raise
             self.api.note(UNLISTED)
         return None
@@ -262,24 +252,21 @@ class HubTarget:
         return self._past[commit]
 
     def history(self, at: str, since: str | None) -> Iterator[Commit]:
-        try:
+        with self._meaning():
             for commit in self.api.commits(self.place.repo, at):
                 if commit.id == since:
                     return
                 yield commit
-        except Refusal as refusal:
-            raise refusal.as_target(self.place.repo) from refusal
         if since is not None:
             raise HistoryRewritten(since)
 
     # ------------------------------------------------------------------------------------------------- objects
 
     def sink(self, token: str) -> Sink:
-        return _Listed(self._choose(), self._open.setdefault(token, []))
+        return self._choose()
 
     def discard(self, token: str) -> None:
-        for batch in self._open.pop(token, []):
-            batch.abort()
+        """Whoever opens a batch aborts it, and nothing else is held."""
 
     def holds(self, stored: Sequence[StoredFile]) -> list[StoredFile]:
         return self._choose().lost(stored)
@@ -288,29 +275,26 @@ class HubTarget:
         self, files: Sequence[StoredFile], source: Source, token: str, made: Sequence[Addition] = ()
     ) -> list[Addition]:
         """Objects stay objects: copied by the Hub where it has them, sent where it has not. Small files are content."""
-        ours = {one.path: one.content or b"" for one in made}
+        light = [(StoredFile(one.path, len(one.content or b"")), one.content or b"") for one in made]
         additions: dict[str, Addition] = {}
         unknown = missing(self.api, self.place.repo, [file for file in files if file.sha256])
         uncopied = {file.path for file in self._duplicate(unknown, source)}
         heavy: list[tuple[StoredFile, bytes | None]] = []
-        light: dict[str, bytes] = {}
         for file in files:
             if file.sha256 and file.path not in uncopied:
                 additions[file.path] = Addition(file.path, stored=file)
             elif file.sha256 or file.size > REGULAR_MAX:
                 heavy.append((file, None))
             else:
-                light[file.path] = read_whole(file, source)
-        modes = self._modes(ours | light)
-        by_path = {path: StoredFile(path, len(content)) for path, content in ours.items()}
-        by_path |= {file.path: file for file in files}
-        for path, content in (ours | light).items():
-            if modes.get(path) == "lfs" or len(content) > REGULAR_MAX:
-                heavy.append((by_path[path], content))
+                light.append((file, read_whole(file, source)))
+        modes = self._modes({file.path: content for file, content in light})
+        for file, content in light:
+            if modes.get(file.path) == "lfs" or len(content) > REGULAR_MAX:
+                heavy.append((file, content))
             else:
-                additions[path] = Addition(path, content=content)
+                additions[file.path] = Addition(file.path, content=content)
         additions |= {stored.path: Addition(stored.path, stored=stored) for stored in self._send(heavy, source, token)}
-        return [additions[path] for path in (*ours, *(file.path for file in files))]
+        return [additions[path] for path in (*(one.path for one in made), *(file.path for file in files))]
 
     def _duplicate(self, files: Sequence[StoredFile], source: Source) -> list[StoredFile]:
         """Have the Hub copy objects on its own; returns those that it would not."""
@@ -336,11 +320,9 @@ class HubTarget:
             for path, content in contents.items()
             if content
         ]
-        try:
+        with self._meaning():
             for first in range(0, len(asked), PREUPLOAD_BATCH):
                 modes |= self.api.preupload(self.place.repo, self._ref, asked[first : first + PREUPLOAD_BATCH])
-        except Refusal as refusal:
-            raise refusal.as_target(self.place.repo) from refusal
         return modes
 
     def _send(
@@ -354,16 +336,14 @@ class HubTarget:
     # -------------------------------------------------------------------------------------------------- commit
 
     def commit(self, change: Change, parent: str) -> str:
-        body = Body(change, parent)
         retry = self.api.retry()
         repo = self.place.repo
-        headers = {"Content-Type": "application/x-ndjson", "Content-Length": str(body.size)}
+        headers = {"Content-Type": "application/x-ndjson", "Content-Length": str(sum(map(len, _body(change, parent))))}
         while True:
             self.api.limiter.before("api")
             try:
-                response = self.api.client.post(
-                    self._commit_url(repo), headers=self.api.headers | headers, content=iter(body)
-                )
+                url = f"{self.api.endpoint}/api/models/{repo}/commit/{quote(self._ref, safe='')}"
+                response = self.api.client.post(url, headers=self.api.headers | headers, content=_body(change, parent))
             except NOTHING_SENT as error:
                 self.api.after(retry, error)
             except httpx2.TransportError as error:
@@ -383,9 +363,6 @@ class HubTarget:
                     raise AnswerLost(f"answered {response.status_code}")
                 else:
                     raise self._commit_refused(Refusal(response, self.api), change)
-
-    def _commit_url(self, repo: str) -> str:
-        return f"{self.api.endpoint}/api/models/{repo}/commit/{quote(self._ref, safe='')}"
 
     def _made(self, response: httpx2.Response) -> str:
         try:
@@ -410,14 +387,20 @@ class HubTarget:
             log.warning("%s of %s stays a draft: %s", self._ref, self.place, error)
 
 
-class _Listed:
-    """A sink that remembers its batches, for ``discard``."""
+def _body(change: Change, parent: str) -> Iterator[bytes]:
+    """A commit as the Hub's own clients post it: lines of JSON, a header that names the parent, then each operation."""
+    header = {"summary": change.title, "description": change.message, "parentCommit": parent}
+    yield _line("header", header)
+    for addition in change.additions:
+        if addition.stored is not None:
+            stored = addition.stored
+            yield _line("lfsFile", {"path": addition.path, "algo": "sha256", "oid": stored.sha256, "size": stored.size})
+        else:
+            content = base64.b64encode(addition.content or b"").decode()
+            yield _line("file", {"content": content, "path": addition.path, "encoding": "base64"})
+    for path in change.deletes:
+        yield _line("deletedFile", {"path": path})
 
-    def __init__(self, sink: Sink, opened: list[Batch]) -> None:
-        self._sink = sink
-        self._opened = opened
 
-    def batch(self, reads: Sequence[StoredFile], source: Source | None = None) -> Batch:
-        batch = self._sink.batch(reads, source)
-        self._opened.append(batch)
-        return batch
+def _line(key: str, value: Mapping[str, object]) -> bytes:
+    return json.dumps({"key": key, "value": value}).encode() + b"\n"

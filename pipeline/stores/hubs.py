@@ -13,7 +13,7 @@ from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_target import HubTarget, ObjectStore
 from reshard.pipeline.stores.lfs import LfsSink
-from reshard.pipeline.stores.refusal import Refusal
+from reshard.pipeline.stores.refusal import meaning
 from reshard.pipeline.stores.xet import XetSink, XetSource, installed, read_token_route, write_token_route
 
 T = TypeVar("T")
@@ -29,10 +29,8 @@ def open_source(place: Hub, context: Context, transport: Transport, chosen: str)
         return xet
     route = read_token_route(place.repo, source.pin.commit)
     stored_so = any(file.xet for file in source.files().values())
-    try:
+    with meaning(lambda refusal: refusal.as_source(place.repo, place.revision)):
         offered = stored_so and api.kept_xet_token(route) is not None
-    except Refusal as refusal:
-        raise refusal.as_source(place.repo, place.revision) from refusal
     if offered:
         return xet
     if transport == "xet" and not stored_so:
@@ -54,11 +52,9 @@ def open_target(place: Hub, options: Options, context: Context) -> Target:
         if not here:
             return lfs
         route = write_token_route(place.repo, ref, options.pr)
-        try:
+        with meaning(lambda refusal: refusal.as_target(place.repo, options.pr)):
             if api.kept_xet_token(route) is not None:
                 return XetSink(api, place.repo, route, memory)
-        except Refusal as refusal:
-            raise refusal.as_target(place.repo, options.pr) from refusal
         return _insist(lfs, options.transport, f"{api.endpoint} gives no Xet token for {place}")
 
     return HubTarget(api, place, ref, choose, pull_request=options.pr)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 
 from reshard.pipeline.limits import LANE_BYTES
 
@@ -18,8 +17,9 @@ class Lane:
     ``put`` waits while more than ``limit`` bytes are under way, so memory does not depend on what passes. The first
     error of a step ends the lane: every later call raises it. Views must not be written to once they were put.
 
+    >>> from contextlib import closing
     >>> seen = []
-    >>> with Lane() as lane:
+    >>> with closing(Lane()) as lane:
     ...     for word in (b"read", b"hash", b"write"):
     ...         lane.put(lambda view: seen.append(bytes(view)), memoryview(word))
     ...     lane.flush()
@@ -45,35 +45,28 @@ class Lane:
                 raise RuntimeError("nothing can be put into a lane that was closed")
             while self._held and self._held + len(view) > self._limit and self._failure is None:
                 self._change.wait()
-            self._raise()
+            self.check()
             self._waiting.append((step, view))
             self._held += len(view)
             self._change.notify_all()
 
-    def flush(self) -> None:
-        """Wait until everything that was put is through; raises what a step raised."""
+    def flush(self, left: int = 0) -> None:
+        """Wait until all but ``left`` of the steps that were put are through; raises what one raised."""
         with self._change:
-            while (self._waiting or self._busy) and self._failure is None:
+            while len(self._waiting) + self._busy > left and self._failure is None:
                 self._change.wait()
-            self._raise()
+            self.check()
 
-    def close(self) -> None:
-        """Drop what waits, and return when no step runs any more; raises nothing."""
+    def close(self, wait: float | None = None) -> None:
+        """Drop what waits, and return when no step runs any more, or after ``wait`` seconds; raises nothing."""
         with self._change:
             self._waiting.clear()
             self._ended = True
             self._change.notify_all()
-        self._thread.join()
+        self._thread.join(wait)
 
-    def __enter__(self) -> Lane:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _raise(self) -> None:
+    def check(self) -> None:
+        """Raises what a step raised."""
         if self._failure is not None:
             raise self._failure
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 from math import ceil
 from typing import IO
@@ -19,13 +18,14 @@ from typing import IO
 import httpx2
 from xxhash import xxh3_128
 
-from reshard.pipeline.errors import HubRefused, ObjectLost, ReshardError
+from reshard.pipeline.errors import HubRefused, ObjectLost
 from reshard.pipeline.limits import ABORT_WAIT, CHUNK, STAGED_SHARDS_MAX
 from reshard.pipeline.protocols import Source, Traffic
 from reshard.pipeline.stores.answers import LfsAction
+from reshard.pipeline.stores.carry import check_written
 from reshard.pipeline.stores.hub_api import LFS_HEADERS, HubApi
-from reshard.pipeline.stores.refusal import Refusal
-from reshard.pipeline.stores.retry import Retry, is_transient
+from reshard.pipeline.stores.lane import Lane
+from reshard.pipeline.stores.refusal import Refusal, meaning
 from reshard.pipeline.stores.scratch import ScratchFile, ScratchSpace
 from reshard.pipeline.tensors import StoredFile
 from reshard.pipeline.text import counted
@@ -49,55 +49,36 @@ class LfsSink:
         return missing(self._api, self._repo, stored)
 
 
-@dataclass
-class StagedShard:
-    """A shard on disk; ``done`` is set when the store has it (``sent`` if from us) or its sending failed."""
-
-    path: str
-    size: int
-    scratch: ScratchFile
-    sha256: str = ""
-    sent: bool = False
-    done: threading.Event = field(default_factory=threading.Event)
-
-
 class LfsBatch:
-    """At most ``STAGED_SHARDS_MAX`` shards on disk: one being written, and one that a background thread sends."""
+    """At most ``STAGED_SHARDS_MAX`` shards on disk: one being written, and one that is sent behind it."""
 
     def __init__(self, api: HubApi, repo: str, disk: ScratchSpace) -> None:
         self._api = api
         self._repo = repo
         self._disk = disk
-        self._staged: list[StagedShard] = []
-        self._sending: queue.SimpleQueue[StagedShard | None] = queue.SimpleQueue()
-        self._sender: threading.Thread | None = None
-        self._failure: BaseException | None = None
+        self._staged: list[LfsWriter] = []
+        self._sending = Lane("lfs")
         self._aborted = threading.Event()
         self.traffic = Traffic()
 
     def open(self, path: str, size: int) -> LfsWriter:
         """Waits until there is room for one more staged shard; raises DiskFull when there is none even then."""
-        self._raise_failure()
-        pending = [staged for staged in self._staged if not staged.done.is_set()]
-        while len(pending) >= STAGED_SHARDS_MAX:
-            pending.pop(0).done.wait()
-            self._raise_failure()
-        staged = StagedShard(path, size, self._disk.open(size))
-        self._staged.append(staged)
-        return LfsWriter(staged, self._send_later)
+        self._sending.flush(STAGED_SHARDS_MAX - 1)
+        self._staged.append(writer := LfsWriter(path, size, self._disk.open(size), self._send_later))
+        return writer
 
     def settle(self) -> list[StoredFile]:
-        ready = [*takewhile(lambda staged: staged.done.is_set(), self._staged)]
-        self._raise_failure()  # after the look: what fails later is not among them
+        ready = [*takewhile(lambda staged: staged.sent is not None, self._staged)]
+        self._sending.check()  # after the look: what fails later is not among them
         return self._answered(ready)
 
     def seal(self) -> list[StoredFile]:
         """Waits for the last object."""
-        self._stop_sender()
-        self._raise_failure()
+        self._sending.flush()
+        self._sending.close()
         return self._answered([*self._staged])
 
-    def _answered(self, ready: Sequence[StagedShard]) -> list[StoredFile]:
+    def _answered(self, ready: Sequence[LfsWriter]) -> list[StoredFile]:
         """Asks the store once more about each of the first shards, which it has been sent."""
         stored = [StoredFile(staged.path, staged.size, sha256=staged.sha256) for staged in ready]
         if stored and (lost := missing(self._api, self._repo, stored)):
@@ -109,78 +90,58 @@ class LfsBatch:
 
     def abort(self) -> None:
         """Ends an upload at its next block. It does not wait for a server that accepts no bytes."""
+        wait = 0.0 if self._aborted.is_set() else ABORT_WAIT
         self._aborted.set()
-        self._stop_sender(ABORT_WAIT)
+        self._sending.close(wait)
         for staged in self._staged:
-            if not staged.sha256:  # those that are complete are the sender's to close
+            if not staged.sending:  # the others are closed where they are sent
                 staged.scratch.close()
         self._staged.clear()
 
-    # ------------------------------------------------------------------------------------------------ sending
-
-    def _send_later(self, staged: StagedShard) -> None:
-        if self._sender is None:
-            self._sender = threading.Thread(target=self._send_all, name="reshard-lfs", daemon=True)
-            self._sender.start()
+    def _send_later(self, staged: LfsWriter) -> None:
         staged.scratch.leaving = True
-        self._sending.put(staged)
+        self._sending.put(partial(self._send, staged), memoryview(b""))
 
-    def _stop_sender(self, wait: float | None = None) -> None:
-        if self._sender is not None:
-            self._sending.put(None)
-            self._sender.join(wait)
-            self._sender = None
-
-    def _send_all(self) -> None:
-        while (staged := self._sending.get()) is not None:
-            try:
-                if self._failure is None and not self._aborted.is_set():
-                    staged.sent = send(
-                        self._api, self._repo, staged.scratch.file, staged.size, staged.sha256, self._aborted
-                    )
-            except BaseException as error:  # raised by the next call of open or seal  # noqa: BLE001
-                self._failure = error
-            finally:
-                staged.scratch.close()
-                staged.done.set()
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+    def _send(self, staged: LfsWriter, _: memoryview) -> None:
+        staged.sending = True
+        try:
+            upload = Upload(self._api, self._repo, staged.scratch.file, staged.size, staged.sha256, self._aborted)
+            staged.sent = upload.send()
+        finally:
+            staged.scratch.close()
 
 
 class LfsWriter:
-    """Writes one staged shard and takes the one sha256 that its bytes ever get."""
+    """Writes one shard to the disk and takes the one sha256 that its bytes ever get.
 
-    def __init__(self, staged: StagedShard, sealed: Callable[[StagedShard], None]) -> None:
-        self._staged = staged
+    ``sent`` says, once the store has it, whether it is from us.
+    """
+
+    def __init__(self, path: str, size: int, scratch: ScratchFile, sealed: Callable[[LfsWriter], None]) -> None:
+        self.path, self.size, self.scratch = path, size, scratch
+        self.sha256 = ""
+        self.sending = False
+        self.sent: bool | None = None
         self._sealed = sealed
-        self._sha256 = hashlib.sha256()
+        self._digest = hashlib.sha256()
         self._handed = xxh3_128()
-        self._written = 0
 
     def write(self, view: memoryview) -> None:
-        self._sha256.update(view)
+        self._digest.update(view)
         self._handed.update(view)
-        self._written += len(view)
-        self._staged.scratch.write(view)
+        self.scratch.write(view)
 
     def finish(self) -> str:
-        if self._written != self._staged.size:
-            raise ReshardError(
-                what=f"{self._staged.path}: {self._written:,} of {self._staged.size:,} bytes were written"
-            )
-        self._staged.sha256 = self._sha256.hexdigest()
-        self._sealed(self._staged)
+        check_written(self.path, self.scratch.written, self.size)
+        self.sha256 = self._digest.hexdigest()
+        self._sealed(self)
         return self._handed.hexdigest()
 
 
 def missing(api: HubApi, repo: str, stored: Sequence[StoredFile]) -> list[StoredFile]:
     """Those of ``stored`` that the repository's LFS store would have to be sent; raises the error tree."""
-    try:
+    with meaning(lambda refusal: refusal.as_target(repo)):
         actions = api.lfs_batch(repo, stored)
-    except Refusal as refusal:
-        raise refusal.as_target(repo) from refusal
     return [file for file in stored if actions.get(file.sha256 or "")]
 
 
@@ -191,40 +152,36 @@ class Aborted(Exception):
     """The batch was aborted while its object was being sent."""
 
 
-def send(api: HubApi, repo: str, file: IO[bytes], size: int, sha256: str, aborted: threading.Event) -> bool:
-    """Bring an object into the store, in one request or in parts as the store asks; raises the error tree.
-
-    False: the store has it already, and nothing was sent. Signed URLs that expire on the way are asked for anew.
-    """
-    retry = api.retry()
-    target = StoredFile(path=sha256, size=size, sha256=sha256)
-    try:
-        while (actions := api.lfs_batch(repo, [target])[sha256]) and actions.upload:
-            upload = _Upload(api, retry, file, size, sha256, aborted)
-            if upload.send(actions.upload):
-                if verify := actions.verify:
-                    headers = LFS_HEADERS | verify.header
-                    api.call("POST", verify.href, headers=headers, json={"oid": sha256, "size": size})
-                return True
-    except Refusal as refusal:
-        raise refusal.as_target(repo) from refusal
-    return False
-
-
-class _Upload:
-    """One answer of the batch API, carried out."""
+class Upload:
+    """An object on its way into the store, in one request or in parts as the store asks."""
 
     def __init__(
-        self, api: HubApi, retry: Retry, file: IO[bytes], size: int, sha256: str, aborted: threading.Event
+        self, api: HubApi, repo: str, file: IO[bytes], size: int, sha256: str, aborted: threading.Event
     ) -> None:
         self._api = api
-        self._retry = retry
+        self._repo = repo
         self._file = file
         self._size = size
         self._sha256 = sha256
         self._aborted = aborted
+        self._retry = api.retry()
 
-    def send(self, action: LfsAction) -> bool:
+    def send(self) -> bool:
+        """False: the store has it already, and nothing was sent. Raises the error tree.
+
+        Signed URLs that expire on the way are asked for anew.
+        """
+        target = StoredFile(path=self._sha256, size=self._size, sha256=self._sha256)
+        with meaning(lambda refusal: refusal.as_target(self._repo)):
+            while (actions := self._api.lfs_batch(self._repo, [target])[self._sha256]) and actions.upload:
+                if self._carry_out(actions.upload):
+                    if verify := actions.verify:
+                        body = {"oid": self._sha256, "size": self._size}
+                        self._api.call("POST", verify.href, headers=LFS_HEADERS | verify.header, json=body)
+                    return True
+        return False
+
+    def _carry_out(self, action: LfsAction) -> bool:
         """False when the URLs have expired and new ones must be asked for."""
         if "chunk_size" not in action.header:
             return self._put(action.href, 0, self._size, action.header) is not None
@@ -252,23 +209,18 @@ class _Upload:
 
     def _put(self, url: str, start: int, stop: int, headers: dict[str, str]) -> httpx2.Response | None:
         """The store's answer to bytes ``start <= b < stop``; None when it no longer honours the URL."""
-        while True:
-            try:
-                response = self._api.client.put(
-                    url, headers=headers | {"Content-Length": str(stop - start)}, content=self._blocks(start, stop)
-                )
-            except httpx2.TransportError as error:
-                self._api.after(self._retry, error)
-                continue
-            if response.is_success:
-                self._retry.progress()
-                return response
-            if response.status_code in (401, 403, 404, 410):
-                self._retry.after(response)
-                return None
-            if not is_transient(response):
-                raise Refusal(response, self._api)
-            self._retry.after(response)
+        headers = headers | {"Content-Length": str(stop - start)}
+        try:
+            response = self._api.repeated(
+                lambda: self._api.client.put(url, headers=headers, content=self._blocks(start, stop)), self._retry
+            )
+        except Refusal as refusal:
+            if refusal.status not in (401, 403, 404, 410):
+                raise
+            self._retry.after(refusal.response)
+            return None
+        self._retry.progress()
+        return response
 
     def _blocks(self, start: int, stop: int) -> Iterator[bytes]:
         for at in range(start, stop, CHUNK):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from reshard.pipeline.checkpoint.discover import foreign_format, is_weight_index
-from reshard.pipeline.places import AnyPlace
 from reshard.pipeline.protocols import Source, Visibility, reach
-from reshard.pipeline.tensors import Pin, StoredFile
+from reshard.pipeline.tensors import StoredFile
 
 
 class Borrowing:
@@ -16,25 +15,11 @@ class Borrowing:
     def __init__(self, own: Source, lender: Source) -> None:
         self.own = own
         self.lender = lender
+        self.place, self.pin, self.transport = own.place, own.pin, own.transport
+        # As hidden as the more hidden of the two.
+        self.visibility: Visibility = min(own.visibility, lender.visibility, key=reach)
         theirs = {path: file for path, file in lender.files().items() if not _is_weights(path)}
         self._lent = {path: file for path, file in theirs.items() if path not in own.files()}
-
-    @property
-    def place(self) -> AnyPlace:
-        return self.own.place
-
-    @property
-    def pin(self) -> Pin:
-        return self.own.pin
-
-    @property
-    def visibility(self) -> Visibility:
-        """As hidden as the more hidden of the two."""
-        return min(self.own.visibility, self.lender.visibility, key=reach)
-
-    @property
-    def transport(self) -> str:
-        return self.own.transport
 
     def files(self) -> Mapping[str, StoredFile]:
         return {**self._lent, **self.own.files()}

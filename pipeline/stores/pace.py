@@ -31,11 +31,11 @@ class RateLimiter(Protocol):
 
     def update(self, window: RateLimitWindow) -> None:
         """Called with each answer that reports its rate-limit window; never raises."""
-        ...
+        return
 
     def refused(self) -> None:
         """Called with each 429, a call that was one too many; never raises."""
-        ...
+        return
 
     def slow_down(self, seconds: float) -> None:
         """The Hub asked for ``seconds`` without requests."""
@@ -47,7 +47,7 @@ class RateLimiter(Protocol):
 
     def moved(self, count: int) -> None:
         """``count`` bytes of a request's body went out: a sign of life from whatever thread sends. Never raises."""
-        ...
+        return
 
 
 class Waits:
@@ -72,8 +72,8 @@ class Waits:
                 self._tell(self._reasons[-1] if self._reasons else "")
 
 
-class LocalRateLimiter:
-    """Of one process alone: waits as long as the Hub asked, for all of its threads."""
+class LocalRateLimiter(RateLimiter):
+    """Of one process alone: waits as long as the Hub asked, for all of its threads, and heeds nothing else."""
 
     def __init__(self, waits: Waits | None = None) -> None:
         self._waits = waits or Waits(lambda why: None)
@@ -83,12 +83,6 @@ class LocalRateLimiter:
     def before(self, kind: str) -> None:
         while (wait := self._not_before - time.monotonic()) > 0:
             self.sleep(min(wait, TELL_EVERY), rate_limited(wait))
-
-    def update(self, window: RateLimitWindow) -> None:
-        """One process alone goes on until it is asked to wait."""
-
-    def refused(self) -> None:
-        """What a process alone is asked for, it hears by ``slow_down``."""
 
     def slow_down(self, seconds: float) -> None:
         with self._lock:
@@ -100,9 +94,6 @@ class LocalRateLimiter:
 
     def _wait(self, seconds: float) -> None:
         time.sleep(seconds)
-
-    def moved(self, count: int) -> None:
-        """No lease depends on it."""
 
 
 def rate_limited(seconds: float) -> str:

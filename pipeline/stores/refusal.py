@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -27,6 +29,15 @@ from reshard.pipeline.stores.credentials import Credential, elsewhere
 from reshard.pipeline.stores.retry import own, request_id
 
 
+@contextmanager
+def meaning(of: Callable[[Refusal], ReshardError]) -> Iterator[None]:
+    """Inside, a Refusal is the error that it is ``of``."""
+    try:
+        yield
+    except Refusal as refusal:
+        raise of(refusal) from refusal
+
+
 class Caller(Protocol):
     """What made the call: `hub_api.py`."""
 
@@ -40,7 +51,7 @@ class Refusal(Exception):
     """A final answer other than success; ``as_source`` and ``as_target`` say what it means to a user."""
 
     def __init__(self, response: httpx2.Response, caller: Caller) -> None:
-        self.status = response.status_code
+        self.response, self.status = response, response.status_code
         ours = own(caller.endpoint, str(response.request.url))
         self.code = response.headers.get("x-error-code", "") if ours else ""
         # What another host says is not repeated: it may be one that only this machine can reach.
@@ -52,6 +63,11 @@ class Refusal(Exception):
         self._caller = caller
         self.signed_in = caller.credential is not None
         super().__init__(f"{self.status} {self.code} {self.why}")
+
+    @property
+    def of_the_call(self) -> bool:
+        """Whether the Hub knows no such call, rather than no such repository."""
+        return (self.status, self.code) == (404, "") or self.status in (405, 501)
 
     def as_source(self, repo: str, revision: str | None = None) -> ReshardError:
         """What it means that a repository could not be read."""

@@ -7,11 +7,13 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from reshard.pipeline.errors import DiskFull, TempDirUnusable
+from reshard.pipeline.limits import STAGING_AGE
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # what a disk without room says
 
@@ -86,6 +88,14 @@ class ScratchFile:
         self._disk.forget(self)
 
 
+def remove_abandoned(files: Iterable[Path]) -> None:
+    """Remove those that nobody wrote to for STAGING_AGE."""
+    for file in files:
+        with suppress(FileNotFoundError):  # another process was faster
+            if time.time() - file.stat().st_mtime > STAGING_AGE:
+                file.unlink()
+
+
 @contextmanager
 def full_disk_errors(path: Path, needed: int) -> Iterator[None]:
     """Inside, a disk without room is DiskFull."""
@@ -94,4 +104,9 @@ def full_disk_errors(path: Path, needed: int) -> Iterator[None]:
     except OSError as error:
         if error.errno not in FULL:
             raise
-        raise DiskFull(path=str(path), needed=needed, free=shutil.disk_usage(path).free) from error
+        raise DiskFull(path=str(path), needed=needed, free=free_at(path)) from error
+
+
+def free_at(path: Path) -> int:
+    """Bytes that are free on the disk of ``path``, or of what is there of the folders that it will lie in."""
+    return shutil.disk_usage(next(folder for folder in (path, *path.parents) if folder.exists())).free

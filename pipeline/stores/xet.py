@@ -14,6 +14,7 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 from urllib.parse import quote
@@ -21,7 +22,7 @@ from urllib.parse import quote
 import httpx2
 from xxhash import xxh3_128
 
-from reshard.pipeline.errors import HubRefused, HubUnreachable, ReshardError, SourceChanged
+from reshard.pipeline.errors import HubUnreachable, ReshardError, SourceChanged
 from reshard.pipeline.limits import (
     BACKOFF_FIRST,
     CHUNK,
@@ -38,12 +39,13 @@ from reshard.pipeline.limits import (
 from reshard.pipeline.places import Hub
 from reshard.pipeline.protocols import Source, Traffic, Visibility
 from reshard.pipeline.stores.answers import Reconstruction
+from reshard.pipeline.stores.carry import check_written
 from reshard.pipeline.stores.heap import return_blocks
 from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi
 from reshard.pipeline.stores.lfs import missing
 from reshard.pipeline.stores.pace import RateLimiter
-from reshard.pipeline.stores.refusal import Refusal
+from reshard.pipeline.stores.refusal import Refusal, meaning
 from reshard.pipeline.stores.retry import Retry
 from reshard.pipeline.tensors import StoredFile
 
@@ -122,9 +124,8 @@ class XetSource(HubSource):
         super().__init__(api, place, commit, visibility)
         self._memory_limit = memory_limit
         self._groups: dict[int, Any] = {}
-        self._is_away = (
-            False  # the content store, as that of the Hub which a mirror copies: each read would wait for it
-        )
+        # The content store is away, as that of the Hub which a mirror copies: each read would wait for it.
+        self._is_away = False
 
     def read(self, file: StoredFile, start: int, stop: int) -> Iterator[memoryview]:
         if self._is_away or file.xet is None or stop - start < XET_READ_MIN or stop > file.size:
@@ -177,10 +178,8 @@ class XetSource(HubSource):
 
     def _judge(self, file: StoredFile, error: BaseException) -> None:
         """Returns when the failure may pass. The Hub is asked first: it says why it gives no token, hf_xet does not."""
-        try:
+        with meaning(self._unreadable):
             self.api.xet_token(read_token_route(self.place.repo, self.pin.commit))
-        except Refusal as refusal:
-            raise self._unreadable(refusal) from error
         if is_not_found(error):
             raise SourceChanged(place=str(self.place), what=f"{file.path} is no longer in the store") from error
 
@@ -214,22 +213,20 @@ class XetSink:
 
     def upload(self) -> Any:
         """A new upload commit of hf_xet."""
-        try:
+        with self.meaning():
             return session(self._memory_limit).new_upload_commit(
                 token_refresh_url=self.api.endpoint + self._route, token_refresh_headers=self.api.headers
             )
-        except XetFailure as error:
-            raise self.error(error) from error
 
-    def error(self, error: BaseException) -> ReshardError:
-        """What a failure of hf_xet means. The Hub is asked first: it says why it gives no token, hf_xet does not."""
+    @contextmanager
+    def meaning(self) -> Iterator[None]:
+        """Inside, a failure of hf_xet is what it means. The Hub is asked first: it says why it gives no token."""
         try:
-            self.api.xet_token(self._route)
-        except Refusal as refusal:
-            return refusal.as_target(self.repo)
-        except HubRefused as nonsense:
-            return nonsense
-        return HubUnreachable(endpoint=f"the content store of {self.api.endpoint}", what=plain(error))
+            yield
+        except XetFailure as error:
+            with meaning(lambda refusal: refusal.as_target(self.repo)):
+                self.api.xet_token(self._route)
+            raise HubUnreachable(endpoint=f"the content store of {self.api.endpoint}", what=plain(error)) from error
 
     def lost(self, stored: Sequence[StoredFile]) -> list[StoredFile]:
         """Those of ``stored`` that the store has no record of, or whose first bytes are gone.
@@ -240,10 +237,8 @@ class XetSink:
         chunked = [file for file in stored if file.xet]
         if not chunked:
             return lost
-        try:
+        with meaning(lambda refusal: refusal.as_target(self.repo)):
             token = self.api.kept_xet_token(self._route)
-        except Refusal as refusal:
-            raise refusal.as_target(self.repo) from refusal
         if token is None:  # the Hub has no such store any more
             return lost + chunked
         with ThreadPoolExecutor(XET_CHECKS) as pool:
@@ -284,10 +279,8 @@ class XetBatch:
             self._upload = self._sink.upload()
             self._pulse = _Pulse(self._upload, self._sink.api.limiter)
             self._prime()
-        try:
-            return XetWriter(self, self._upload.start_upload_stream(name=path), path, size)
-        except XetFailure as error:
-            raise self._sink.error(error) from error
+        with self._sink.meaning():
+            return XetWriter(self._sink, self._stored, self._upload.start_upload_stream(name=path), path, size)
 
     def _prime(self) -> None:
         """Send the head of each source file as a file that no commit will name.
@@ -300,13 +293,7 @@ class XetBatch:
             writer = self.open(f"head of {file.path}", min(PRIME, file.size))
             for view in self._source.read(file, 0, min(PRIME, file.size)):
                 writer.write(view)
-            writer.throw_away()
-
-    def complete(self, path: str, metadata: Any) -> None:
-        self._stored.append((path, metadata.xet_info))
-
-    def error(self, error: BaseException) -> ReshardError:
-        return self._sink.error(error)
+            writer.end()  # and forget what it is called
 
     def settle(self) -> list[StoredFile]:
         return []  # hf_xet answers for a whole upload
@@ -314,10 +301,8 @@ class XetBatch:
     def seal(self) -> list[StoredFile]:
         if self._upload is None:
             return []
-        try:
+        with self._sink.meaning():
             metrics = self._upload.wait_to_finish().dedup_metrics
-        except XetFailure as error:
-            raise self._sink.error(error) from error
         self._end()
         self.traffic = Traffic(metrics.total_bytes_uploaded, metrics.deduped_bytes)
         return [StoredFile(path, x.file_size, sha256=x.sha256, xet=x.hash) for path, x in self._stored]
@@ -359,10 +344,11 @@ class _Pulse:
 
 
 class XetWriter:
-    """One stream of an upload commit."""
+    """One stream of an upload commit; ``stored`` gets its path, and what the store calls it."""
 
-    def __init__(self, batch: XetBatch, stream: Any, path: str, size: int) -> None:
-        self._batch = batch
+    def __init__(self, sink: XetSink, stored: list[tuple[str, Any]], stream: Any, path: str, size: int) -> None:
+        self._sink = sink
+        self._stored = stored
         self._stream = stream
         self._path = path
         self._size = size
@@ -372,26 +358,18 @@ class XetWriter:
     def write(self, view: memoryview) -> None:
         self._handed.update(view)
         self._written += len(view)
-        try:
+        with self._sink.meaning():
             self._stream.write(bytes(view))  # it takes nothing else
-        except XetFailure as error:
-            raise self._batch.error(error) from error
 
     def finish(self) -> str:
-        if self._written != self._size:
-            raise ReshardError(what=f"{self._path}: {self._written:,} of {self._size:,} bytes were written")
-        stored = self._finished()
-        if stored.xet_info.file_size != self._size:
-            raise ReshardError(what=f"{self._path}: {stored.xet_info.file_size} of {self._size} bytes arrived")
-        self._batch.complete(self._path, stored)
+        check_written(self._path, self._written, self._size)
+        stored = self.end()
+        if stored.file_size != self._size:
+            raise ReshardError(what=f"{self._path}: {stored.file_size} of {self._size} bytes arrived")
+        self._stored.append((self._path, stored))
         return self._handed.hexdigest()
 
-    def throw_away(self) -> None:
-        """Complete the stream, and forget what it is called."""
-        self._finished()
-
-    def _finished(self) -> Any:
-        try:
-            return self._stream.finish()
-        except XetFailure as error:
-            raise self._batch.error(error) from error
+    def end(self) -> Any:
+        """Complete the stream; returns what the store calls it."""
+        with self._sink.meaning():
+            return self._stream.finish().xet_info

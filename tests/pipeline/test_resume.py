@@ -6,12 +6,12 @@ import errno
 import hashlib
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from reshard.pipeline import driving
-from reshard.pipeline import journal as module
 from reshard.pipeline.copying import loop
 from reshard.pipeline.copying.hashing import Compared
 from reshard.pipeline.copying.loop import Attested, Witness
@@ -272,7 +272,7 @@ def test_journals_that_nobody_went_on_with_are_removed(tmp_path: Path) -> None:
         journal = Journal.open(tmp_path, name)
         journal.seal([receipt("a")])
         journal.close(done=False)
-        then = module.time.time() - age
+        then = time.time() - age
         os.utime(tmp_path / f"{name}.jsonl", (then, then))
     Journal.open(tmp_path, "new").close(done=True)
     assert [path.name for path in tmp_path.iterdir()] == ["young.jsonl"]

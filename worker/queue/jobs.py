@@ -14,7 +14,6 @@ knows nothing of the message format of the queue, and a bell that nobody heard i
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -39,7 +38,7 @@ from reshard.pipeline.errors import (
     WrongState,
 )
 from reshard.pipeline.request import Request
-from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT
+from reshard.pipeline.stores.credentials import default_endpoint
 from reshard.worker.queue.listing import page
 from reshard.worker.queue.record import Job, read
 from reshard.worker.queue.scripts import (
@@ -436,5 +435,5 @@ def enqueue(pipe: Pipeline, submitted: Sequence[str]) -> None:
 
 def submission(request: Request) -> tuple[str, str, str, str, str, str]:
     """What the step that queues ``request`` is given: a new id, key, slot, priority, request and who asked."""
-    slot = request.slot(os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT)
+    slot = request.slot(default_endpoint())
     return new_id(), request.key(), slot, request.priority, request.stored(), request.asked_by

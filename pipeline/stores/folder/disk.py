@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from reshard.pipeline.errors import DiskFull, FolderNotWritable, ResourceError
-from reshard.pipeline.stores.scratch import FULL
+from reshard.pipeline.errors import FolderNotWritable, ResourceError
+from reshard.pipeline.stores.scratch import FULL, full_disk_errors
 
 _FORBIDDEN = frozenset({
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EBUSY, errno.ENAMETOOLONG, errno.ELOOP,
@@ -70,12 +70,9 @@ def remove_if_empty(folder: Path) -> None:
 def disk_errors(path: Path, needed: int) -> Iterator[None]:
     """A full disk and a forbidden folder in our own words."""
     try:
-        yield
+        with full_disk_errors(path, needed):
+            yield
     except OSError as error:
-        if error.errno in FULL:
-            existing = next(folder for folder in (path, *path.parents) if folder.exists())
-            free = shutil.disk_usage(existing).free
-            raise DiskFull(path=str(path), needed=needed, free=free) from error
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise ResourceError(what=f"{error.filename or path}: {error.strerror}") from error
         if error.errno in _FORBIDDEN:

@@ -6,12 +6,12 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from reshard.pipeline.errors import DiskFull, ReshardError
+from reshard.pipeline.errors import DiskFull
 from reshard.pipeline.protocols import Source, Traffic
+from reshard.pipeline.stores.carry import check_written
 from reshard.pipeline.stores.folder.blocks import BlockFile, Disk
 from reshard.pipeline.stores.folder.disk import disk_errors, sync_folder
 from reshard.pipeline.stores.lane import Lane
@@ -32,24 +32,13 @@ class FolderSink:
         return FolderBatch(self._staging, self._claim)
 
 
-@dataclass
-class _Staged:
-    """A file on its way; ``sha256`` is empty until it is complete, and on the disk."""
-
-    path: str
-    size: int
-    temporary: Path
-    file: BlockFile
-    sha256: str = ""
-
-
 class FolderBatch:
     """Has a few files open at a time, however many it holds: one is filled while others are brought to the disk."""
 
     def __init__(self, staging: Path, claim: Callable[[], Path]) -> None:
         self._objects = staging / "objects"
         self._claim = claim
-        self._staged: list[_Staged] = []
+        self._staged: list[FolderWriter] = []
         self._number = 0
         self._hashing = Lane("sha256")
         self._disk = Disk()
@@ -63,9 +52,9 @@ class FolderBatch:
                 raise DiskFull(path=str(mine), needed=size, free=free)
             self._number += 1
         temporary = mine / f"{os.getpid()}-{id(self)}-{self._number}"
-        staged = _Staged(path, size, temporary, self._disk.create(temporary, size))
-        self._staged.append(staged)
-        return FolderWriter(staged, self._hashing)
+        file = self._disk.create(temporary, size)
+        self._staged.append(writer := FolderWriter(path, size, temporary, file, self._hashing))
+        return writer
 
     def settle(self) -> list[StoredFile]:
         return self._sealed([*takewhile(lambda staged: staged.file.on_disk, self._staged)])
@@ -75,7 +64,7 @@ class FolderBatch:
         self._close()
         return self._sealed([*self._staged])
 
-    def _sealed(self, ready: Sequence[_Staged]) -> list[StoredFile]:
+    def _sealed(self, ready: Sequence[FolderWriter]) -> list[StoredFile]:
         """The first files, which are on the disk by now, get their sha256 as names before they are answered for."""
         sealed = []
         for staged in ready:
@@ -102,24 +91,22 @@ class FolderBatch:
 
 
 class FolderWriter:
-    """Writes one file and takes the one sha256 that its bytes ever get."""
+    """Writes one file and takes the one sha256 that its bytes ever get, which is empty until it is complete."""
 
-    def __init__(self, staged: _Staged, hashing: Lane) -> None:
-        self._staged = staged
+    def __init__(self, path: str, size: int, temporary: Path, file: BlockFile, hashing: Lane) -> None:
+        self.path, self.size, self.temporary, self.file = path, size, temporary, file
+        self.sha256 = ""
         self._hashing = hashing
-        self._sha256 = hashlib.sha256()
+        self._digest = hashlib.sha256()
         self._written = 0
 
     def write(self, view: memoryview) -> None:
-        self._hashing.put(self._sha256.update, view)
+        self._hashing.put(self._digest.update, view)
         self._written += len(view)
-        self._staged.file.write(view)
+        self.file.write(view)
 
     def finish(self) -> str:
-        if self._written != self._staged.size:
-            raise ReshardError(
-                what=f"{self._staged.path}: {self._written:,} of {self._staged.size:,} bytes were written"
-            )
+        check_written(self.path, self._written, self.size)
         self._hashing.flush()
-        self._staged.sha256 = self._sha256.hexdigest()
-        return self._staged.file.finish()
+        self.sha256 = self._digest.hexdigest()
+        return self.file.finish()

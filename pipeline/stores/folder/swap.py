@@ -22,7 +22,6 @@ import fcntl
 import hashlib
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
@@ -30,9 +29,9 @@ from pathlib import Path
 from uuid import uuid4
 from weakref import finalize
 
-from reshard.pipeline.limits import STAGING_AGE
 from reshard.pipeline.places import resolved
 from reshard.pipeline.stores.folder.disk import make_folder, remove_if_empty, remove_tree, sync_folder, write_file
+from reshard.pipeline.stores.scratch import remove_abandoned
 
 
 class Swap:
@@ -161,7 +160,7 @@ class Swap:
 
     def _published(self) -> list[Path]:
         """Staged objects that are files of the target by now."""
-        return [path for path in self.staging.glob("objects/*") if _links(path) > 1]
+        return [path for path, status in self._sealed() if status.st_nlink > 1]
 
     @contextmanager
     def lock(self, wait: bool) -> Iterator[bool]:
@@ -176,20 +175,17 @@ class Swap:
 
     def staged(self) -> int:
         """Bytes of the sealed files that wait for a commit."""
-        total = 0
-        for path in self.staging.glob("objects/*"):
-            with suppress(FileNotFoundError):  # another process was faster
-                total += path.stat().st_size
-        return total
+        return sum(status.st_size for _, status in self._sealed())
 
     def sweep(self) -> None:
-        """Remove staged files that are older than STAGING_AGE: those of abandoned jobs."""
-        for path in (*self.staging.glob("objects/*"), *self.staging.glob("t-*/*")):
-            try:
-                if time.time() - path.stat().st_mtime > STAGING_AGE:
-                    path.unlink()
-            except FileNotFoundError:
-                continue  # another process was faster
+        """Remove what abandoned jobs staged."""
+        remove_abandoned([*self.staging.glob("objects/*"), *self.staging.glob("t-*/*")])
+
+    def _sealed(self) -> Iterator[tuple[Path, os.stat_result]]:
+        """Those of the staged files, but for what another process was faster to remove."""
+        for path in self.staging.glob("objects/*"):
+            with suppress(FileNotFoundError):
+                yield path, path.stat()
 
     def remove_empty_staging(self) -> None:
         for folder in (self.staging / "objects", self.staging):
@@ -265,10 +261,3 @@ def _is_locked(folder: Path) -> bool:
     if descriptor is not None:
         os.close(descriptor)
     return descriptor is None
-
-
-def _links(file: Path) -> int:
-    try:
-        return file.stat().st_nlink
-    except FileNotFoundError:
-        return 0  # another process was faster

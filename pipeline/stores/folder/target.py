@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -30,6 +29,7 @@ from reshard.pipeline.stores.folder.record import RECORD, LastPublication, Recor
 from reshard.pipeline.stores.folder.sink import FolderSink
 from reshard.pipeline.stores.folder.source import EMPTY, FileStat, FolderSource, digest_of, list_folder
 from reshard.pipeline.stores.folder.swap import Swap, copy_file, link_file, link_tree
+from reshard.pipeline.stores.scratch import free_at
 from reshard.pipeline.tensors import StoredFile
 
 OTHER_NAME = "choose another name, of a folder or of nothing yet"
@@ -91,7 +91,7 @@ class FolderTarget:
         self._swap.sweep()
         return self.head()
 
-    def request(self, digest: str, base: str, title: str, message: str) -> FolderTarget:
+    def request(self, digest: str, title: str, message: str) -> FolderTarget:
         return self
 
     def head(self) -> str:
@@ -159,8 +159,7 @@ class FolderTarget:
         return author == OURS
 
     def room(self) -> int:
-        existing = next(folder for folder in (self._root, *self._root.parents) if folder.exists())
-        return shutil.disk_usage(existing).free + self._swap.staged()
+        return free_at(self._root) + self._swap.staged()
 
     def sink(self, token: str) -> FolderSink:
         return FolderSink(self._swap.staging, partial(self._swap.claim, token))

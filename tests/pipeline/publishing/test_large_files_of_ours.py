@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reshard.pipeline import drafting, verify
+from reshard.pipeline import deciding, verify
 from reshard.pipeline.errors import MadeTooLarge
 from reshard.pipeline.limits import REGULAR_MAX
 from reshard.pipeline.planning.estimate import of_our_own
@@ -74,7 +74,7 @@ def test_a_plan_is_refused_whose_manifest_or_index_no_reader_would_take(
     what: str, limit: str, tmp_path: Path, go: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = save_model(tmp_path / "model", 24, 4000, 4)
-    monkeypatch.setattr(drafting, limit, 1000)
+    monkeypatch.setattr(deciding, limit, 1000)
     with pytest.raises(MadeTooLarge, match=what):
         go(model, tmp_path / "out", size=SIZE)
     assert not (tmp_path / "out").exists()

@@ -26,7 +26,7 @@ from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.credentials import Credential, Credentials, Reference
 from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi
-from reshard.pipeline.stores.lfs import missing, send
+from reshard.pipeline.stores.lfs import Upload, missing
 from reshard.pipeline.stores.refusal import Refusal
 from reshard.pipeline.stores.xet import XetSink
 from reshard.pipeline.tensors import StoredFile
@@ -97,7 +97,7 @@ def sent(api: HubApi) -> object:
     with tempfile.TemporaryFile() as file:
         file.write(b"data")
         file.flush()
-        return send(api, "a/b", file, 4, OID, threading.Event())
+        return Upload(api, "a/b", file, 4, OID, threading.Event()).send()
 
 
 def lost(api: HubApi) -> object:

@@ -178,7 +178,8 @@ def test_with_a_token_that_only_reads_somebody_elses_repository_takes_no_pull_re
     for pr in (False, True):
         target = target_at("stranger/model", context, pr=pr)
         with pytest.raises(NoWriteAccess) as refused:
-            target.request("d1", target.prepare(private=True), "Title", "digest d1")
+            target.prepare(private=True)
+            target.request("d1", "Title", "digest d1")
         assert "read-only: make one with write access, of an account that may write there" in refused.value.next_step
         assert "--pr" not in refused.value.next_step
 
@@ -190,10 +191,10 @@ def test_where_a_pull_request_is_refused_none_is_offered(context: Context, hub: 
         target_at("stranger/model", context).prepare(private=True)
     assert "--pr" in refused.value.next_step
     target = target_at("stranger/model", context, pr=True)
-    base = target.prepare(private=True)
+    target.prepare(private=True)
     hub.fault("POST /api/models/stranger/model/discussions", "status", status=403)
     with pytest.raises(NoWriteAccess) as refused:
-        target.request("d1", base, "Title", "digest d1")
+        target.request("d1", "Title", "digest d1")
     assert "an account that may write there" in refused.value.next_step
     assert "--pr" not in refused.value.next_step
 
@@ -432,7 +433,7 @@ def test_a_pull_request_carries_the_commit_and_main_stays(
     proposal: HubTarget, repo: str, hub: HubAdmin, namespace: Namespace
 ) -> None:
     base = proposal.head()
-    goal = proposal.request("d1", base, "Small files", "digest d1")
+    goal = proposal.request("d1", "Small files", "digest d1")
     commit = goal.commit(SMALL, goal.head())
     assert goal.branch == "refs/pr/1" and goal.head() == commit
     assert hub.head(repo) == base and read(goal.at(commit), "x.json") == b"{}"
@@ -443,10 +444,10 @@ def test_a_pull_request_carries_the_commit_and_main_stays(
 def test_a_pull_request_of_ours_is_found_again(proposal: HubTarget, hub: HubAdmin) -> None:
     hub.settings(discussions_page=2)
     for n in range(5):
-        proposal.request(f"other{n}", proposal.head(), f"Other {n}", f"digest other{n}")
-    first = proposal.request("d1", proposal.head(), "Small files", "digest d1")
-    assert proposal.request("d1", proposal.head(), "Small files", "digest d1").branch == first.branch
-    assert proposal.request("other0", proposal.head(), "x", "y").branch == "refs/pr/1"
+        proposal.request(f"other{n}", f"Other {n}", f"digest other{n}")
+    first = proposal.request("d1", "Small files", "digest d1")
+    assert proposal.request("d1", "Small files", "digest d1").branch == first.branch
+    assert proposal.request("other0", "x", "y").branch == "refs/pr/1"
 
 
 @pytest.mark.parametrize("fault", [*NO_ANSWER, {"action": "reset"}])
@@ -454,9 +455,9 @@ def test_a_pull_request_whose_creation_got_no_answer_is_looked_for(
     proposal: HubTarget, repo: str, hub: HubAdmin, fault: dict[str, Any]
 ) -> None:
     hub.fault("POST .*/discussions", times=1, **fault)
-    goal = proposal.request("d1", proposal.head(), "Small files", "digest d1")
+    goal = proposal.request("d1", "Small files", "digest d1")
     assert goal.branch == "refs/pr/1"
-    assert next(proposal.api.pull_requests(repo, proposal.api.whoami().name)).number == 1
+    assert next(proposal.api.pull_requests(repo, proposal.api.whoami().name))[0] == 1
 
 
 @pytest.mark.parametrize("status", [404, 405, 501])
@@ -464,7 +465,7 @@ def test_a_hub_that_lists_no_pull_requests_takes_one_all_the_same(
     proposal: HubTarget, hub: HubAdmin, status: int
 ) -> None:
     hub.fault(r"GET .*/discussions(\?|$)", "status", status=status)
-    goal = proposal.request("d1", proposal.head(), "Small files", "digest d1")
+    goal = proposal.request("d1", "Small files", "digest d1")
     assert goal.branch == "refs/pr/1"
     assert any("lists no pull requests" in note for note in proposal.notes)
     goal.commit(SMALL, goal.head())
@@ -476,7 +477,7 @@ def test_where_none_are_listed_a_pull_request_without_an_answer_is_not_opened_tw
     hub.fault(r"GET .*/discussions(\?|$)", "status", status=404)
     hub.fault("POST .*/discussions", "lost_response", times=1)
     with pytest.raises(HubRefused, match="it lists none: look there before you try again"):
-        proposal.request("d1", proposal.head(), "Small files", "digest d1")
+        proposal.request("d1", "Small files", "digest d1")
     assert calls(hub, "POST") == 1
 
 
@@ -498,14 +499,14 @@ def test_somebody_elses_pull_request_with_our_digest_is_not_ours(
     hub.settings(discussions_by_author=filtered)
     other = hub.create_user(f"{namespace.name}-copycat")
     HfApi(endpoint=namespace.endpoint, token=other.token).create_pull_request(repo, "Mine", description="digest d1")
-    assert proposal.request("d1", proposal.head(), "Small files", "digest d1").branch == "refs/pr/2"
+    assert proposal.request("d1", "Small files", "digest d1").branch == "refs/pr/2"
 
 
 def test_a_closed_pull_request_is_not_committed_to(proposal: HubTarget, repo: str, namespace: Namespace) -> None:
-    first = proposal.request("d1", proposal.head(), "Small files", "digest d1")
+    first = proposal.request("d1", "Small files", "digest d1")
     number = int(first.branch.rpartition("/")[2])
     HfApi(endpoint=namespace.endpoint, token=namespace.token).change_discussion_status(repo, number, "closed")
-    assert proposal.request("d1", proposal.head(), "Small files", "digest d1").branch == "refs/pr/2"
+    assert proposal.request("d1", "Small files", "digest d1").branch == "refs/pr/2"
 
 
 def test_a_pull_request_to_somebody_elses_repo(context: Context, hub: HubAdmin) -> None:
@@ -513,7 +514,8 @@ def test_a_pull_request_to_somebody_elses_repo(context: Context, hub: HubAdmin) 
     hub.create_repo("owner/model")
     head = hub.head("owner/model")
     target = target_at("owner/model", context, pr=True)
-    goal = target.request("d1", target.prepare(private=True), "Small files", "digest d1")
+    target.prepare(private=True)
+    goal = target.request("d1", "Small files", "digest d1")
     weights = noise(1_000_000)
     batch = goal.sink("t").batch([])
     writer = batch.open("m.bin", len(weights))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -12,7 +13,7 @@ from reshard.pipeline.stores.lane import Lane
 
 @pytest.fixture
 def lane() -> Iterator[Lane]:
-    with Lane(limit=10) as lane:
+    with closing(Lane(limit=10)) as lane:
         yield lane
 
 
@@ -77,6 +78,15 @@ def test_the_error_of_a_step_is_raised_by_whoever_comes_next_and_nothing_follows
         lane.put(lambda view: seen.append(bytes(view)), memoryview(b"y"))
     lane.close()
     assert seen == []
+
+
+def test_a_flush_may_leave_the_last_steps_under_way(lane: Lane) -> None:
+    may_go, seen = threading.Event(), list[int]()
+    lane.put(lambda view: seen.append(1), memoryview(b""))
+    lane.put(lambda view: may_go.wait(), memoryview(b""))
+    lane.flush(1)
+    assert seen == [1] and not may_go.is_set()
+    may_go.set()
 
 
 def test_close_drops_what_waits_and_lets_a_running_step_end() -> None:

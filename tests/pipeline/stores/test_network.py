@@ -20,7 +20,7 @@ from reshard.pipeline.stores.carry import read_whole
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi
-from reshard.pipeline.stores.lfs import missing, send
+from reshard.pipeline.stores.lfs import Upload, missing
 from reshard.pipeline.stores.network import is_public
 from reshard.pipeline.stores.refusal import Refusal
 from reshard.pipeline.tensors import StoredFile
@@ -240,7 +240,7 @@ def test_listings_and_uploads_lead_to_no_private_address_either(
     with tempfile.TemporaryFile() as file, pytest.raises(UnsafeRedirect):
         file.write(b"data")
         file.flush()
-        send(api, namespace.repo("bait"), file, 4, oid, threading.Event())
+        Upload(api, namespace.repo("bait"), file, 4, oid, threading.Event()).send()
     assert internal.asked == []
 
 
