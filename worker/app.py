@@ -187,10 +187,7 @@ class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no
 
     def stop(self, worker: Any) -> None:
         self._timer.cancel()
-        try:
-            withdraw(self._client, self._process)
-        except redis.RedisError as error:
-            log.warning("the broker is unavailable at the end: %s", error)
+        withdraw(self._client, self._process)
 
     terminate = stop
 

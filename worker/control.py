@@ -108,10 +108,7 @@ class Control:
             except Exception:
                 log.exception("a turn failed for an unknown reason; it is tried again")
                 self._ending.wait(PAUSE)
-        try:
-            withdraw(self._store.redis, self._self)
-        except redis.RedisError as error:
-            log.warning("the broker is unavailable at the end: %s", error)
+        withdraw(self._store.redis, self._self)
 
     def look(self, listen: float) -> int:
         """Wait up to ``listen`` seconds for the bell, then do all that is due; returns how many wakes were sent."""

@@ -1,10 +1,5 @@
-"""Jobs as a client sees them: submit, look, cancel, retry. The truth is in Redis, and every change is one Lua file.
-
-    queued -> planning -> copying -> publishing -> committing -> confirming -> done
-                                                   ^ the point of no return
-    failed, cancelled            from any state before `committing`; `retry` goes on from what was copied
-    failed                       from `committing`, once the target was read and holds no commit of ours
-    published_unverified         from `committing` or `confirming`: a commit stands, or may stand, unproved
+"""Jobs as a client sees them: submit, look, cancel, retry. The truth is in Redis, and every change is one Lua file, which
+takes a job from one of its states (states.py) to another.
 
 A client needs redis-py and nothing of Celery. ``submit`` writes the job, notes that it is due and rings a bell, in one
 step; the control process hears the bell and sends the wake. So a job cannot be written without being due, the client

@@ -15,6 +15,8 @@ from redis.commands.core import Script
 from reshard.worker.queue.states import ENDED, JobState
 
 PREFIX = "reshard:"  # of every key that this service writes
+# The steps of a worker that has a unit; held.lua begins them.
+HELD = frozenset({"begin", "done", "fail", "hand_over", "invalidate", "planned", "release", "renew", "seal"})
 _FOLDER = Path(__file__).with_name("lua")
 
 
@@ -100,5 +102,6 @@ def decoded(fields: Any) -> dict[str, str]:
 @cache
 def _text(name: str) -> str:
     ended, states = (", ".join(f"{state} = true" for state in sorted(kind)) for kind in (ENDED, JobState))
-    files = [(_FOLDER / f"{part}.lua").read_text() for part in ("common", "wakes", name)]
+    parts = ("common", "wakes", *(("held",) if name in HELD else ()), name)
+    files = [(_FOLDER / f"{part}.lua").read_text() for part in parts]
     return "\n".join([f"local ENDED, STATES = {{ {ended} }}, {{ {states} }}", *files])

@@ -100,6 +100,13 @@ local function free(id, name, at)
   redis.call('ZADD', key(id, 'todo'), at, name)
 end
 
+local function unit_done(id, name, token, t)
+  redis.call('ZREM', key(id, 'todo'), name)
+  redis.call('HDEL', key(id, 'units'), name .. '.token', name .. '.worker', name .. '.bytes', name .. '.error')
+  set_unit(id, name, 'done_by', token)
+  event(id, 'finished', 'unit', name, 'took', t - (unit(id, name, 'since') or t))
+end
+
 local function free_all(id)
   for _, name in ipairs(redis.call('ZRANGE', key(id, 'todo'), 0, -1)) do free(id, name, 0) end
 end
