@@ -25,7 +25,7 @@ from reshard.worker.queue.scripts import job_key
 from reshard.worker.settings import Settings
 from tests.support.procs import Broker, wait_for
 from tests.worker.conftest import Wakes, ask, claimed, planned, receipts
-from tests.worker.test_catalogs import begin, definition, finish, jobs
+from tests.worker.followers.test_catalogs import begin, definition, finish, jobs
 from tests.worker.test_keeper import QUICK, ticks_until_stopped
 
 

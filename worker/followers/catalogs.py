@@ -29,6 +29,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from typing import NamedTuple, TypeVar, cast
 from uuid import uuid4
 
@@ -343,11 +344,15 @@ def enter(pipe: Pipeline, name: str, now: Now, state: State, note: str = "") -> 
         )  # fmt: skip
 
 
-def remember_night(pipe: Pipeline, name: str, now: Now, repo: str, ended: Ended) -> None:
-    """Beside what is kept of the run itself, which the next one takes the place of."""
-    night = key(name, f"night:{now.started}")
-    pipe.hset(night, repo, " ".join([ended.outcome, *([ended.error["code"]] if ended.error else [])]))
-    pipe.expire(night, KEEP_NIGHT)
+def note_end(pipe: Pipeline, name: str, now: Now, number: str, repo: str, ended: Ended) -> None:
+    """Note how an entry ended, in ``now`` as well; once more beside what the next run takes the place of."""
+    pipe.hset(key(name, "ended"), number, json.dumps(asdict(ended)))
+    count(pipe, name, ended, 1)
+    now.counts.update(records.tally(ended))
+    if ended.outcome != "unchanged" or now.entries <= NIGHT_WHOLE:
+        night = key(name, f"night:{now.started}")
+        pipe.hset(night, repo, " ".join([ended.outcome, *([ended.error["code"]] if ended.error else [])]))
+        pipe.expire(night, KEEP_NIGHT)
 
 
 def count(pipe: Pipeline, name: str, ended: Ended, by: int) -> None:

@@ -29,7 +29,7 @@ from reshard.worker.queue.jobs import JobStore
 from reshard.worker.settings import REST_AFTER
 from tests.support.procs import wait_for
 from tests.worker.conftest import age, another, ask, claimed
-from tests.worker.test_self_check import process
+from tests.worker.fleet.test_self_check import process
 from tests.worker.test_steps import DISK, EXPIRED, raising
 
 ME = "here:1"

@@ -18,7 +18,7 @@ from reshard.worker.queue.ended import delete
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from tests.worker.conftest import ask, claimed, followed
-from tests.worker.test_catalogs import begin, definition, finish, jobs, rows
+from tests.worker.followers.test_catalogs import begin, definition, finish, jobs, rows
 
 MAIN = {"refs/heads/main", "main"}
 

@@ -21,7 +21,7 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.publishing.commit import Published
-from reshard.worker.followers import cursor
+from reshard.worker.followers import catalogs as kept
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.expander import Expander
 from reshard.worker.followers.records import Definition, Ended, Entry
@@ -140,7 +140,7 @@ def test_of_a_large_catalog_only_what_was_not_unchanged_is_remembered(
         finish(leases, job)
     assert jobs(catalogs) == []
     begin(catalogs, wanted)
-    monkeypatch.setattr(cursor, "NIGHT_WHOLE", 2)
+    monkeypatch.setattr(kept, "NIGHT_WHOLE", 2)
     broken: Rows = [(rows(wanted)[0][0], NoWeights(place="them/m0", found=""))]
     begin(catalogs, wanted, [*broken, *rows(wanted)[1:]])
     nights = [sorted(night.values()) for _, night in catalogs.nights("mirror")]
