@@ -37,7 +37,7 @@ from reshard.worker.followers.catalogs import (
 from reshard.worker.followers.contained import Contained
 from reshard.worker.followers.records import UNDER_WAY, Definition, Ended, Entry, State
 from reshard.worker.queue.events import Event, Reader
-from reshard.worker.queue.jobs import ACTIVE, JobStore, enqueue, occupant, oldest_of_full, submission
+from reshard.worker.queue.jobs import ACTIVE, JobStore, enqueue, in_the_way, submission
 from reshard.worker.queue.scripts import Pipeline, job_key, ms, texts
 from reshard.worker.queue.states import JobState
 
@@ -220,24 +220,23 @@ class Cursor(Catalogs):
 
         def step(pipe: Pipeline, now: Now) -> str:
             waits = pipe.zscore(key(name, "todo"), number) is not None
-            there, same = ("", True) if job else occupant(pipe, submitted)
-            full = not (job or there) and oldest_of_full(pipe, submitted, self._store.most)
+            why, there = ("same", job) if job else in_the_way(pipe, submitted, self._store.most)
             pipe.multi()
             if now.state != "running" or now.run != run or now.active >= definition.at_once:
                 return "stop"
             if not waits:
                 return "gone"
-            if not same:
+            if why == "busy":
                 return there
-            if full:  # when one of its jobs has begun there is room
+            if why == "full":  # when one of its jobs has begun there is room
                 pipe.hset(key(name), "note", WAITS.format(most=self._store.most))
                 return "stop"
-            if not (job or there):
+            if not why:
                 enqueue(pipe, submitted)
             pipe.zrem(key(name, "todo"), number)
             pipe.hdel(key(name, "again"), number)
             pipe.hdel(key(name), "note")
-            pipe.hset(key(name, "active"), number, job or there or submitted[0])
+            pipe.hset(key(name, "active"), number, there or submitted[0])
             pipe.hincrby(key(name), "admitted", 1)
             return "ok"
 

@@ -1,5 +1,5 @@
-"""Jobs as a client sees them: submit, look, cancel, retry. The truth is in Redis, and every change is one Lua file, which
-takes a job from one of its states (states.py) to another.
+"""Jobs as a client sees them: submit, look, cancel, retry. The truth is in Redis, and every change is one Lua file,
+which takes a job from one of its states (states.py) to another.
 
 A client needs redis-py and nothing of Celery. ``submit`` writes the job, notes that it is due and rings a bell, in one
 step; the control process hears the bell and sends the wake. So a job cannot be written without being due, the client
@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar, cast
 from urllib.parse import parse_qs
 
 import redis
@@ -410,18 +410,16 @@ def new_id() -> str:
     return "".join(secrets.choice(ID_ALPHABET) for _ in range(ID_LENGTH))
 
 
-def occupant(pipe: Pipeline, submitted: Sequence[str]) -> tuple[str, bool]:
-    """In a transaction that watches ``ACTIVE``: the job that has the target, or an empty string, and whether it is none
-    other than what is ``submitted``."""
-    if (job := pipe.hget(ACTIVE, submitted[2])) is None:
-        return "", True
-    return job.decode(), pipe.hget(job_key(job.decode()), "key") == submitted[1].encode()
+def in_the_way(pipe: Pipeline, submitted: Sequence[str], most: int) -> tuple[Literal["", "same", "busy", "full"], str]:
+    """In a transaction that watches ``ACTIVE``, to which every submit writes: what keeps ``submitted`` from being queued.
 
-
-def oldest_of_full(pipe: Pipeline, submitted: Sequence[str], most: int) -> str:
-    """In a transaction that watches ``ACTIVE``, to which every submit writes: the oldest queued job of a submitter who
-    may submit no more until one has begun; else an empty string."""
-    return cast(bytes, Scripts(pipe)("full", submitted[5], most)).decode()
+    And the job that is the same or has its target, or the oldest of a submitter who may submit no more until one began.
+    """
+    if (job := pipe.hget(ACTIVE, submitted[2])) is not None:
+        same = pipe.hget(job_key(job.decode()), "key") == submitted[1].encode()
+        return "same" if same else "busy", job.decode()
+    oldest = Scripts(pipe)("full", submitted[5], most).decode()
+    return "full" if oldest else "", oldest
 
 
 def enqueue(pipe: Pipeline, submitted: Sequence[str]) -> None:
