@@ -22,7 +22,7 @@ from types import FrameType
 import redis
 
 from reshard.pipeline.copying.loop import Stopped
-from reshard.pipeline.errors import BrokerUnavailable, QueueError
+from reshard.pipeline.errors import QueueError
 from reshard.pipeline.stores.connect import Context
 from reshard.worker import logs, tracing
 from reshard.worker.broker import broker_url
@@ -44,7 +44,7 @@ from reshard.worker.queue.ended import delete, ended
 from reshard.worker.queue.events import Follower, Reader, follow, relay
 from reshard.worker.queue.jobs import JobStore, Process, open_redis
 from reshard.worker.queue.leases import Leases
-from reshard.worker.queue.scripts import PREFIX
+from reshard.worker.queue.scripts import BROKER_UNAVAILABLE, PREFIX
 from reshard.worker.queue.states import ENDED
 from reshard.worker.settings import HEARTBEAT, Settings
 
@@ -194,7 +194,7 @@ def main(settings: Settings) -> None:
     logs.configure(settings.log_format)
     url = broker_url(settings)
     store = JobStore(open_redis(url), url)
-    with suppress(BrokerUnavailable):
+    with suppress(*BROKER_UNAVAILABLE):
         store.check_server()
     control = Control(store, Leases(store, send, "control", settings.lease), settings)
     signal.signal(signal.SIGTERM, control.stop)

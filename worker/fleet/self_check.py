@@ -118,7 +118,7 @@ class SelfCheck:
         self._doubted = False  # it was found fit after a row of failures, and no unit was done since
 
     def rests(self) -> bool:
-        """Whether the worker rests now, to be asked every second; may raise redis-py's errors and BrokerUnavailable."""
+        """Whether the worker rests now, to be asked every second; may raise redis-py's errors."""
         if self._try is not None:
             self._look(self._try)
         elif time.monotonic() >= self._next if self._cause is not None else _shared[_COUNT] >= REST_AFTER:

@@ -19,7 +19,6 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from reshard.pipeline.errors import QueueError
 from reshard.worker.fleet import rate_limit
 from reshard.worker.fleet.fleet import RESTING
 from reshard.worker.followers import catalogs, notices, schedules
@@ -51,7 +50,7 @@ class Metrics(Collector):
                 *self._hubs(),
                 *self._broker(),
             ]
-        except (redis.RedisError, QueueError) as error:
+        except redis.RedisError as error:
             log.warning("the broker did not answer a scrape: %s", error)
             found = []
         yield _gauges("broker_up", "Whether the broker answered this scrape.", "", [(float(bool(found)),)])

@@ -66,7 +66,7 @@ class Carried(NamedTuple):
 
 
 class Pushes:
-    """Every method may raise redis-py's ConnectionError and TimeoutError, and BrokerUnavailable."""
+    """Every method may raise redis-py's ConnectionError and TimeoutError."""
 
     group = "pushes"
 

@@ -34,7 +34,6 @@ from uuid import uuid4
 
 import redis
 
-from reshard.pipeline.errors import BrokerUnavailable
 from reshard.worker.queue.forms import Malformed, check
 from reshard.worker.queue.scripts import PREFIX, Pipeline, Scripts, decoded, transact
 
@@ -161,8 +160,7 @@ def _handle(follower: Follower, events: Sequence[Event], reader: Reader) -> None
     try:
         follower.handle(events, reader)
     except Exception as error:  # whatever it is, the other events are followed
-        of_broker = isinstance(error, redis.RedisError | BrokerUnavailable)
-        if of_broker and not any(unfit in str(error) for unfit in UNFIT):
+        if isinstance(error, redis.RedisError) and not any(unfit in str(error) for unfit in UNFIT):
             raise
         if len(events) > 1:
             for event in events:

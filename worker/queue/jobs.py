@@ -11,11 +11,10 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from urllib.parse import parse_qs
 
 import redis
@@ -63,9 +62,6 @@ HEALTH_CHECK = 25.0  # seconds without a command after which a connection is tri
 ID_ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"  # without letters that look like others
 ID_LENGTH = 10  # letters; 31**10 ids, so that two jobs never share one
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
@@ -97,15 +93,6 @@ class Process:
     temporary: int | None = None  # bytes of their temporary files
 
 
-def _answering(method: Callable[Concatenate[JobStore, P], R]) -> Callable[Concatenate[JobStore, P], R]:
-    @wraps(method)
-    def guarded(self: JobStore, *args: P.args, **kwargs: P.kwargs) -> R:
-        with broker_errors(self.url):
-            return method(self, *args, **kwargs)
-
-    return cast("Callable[Concatenate[JobStore, P], R]", guarded)
-
-
 @contextmanager
 def broker_errors(url: str) -> Iterator[None]:
     """Inside, a Redis that does not answer is BrokerUnavailable, and one that wants another user BrokerRefused."""
@@ -118,7 +105,7 @@ def broker_errors(url: str) -> Iterator[None]:
 
 
 class JobStore:
-    """What a client may do with jobs. Every method raises BrokerUnavailable when Redis does not answer."""
+    """What a client may do with jobs. Every method may raise redis-py's errors, as all that asks the broker."""
 
     def __init__(self, client: redis.Redis, url: str = "redis") -> None:
         self.redis = client
@@ -129,14 +116,10 @@ class JobStore:
     @classmethod
     @contextmanager
     def at(cls, url: str) -> Iterator[JobStore]:
-        """The store behind a Redis URL."""
-        client = open_redis(url)
-        try:
+        """The store behind a Redis URL; inside, errors are as in ``broker_errors``."""
+        with broker_errors(url), open_redis(url) as client:
             yield cls(client, url)
-        finally:
-            client.close()
 
-    @_answering
     def check_server(self) -> None:
         """Raises BrokerUnsupported for a server that cannot carry the queue, though it may take a job."""
         try:
@@ -155,7 +138,6 @@ class JobStore:
         raise BrokerUnsupported(url=without_password(self.url), why=why)
 
     # ------------------------------------------------------------------------------------------------------ change
-    @_answering
     def submit(self, request: Request) -> Submitted:
         """Queue ``request``, or find the job that already carries it out; raises TargetBusy, TooManyQueued."""
         arguments = submission(request)
@@ -166,7 +148,6 @@ class JobStore:
             raise TargetBusy(job=id, target=str(request.target))
         return Submitted(id, existed == "1")
 
-    @_answering
     def cancel(self, id: str) -> JobState:
         """Stop a job; returns the state it was in. Its copiers see it in seconds. Raises JobNotFound, WrongState."""
         id = self.resolve(id)
@@ -182,7 +163,6 @@ class JobStore:
             raise WrongState(job=id, state=state, why=why)
         return JobState(state)
 
-    @_answering
     def retry(self, id: str, anew: bool = False, overwrite: bool = False) -> JobState:
         """Go on with a job that ended short of done, from what it had copied; returns the state that it ended in.
 
@@ -207,13 +187,11 @@ class JobStore:
             raise WrongState(job=id, state=what, why=why)
         return JobState(what)
 
-    @_answering
     def rolled_back(self, id: str, commit: str) -> None:
         """Note with a job that ``commit`` rolled its own back; raises JobNotFound."""
         if not self.run("rolled_back", id, commit):
             raise JobNotFound(job=id)
 
-    @_answering
     def delete(self, id: str) -> None:
         """Forget a job that has ended; raises JobNotFound, JobUnderWay."""
         id = self.resolve(id)
@@ -222,7 +200,6 @@ class JobStore:
 
     # -------------------------------------------------------------------------------------------------------- look
 
-    @_answering
     def resolve(self, start: str) -> str:
         """The id of the one job whose id begins so; raises JobNotFound, Ambiguous."""
         found = texts(self.redis.zrangebylex(f"{PREFIX}ids", f"[{start}", f"[{start}\xff", 0, 5))
@@ -234,7 +211,6 @@ class JobStore:
             raise Ambiguous(job=start, jobs=", ".join(found))
         return found[0]
 
-    @_answering
     def get(self, id: str) -> Job:
         """The job, with who works on what now; raises JobNotFound, JobUnreadable."""
         if not (found := self._load([self.resolve(id)])):
@@ -243,7 +219,6 @@ class JobStore:
             raise found[0].job
         return found[0].job
 
-    @_answering
     def recent(self, states: Collection[JobState] = (), limit: int = 50) -> list[Job]:
         """The newest ``limit`` jobs, of these states or of all, that can be read; with who works on what now."""
         found, after = list[Job](), None
@@ -254,7 +229,6 @@ class JobStore:
                 break
         return found
 
-    @_answering
     def listed(self, states: Collection[JobState], limit: int, after: str | None = None, since: float = 0.0) -> Listing:
         """A page as ``listing.page`` has it, of PAGE_BYTES at most or one job; raises ValueError as that does."""
         found = page(self.redis, states, limit, after, since)
@@ -273,13 +247,11 @@ class JobStore:
                 size += one.size if one else 0
         return Listing(jobs, unreadable, found.after(taken))
 
-    @_answering
     def load(self, ids: list[str]) -> list[Job]:
         """These jobs but deleted and damaged ones, in this order; with who works on what now."""
         found = [one.job for first in range(0, len(ids), LOADED) for one in self._load(ids[first : first + LOADED])]
         return [job for job in found if not isinstance(job, JobUnreadable)]
 
-    @_answering
     def counts(self) -> dict[JobState, int]:
         """How many jobs are in each state."""
         pipeline = self.redis.pipeline(transaction=False)
@@ -287,7 +259,6 @@ class JobStore:
             pipeline.zcard(f"{PREFIX}jobs:{state}")
         return dict(zip(JobState, pipeline.execute(), strict=True))
 
-    @_answering
     def plan(self, id: str) -> Plan | None:
         """The whole plan; None before it is made, some time after the job is done, and if a newer release made it."""
         from reshard.pipeline.planning.codec import decode_head, decode_shard  # which `reshard list` need not wait for
@@ -301,32 +272,27 @@ class JobStore:
         shards = [decode_shard(fields[b"%d" % number]) for number in range(len(fields) - 1)]
         return replace(decode_head(fields[b"head"]), shards=tuple(shards))
 
-    @_answering
     def plan_digest(self, id: str) -> str | None:
         """The digest of the plan, while it is kept."""
         digest = cast("bytes | None", self.redis.hget(job_key(id), "digest"))
         return None if digest is None else digest.decode()
 
-    @_answering
     def sealed(self, id: str, digests: Sequence[str]) -> list[bool]:
         """Which of these shards the target's store has answered for."""
         kept = self.redis.hmget(job_key(id, "receipts"), digests) if digests else []
         return [receipt is not None for receipt in cast("list[Any]", kept)]
 
-    @_answering
     def attested(self, id: str) -> dict[str, str]:
         """What the bytes of each source file were held against; empty some time after the job is done."""
         groups = cast("list[bytes]", self.redis.hvals(job_key(self.resolve(id), "attested")))
         return {path: level for group in groups for path, level in json.loads(group)[0].items()}
 
-    @_answering
     def events(self, id: str, after: str = "0", wait: float = 0.0) -> list[tuple[str, dict[str, str]]]:
         """What happened to the job after event ``after``, oldest first; waits up to ``wait`` seconds for the first."""
         block = int(min(wait, SOCKET_TIMEOUT / 2) * 1000) or None
         answer = self.redis.xread({job_key(self.resolve(id), "events"): after}, block=block) or []
         return [(event.decode(), decoded(fields)) for _, events in cast(Any, answer) for event, fields in events]
 
-    @_answering
     def processes(self) -> list[Process]:
         """The workers and control processes that are alive."""
         names = sorted(cast(set[bytes], self.redis.smembers(f"{PREFIX}processes")))
@@ -336,7 +302,6 @@ class JobStore:
             self.redis.srem(f"{PREFIX}processes", *gone)
         return [known_fields(Process, data) for data in found if data is not None]
 
-    @_answering
     def waiting(self) -> dict[str, int]:
         """The wakes that no worker has taken yet, by queue."""
         return {queue.removeprefix(PREFIX): self.redis.llen(queue) for queue in QUEUES}
@@ -411,9 +376,9 @@ def new_id() -> str:
 
 
 def in_the_way(pipe: Pipeline, submitted: Sequence[str], most: int) -> tuple[Literal["", "same", "busy", "full"], str]:
-    """In a transaction that watches ``ACTIVE``, to which every submit writes: what keeps ``submitted`` from being queued.
+    """What keeps ``submitted`` from being queued, in a transaction that watches ``ACTIVE``: each submit writes to it.
 
-    And the job that is the same or has its target, or the oldest of a submitter who may submit no more until one began.
+    And the job: the same, that of its target, or the oldest of a submitter who may submit no more until one began.
     """
     if (job := pipe.hget(ACTIVE, submitted[2])) is not None:
         same = pipe.hget(job_key(job.decode()), "key") == submitted[1].encode()

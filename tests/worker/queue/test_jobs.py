@@ -22,7 +22,7 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.places import Hub
 from reshard.pipeline.planning.model import Plan
 from reshard.worker.queue.ended import delete, ended
-from reshard.worker.queue.jobs import JobStore, open_redis, submission, without_password
+from reshard.worker.queue.jobs import JobStore, broker_errors, open_redis, submission, without_password
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.record import Job
 from reshard.worker.queue.scripts import PREFIX, job_key
@@ -306,8 +306,8 @@ def test_a_job_can_be_written_as_json(store: JobStore, leases: Leases, plan: Pla
 
 def test_a_broker_that_is_away_is_said_so_without_its_password() -> None:
     client = open_redis("redis://:secret@127.0.0.1:1/0", timeout=0.2)
-    with pytest.raises(BrokerUnavailable) as caught:
-        JobStore(client, "redis://:secret@127.0.0.1:1/0").submit(ask())
+    with pytest.raises(BrokerUnavailable) as caught, broker_errors("redis://:secret@127.0.0.1:1/0"):
+        JobStore(client).submit(ask())
     assert "secret" not in str(caught.value)
     assert "127.0.0.1:1" in str(caught.value)
 
@@ -329,7 +329,7 @@ def test_the_place_of_a_broker_is_told_without_its_password(url: str, told: str)
 
 @pytest.mark.parametrize("url", ["redis+socket:///no/x.sock?password=secret", "redis://127.0.0.1:1/0?password=secret"])
 def test_no_error_of_a_broker_holds_a_password_of_its_query(url: str) -> None:
-    with JobStore.at(url) as store, pytest.raises(BrokerUnavailable) as caught:
+    with pytest.raises(BrokerUnavailable) as caught, JobStore.at(url) as store:
         store.submit(ask())
     assert "secret" not in json.dumps(caught.value.to_dict())
 
