@@ -213,44 +213,34 @@ class JobStore:
 
     def get(self, id: str) -> Job:
         """The job, with who works on what now; raises JobNotFound, JobUnreadable."""
-        if not (found := self._load([self.resolve(id)])):
+        ((_, job, _),) = self._loaded([self.resolve(id)])
+        if job is None:
             raise JobNotFound(job=id)
-        if isinstance(found[0].job, JobUnreadable):
-            raise found[0].job
-        return found[0].job
+        if isinstance(job, JobUnreadable):
+            raise job
+        return job
 
     def recent(self, states: Collection[JobState] = (), limit: int = 50) -> list[Job]:
         """The newest ``limit`` jobs, of these states or of all, that can be read; with who works on what now."""
-        found, after = list[Job](), None
-        while limit > 0:
-            page = self.listed(states, limit, after)
-            found, limit, after = found + page.jobs, limit - len(page.jobs) - len(page.unreadable), page.next
-            if after is None:
-                break
-        return found
+        return self.load(page(self.redis, states, limit).ids)
 
     def listed(self, states: Collection[JobState], limit: int, after: str | None = None, since: float = 0.0) -> Listing:
         """A page as ``listing.page`` has it, of PAGE_BYTES at most or one job; raises ValueError as that does."""
         found = page(self.redis, states, limit, after, since)
         jobs, unreadable, size, taken = list[Job](), dict[str, str](), 0, 0
-        for first in range(0, len(found.ids), LOADED):
-            loaded = {one.id: one for one in self._load(found.ids[first : first + LOADED])}
-            for id in found.ids[first : first + LOADED]:
-                one = loaded.get(id)  # None: deleted since we read its id
-                if one is not None and size + one.size > PAGE_BYTES and taken:
-                    return Listing(jobs, unreadable, found.after(taken))
-                taken += 1
-                if one is not None and isinstance(one.job, JobUnreadable):
-                    unreadable[id] = one.job.facts["why"]
-                elif one is not None:
-                    jobs.append(cast(Job, one.job))
-                size += one.size if one else 0
+        for id, job, more in self._loaded(found.ids):
+            if taken and size + more > PAGE_BYTES:
+                break
+            taken, size = taken + 1, size + more
+            if isinstance(job, JobUnreadable):
+                unreadable[id] = job.facts["why"]
+            elif job is not None:
+                jobs.append(job)
         return Listing(jobs, unreadable, found.after(taken))
 
     def load(self, ids: list[str]) -> list[Job]:
         """These jobs but deleted and damaged ones, in this order; with who works on what now."""
-        found = [one.job for first in range(0, len(ids), LOADED) for one in self._load(ids[first : first + LOADED])]
-        return [job for job in found if not isinstance(job, JobUnreadable)]
+        return [job for _, job, _ in self._loaded(ids) if isinstance(job, Job)]
 
     def counts(self) -> dict[JobState, int]:
         """How many jobs are in each state."""
@@ -306,24 +296,24 @@ class JobStore:
         """The wakes that no worker has taken yet, by queue."""
         return {queue.removeprefix(PREFIX): self.redis.llen(queue) for queue in QUEUES}
 
-    def _load(self, ids: list[str]) -> list[_Loaded]:
-        """Those that are there; the units of one that has ended are not asked for."""
-        records = self._hashes([job_key(id) for id in ids])
-        states = [record.get(b"state", b"") if isinstance(record, dict) else b"" for record in records]
-        ended = [state.decode(errors="replace") in ENDED for state in states]
-        units = iter(self._hashes([job_key(id, "units") for id, over in zip(ids, ended, strict=True) if not over]))
-        found = []
-        for id, record, over in zip(ids, records, ended, strict=True):
-            own = {} if over else next(units)
-            if not record:
-                continue  # deleted since we read its id
-            try:
-                job: Job | JobUnreadable = read(id, record, own)
-            except JobUnreadable as error:
-                job = error
-            size = sum(map(len, record.values())) if isinstance(record, dict) else 0
-            found.append(_Loaded(id, job, size))
-        return found
+    def _loaded(self, ids: Sequence[str]) -> Iterator[tuple[str, Job | JobUnreadable | None, int]]:
+        """Each job, None where it was deleted meanwhile, and the bytes of its record; LOADED are read at once.
+
+        The units of one that has ended are not asked for.
+        """
+        for first in range(0, len(ids), LOADED):
+            some = ids[first : first + LOADED]
+            records = self._hashes([job_key(id) for id in some])
+            states = [record.get(b"state", b"") if isinstance(record, dict) else b"" for record in records]
+            ended = [state.decode(errors="replace") in ENDED for state in states]
+            units = iter(self._hashes([job_key(id, "units") for id, over in zip(some, ended, strict=True) if not over]))
+            for id, record, over in zip(some, records, ended, strict=True):
+                own = {} if over else next(units)
+                try:
+                    job: Job | JobUnreadable | None = read(id, record, own) if record else None
+                except JobUnreadable as error:
+                    job = error
+                yield id, job, sum(map(len, record.values())) if isinstance(record, dict) else 0
 
     def _hashes(self, keys: list[str]) -> list[Any]:
         """Each hash; an error where something else is kept by that key."""
@@ -335,12 +325,6 @@ class JobStore:
             if isinstance(answer, Exception) and "WRONGTYPE" not in str(answer):
                 raise answer
         return answers
-
-
-class _Loaded(NamedTuple):
-    id: str
-    job: Job | JobUnreadable
-    size: int  # bytes of its record
 
 
 ACTIVE = f"{PREFIX}active"  # hash: target -> the job that works on it
