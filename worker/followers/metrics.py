@@ -57,7 +57,8 @@ class Metrics(Collector):
         yield from found
 
     def _jobs(self) -> Iterator[Metric]:
-        store, totals = JobStore(self._redis), defaultdict(float, _numbers(self._redis.hgetall(TOTALS)))
+        kept = cast("Mapping[bytes, bytes]", self._redis.hgetall(TOTALS))
+        store, totals = JobStore(self._redis), defaultdict(float, _numbers(kept))
         yield _gauges("jobs", "Jobs that are remembered.", "state", store.counts().items())
         yield _gauges("queue_length", "Wakes that no worker has taken yet.", "queue", store.waiting().items())
         for what, about in (

@@ -26,7 +26,6 @@ from reshard.pipeline.errors import (
     BrokerUnavailable,
     BrokerUnsupported,
     JobNotFound,
-    JobUnderWay,
     JobUnreadable,
     TargetBusy,
     TooManyQueued,
@@ -191,12 +190,6 @@ class JobStore:
         """Note with a job that ``commit`` rolled its own back; raises JobNotFound."""
         if not self.run("rolled_back", id, commit):
             raise JobNotFound(job=id)
-
-    def delete(self, id: str) -> None:
-        """Forget a job that has ended; raises JobNotFound, JobUnderWay."""
-        id = self.resolve(id)
-        if not self.run("delete", id):
-            raise JobUnderWay(job=id, state=self.get(id).state)
 
     # -------------------------------------------------------------------------------------------------------- look
 

@@ -116,7 +116,7 @@ def now(store: JobStore) -> float:
 
 def told(notifier: Notifier, receiver: Receiver) -> list[dict[str, Any]]:
     """What is new at the receiver once everything was told."""
-    followed(notifier._store)
+    followed(JobStore(notifier._redis))
     before = len(receiver.posted)
     while (ended := notifier.tell(Url(receiver.url))) is not None:
         assert ended == "told"
