@@ -196,9 +196,8 @@ def check(cause: Mapping[str, Any], settings: Settings) -> None:
             file.write(bytes(size))
             file.flush()
     _check_tokens(cause, context)
-    client = open_redis(broker_url(settings))
-    client.ping()
-    client.close()
+    with open_redis(broker_url(settings)) as client:
+        client.ping()
 
 
 def _check_tokens(cause: Mapping[str, Any], context: Context) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import redis
 from redis.commands.core import Script
 
-from reshard.worker.queue.states import ENDED, JobState
+from reshard.worker.queue.states import CANCELLABLE, ENDED, JobState
 
 PREFIX = "reshard:"  # of every key that this service writes
 # The steps of a worker that has a unit; held.lua begins them.
@@ -101,7 +101,7 @@ def decoded(fields: Any) -> dict[str, str]:
 
 @cache
 def _text(name: str) -> str:
-    ended, states = (", ".join(f"{state} = true" for state in sorted(kind)) for kind in (ENDED, JobState))
+    kinds = [", ".join(f"{state} = true" for state in sorted(kind)) for kind in (JobState, ENDED, CANCELLABLE)]
     parts = ("common", "wakes", *(("held",) if name in HELD else ()), name)
     files = [(_FOLDER / f"{part}.lua").read_text() for part in parts]
-    return "\n".join([f"local ENDED, STATES = {{ {ended} }}, {{ {states} }}", *files])
+    return "\n".join(["local STATES, ENDED, CANCELLABLE = {{ {} }}, {{ {} }}, {{ {} }}".format(*kinds), *files])

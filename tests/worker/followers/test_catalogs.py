@@ -514,9 +514,8 @@ def test_a_control_that_looked_before_another_one_acted_changes_nothing(
     assert len(catalogs.get("mirror").active) == 2
     fail(leases, first)
     jobs(catalogs)
-    catalogs._end(
-        wanted, run, "0", "them/m0", Ended("failed", first, error={"code": "job"})
-    )  # the same end, noted twice
+    ended = Ended("failed", first, error={"code": "job"})
+    catalogs._end(wanted, run, "0", "them/m0", ended)  # the same end, noted twice
     assert store.redis.hget(f"{PREFIX}catalog:mirror", "failures") == b"1"
     catalogs.pause("mirror")
     for job in catalogs.get("mirror").active.values():

@@ -1,5 +1,5 @@
--- What every step shares; scripts.py puts this file before each of the others, and before it ENDED and STATES, from
--- states.py.
+-- What every step shares; scripts.py puts this file before each of the others, and before it STATES, ENDED and
+-- CANCELLABLE, from states.py.
 -- Times are milliseconds of this server's clock, the only clock that decides anything.
 --
 -- A job is a hash, and beside it:

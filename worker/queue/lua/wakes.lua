@@ -108,9 +108,7 @@ end
 
 -- Whether this job is to wait. One whose commit was begun is carried to its end.
 local function closed(id, night, shut)
-  local state = get(id, 'state')
-  if get(id, 'priority') ~= 'bulk' or state == 'committing' or state == 'confirming' then return false end
-  return bulk_closed(night, shut)
+  return get(id, 'priority') == 'bulk' and CANCELLABLE[get(id, 'state')] and bulk_closed(night, shut)
 end
 
 -- It waits beside what is due, so that what is due is not looked for behind thousands that are not.
