@@ -41,7 +41,17 @@ from reshard.worker.followers import records
 from reshard.worker.followers.records import TURNS, UNDER_WAY, CatalogStatus, Definition, Ended, Entry, Standing, State
 from reshard.worker.queue.events import append
 from reshard.worker.queue.jobs import JobStore
-from reshard.worker.queue.scripts import PREFIX, Pipeline, decoded, job_key, known_fields, server_ms, texts, transact
+from reshard.worker.queue.scripts import (
+    PREFIX,
+    Pipeline,
+    at_once,
+    decoded,
+    job_key,
+    known_fields,
+    server_ms,
+    texts,
+    transact,
+)
 
 log = logging.getLogger(__name__)
 
@@ -174,13 +184,10 @@ class Catalogs:
     def nights(self, name: str) -> list[tuple[float, dict[str, tuple[str, str]]]]:
         """Its last runs, the newest first: when each began, and how each model ended, with the code of its error."""
         began = texts(self._redis.lrange(key(name, "nights"), 0, -1))
-        with self._redis.pipeline(transaction=False) as pipeline:
-            for ms in began:
-                pipeline.hgetall(key(name, f"night:{ms}"))
-            nights = map(decoded, pipeline.execute())
+        kept = at_once(self._redis, lambda pipe: [pipe.hgetall(key(name, f"night:{ms}")) for ms in began])
         return [
             (int(ms) / 1000, {repo: (how.partition(" ")[0], how.partition(" ")[2]) for repo, how in night.items()})
-            for ms, night in zip(began, nights, strict=True)
+            for ms, night in zip(began, map(decoded, kept), strict=True)
         ]
 
     def now(self, name: str) -> Now:
@@ -227,10 +234,7 @@ class Catalogs:
                 if ended.error is not None and not ended.in_file and only in {None, ended.error["code"]}:
                     again[number] = ended
             # A job that goes on reports at its end all that it ever read, if it is still there.
-            with self._redis.pipeline(transaction=False) as pipeline:
-                for ended in again.values():
-                    pipeline.exists(job_key(ended.job or ""))
-                there = pipeline.execute()
+            there = at_once(self._redis, lambda pipe: [pipe.exists(job_key(one.job or "")) for one in again.values()])
             counted = sum(ended.read for ended, kept in zip(again.values(), there, strict=True) if kept)
             pipe.multi()
             for entry, ended in again.items():

@@ -18,7 +18,7 @@ from reshard.worker import tracing
 from reshard.worker.logs import job_ended
 from reshard.worker.queue.events import TOTALS, Event, Reader
 from reshard.worker.queue.jobs import JobStore
-from reshard.worker.queue.scripts import PREFIX, Pipeline, decoded
+from reshard.worker.queue.scripts import PREFIX, Pipeline, at_once, decoded
 
 MOVED = ("read", "uploaded", "deduplicated")
 HOUR = 3_600_000  # ms
@@ -75,10 +75,7 @@ def hour_key(hour: int) -> str:
 def by_hour(client: redis.Redis, now: int) -> list[tuple[float, dict[str, int]]]:
     """When each of the last HOURS began, in seconds since the epoch, with its counters; ``now`` in ms."""
     hours = range(now // HOUR - HOURS + 1, now // HOUR + 1)
-    with client.pipeline(transaction=False) as pipeline:
-        for hour in hours:
-            pipeline.hgetall(hour_key(hour))
-        found = map(decoded, pipeline.execute())
+    found = map(decoded, at_once(client, lambda pipe: [pipe.hgetall(hour_key(hour)) for hour in hours]))
     return [(hour * 3600.0, {name: int(n) for name, n in one.items()}) for hour, one in zip(hours, found, strict=True)]
 
 

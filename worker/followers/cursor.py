@@ -38,7 +38,7 @@ from reshard.worker.followers.contained import Contained
 from reshard.worker.followers.records import UNDER_WAY, Definition, Ended, Entry, State
 from reshard.worker.queue.events import Event, Reader
 from reshard.worker.queue.jobs import ACTIVE, JobStore, enqueue, in_the_way, submission
-from reshard.worker.queue.scripts import Pipeline, job_key, ms, texts
+from reshard.worker.queue.scripts import Pipeline, at_once, job_key, ms, texts
 from reshard.worker.queue.states import JobState
 
 log = logging.getLogger(__name__)
@@ -74,10 +74,7 @@ class Cursor(Catalogs):
     def expanding(self) -> list[str]:
         """The catalogs that wait to be expanded."""
         names = texts(self._redis.smembers(LOOKED_AT))
-        with self._redis.pipeline(transaction=False) as pipeline:
-            for name in names:
-                pipeline.hget(key(name), "state")
-            states = pipeline.execute()
+        states = at_once(self._redis, lambda pipe: [pipe.hget(key(name), "state") for name in names])
         return [name for name, state in zip(names, states, strict=True) if state == b"expanding"]
 
     def claim(self, name: str, token: str) -> str:
@@ -172,10 +169,7 @@ class Cursor(Catalogs):
 
     def _collect(self, definition: Definition, run: str, active: Mapping[str, str]) -> int:
         """Note how these jobs ended; returns how many have."""
-        with self._redis.pipeline(transaction=False) as pipeline:
-            for job in active.values():
-                pipeline.hget(job_key(job), "state")
-            states = pipeline.execute()
+        states = at_once(self._redis, lambda pipe: [pipe.hget(job_key(job), "state") for job in active.values()])
         pairs = zip(active.items(), states, strict=True)
         ended = [one for one, state in pairs if state is None or JobState.known(state.decode()).ended]
         for number, id in ended:

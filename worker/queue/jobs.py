@@ -40,6 +40,7 @@ from reshard.worker.queue.scripts import (
     PREFIX,
     Pipeline,
     Scripts,
+    at_once,
     decoded,
     job_key,
     known_fields,
@@ -237,10 +238,8 @@ class JobStore:
 
     def counts(self) -> dict[JobState, int]:
         """How many jobs are in each state."""
-        pipeline = self.redis.pipeline(transaction=False)
-        for state in JobState:
-            pipeline.zcard(f"{PREFIX}jobs:{state}")
-        return dict(zip(JobState, pipeline.execute(), strict=True))
+        found = at_once(self.redis, lambda pipe: [pipe.zcard(f"{PREFIX}jobs:{state}") for state in JobState])
+        return dict(zip(JobState, found, strict=True))
 
     def plan(self, id: str) -> Plan | None:
         """The whole plan; None before it is made, some time after the job is done, and if a newer release made it."""

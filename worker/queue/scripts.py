@@ -67,6 +67,13 @@ def transact(client: redis.Redis, step: Callable[[Pipeline], T], *watched: str) 
     return cast(T, client.transaction(cast(Any, step), *watched, value_from_callable=True))
 
 
+def at_once(client: redis.Redis, ask: Callable[[Pipeline], object]) -> list[Any]:
+    """The answers to all that ``ask`` asks of its pipeline, in one exchange with the server."""
+    with client.pipeline(transaction=False) as pipe:
+        ask(pipe)
+        return pipe.execute()
+
+
 def job_key(id: str, part: str | None = None) -> str:
     """The key of a job's hash, or of one of the parts that common.lua lists."""
     return f"{PREFIX}job:{id}:{part}" if part else f"{PREFIX}job:{id}"

@@ -41,7 +41,7 @@ from collections.abc import Callable
 
 import redis
 
-from reshard.worker.queue.scripts import PREFIX, Scripts, job_key, ms, texts
+from reshard.worker.queue.scripts import PREFIX, Scripts, at_once, job_key, ms, texts
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import RESEND
 
@@ -87,10 +87,7 @@ class Wakes:
         """Remove keys of the queue that a client wrote over; returns whether there were some."""
         found = False
         kinds = dict.fromkeys(PLACES, b"zset") | dict.fromkeys((*QUEUES, BELL), b"list")
-        with self.redis.pipeline(transaction=False) as pipeline:
-            for key in kinds:
-                pipeline.type(key)
-            types = pipeline.execute()
+        types = at_once(self.redis, lambda pipe: [pipe.type(key) for key in kinds])
         for (key, kind), type in zip(kinds.items(), types, strict=True):
             if type not in {kind, b"none"}:
                 self.redis.delete(key)
