@@ -40,10 +40,10 @@ from reshard.worker.followers.pushes import Pushes
 from reshard.worker.followers.records import Definition
 from reshard.worker.followers.schedules import Schedules
 from reshard.worker.local import check_installed
-from reshard.worker.queue.ended import delete, ended
 from reshard.worker.queue.events import Follower, Reader, follow, relay
 from reshard.worker.queue.jobs import JobStore, Process, open_redis
 from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.listing import ended
 from reshard.worker.queue.scripts import BROKER_UNAVAILABLE, PREFIX
 from reshard.worker.queue.states import ENDED
 from reshard.worker.settings import HEARTBEAT, Settings
@@ -177,7 +177,7 @@ class Control:
 
     def clean(self) -> int:
         """Delete jobs that ended too long ago, JANITOR_BATCH at most; returns how many."""
-        return len(delete(self._store.redis, ended(self._store.redis, ENDED, self._keep, JANITOR_BATCH)))
+        return len(self._store.delete(ended(self._store.redis, ENDED, self._keep, JANITOR_BATCH)))
 
 
 def main(settings: Settings) -> None:

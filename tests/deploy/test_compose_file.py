@@ -24,7 +24,6 @@ from reshard.worker.followers.catalogs import Catalogs
 from reshard.worker.followers.records import Definition
 from reshard.worker.followers.schedules import Schedule, Schedules
 from reshard.worker.probes import durability
-from reshard.worker.queue.ended import delete
 from reshard.worker.queue.events import EVENTS, TOLD, TOTALS
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
@@ -100,7 +99,7 @@ def test_the_broker_of_the_compose_file_lets_clients_use_the_queue_and_nothing_e
             assert [known.id for known in store.recent()] == [job] and store.processes() == []
             store.cancel(job)
             assert store.get(job).state == "cancelled"
-            delete(store.redis, [job])
+            store.delete([job])
             assert store.recent() == []
             assert "does not show this user appendfsync" in durability(store.redis, "here").warning
             assert durability(whole, "here").state == "ok"

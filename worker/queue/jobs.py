@@ -14,6 +14,7 @@ import secrets
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from urllib.parse import parse_qs
 
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 SOCKET_TIMEOUT = 10.0  # seconds; an answer of Redis takes milliseconds
 CONNECT_TIMEOUT = 5.0  # seconds
 PAGE_BYTES = 4_000_000  # of the records of one page: each may have 64 kB of request, and checks and errors beside it
+DELETED = 1000  # jobs that are deleted in one exchange with the broker
 LOADED = 25  # records that are read at once: a page of jobs is some such reads
 CONNECTIONS = 4  # of one client; a command takes a millisecond, so many threads share them
 HEALTH_CHECK = 25.0  # seconds without a command after which a connection is tried before it is trusted
@@ -191,6 +193,18 @@ class JobStore:
         """Note with a job that ``commit`` rolled its own back; raises JobNotFound."""
         if not self.run("rolled_back", id, commit):
             raise JobNotFound(job=id)
+
+    def delete(self, ids: Sequence[str]) -> list[str]:
+        """Forget those that have ended and were not retried meanwhile; returns which. What they published stays."""
+        deleted = list[str]()
+        for first in range(0, len(ids), DELETED):
+            batch = ids[first : first + DELETED]
+            with self.redis.pipeline(transaction=False) as pipeline:
+                step = Scripts(pipeline)
+                for id in batch:
+                    step("delete", id)
+                deleted += compress(batch, pipeline.execute())
+        return deleted
 
     # -------------------------------------------------------------------------------------------------------- look
 

@@ -22,7 +22,6 @@ from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.fleet.window import Window
 from reshard.worker.followers.catalogs import Catalogs
 from reshard.worker.followers.records import Definition
-from reshard.worker.queue.ended import delete
 from reshard.worker.queue.jobs import JobStore, Process
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX
@@ -335,7 +334,7 @@ def test_a_job_that_is_cancelled_while_it_waits_is_not_woken(store: JobStore, le
     assert fleet.seen().deferred == 1
     store.cancel(job)
     assert fleet.seen().deferred == 0
-    delete(store.redis, [job])
+    store.delete([job])
     fleet.limit({"window": "none"})
     assert leases.due() == 0
 

@@ -10,7 +10,6 @@ from reshard.pipeline.errors import BadPlace, CatalogState, ReshardError, Source
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.expander import Expander
 from reshard.worker.followers.records import Definition, Entry
-from reshard.worker.queue.ended import delete
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX
@@ -90,7 +89,7 @@ def test_bytes_of_a_job_that_goes_on_count_once(
     (job,) = jobs(catalogs)
     read(job, 400)
     if forgotten:
-        delete(store.redis, [job])
+        store.delete([job])
     assert catalogs.retry("mirror") == 1
     (again,) = jobs(catalogs)
     assert (again == job) != forgotten

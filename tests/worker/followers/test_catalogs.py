@@ -25,7 +25,6 @@ from reshard.worker.followers import catalogs as kept
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.expander import Expander
 from reshard.worker.followers.records import Definition, Ended, Entry
-from reshard.worker.queue.ended import delete
 from reshard.worker.queue.jobs import JobStore, submission
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX
@@ -469,7 +468,7 @@ def test_a_job_is_awaited_until_its_end_is_noted(catalogs: Cursor, store: JobSto
     for one in (job, other):
         if one == other:
             store.cancel(one)
-        delete(store.redis, [one])
+        store.delete([one])
     catalogs.reconcile()
     assert catalogs.get("mirror").state == "done"
     assert catalogs.get("mirror").failures() == {}
@@ -479,7 +478,7 @@ def test_a_job_that_was_deleted_is_a_failure(catalogs: Cursor, store: JobStore) 
     begin(catalogs, definition(1))
     (job,) = jobs(catalogs)
     store.cancel(job)
-    delete(store.redis, [job])
+    store.delete([job])
     assert jobs(catalogs) == []
     assert list(catalogs.get("mirror").failures()) == ["job.not_found"]
 

@@ -34,7 +34,6 @@ from reshard.worker.followers.metrics import registry
 from reshard.worker.followers.notices import HOOKS, Command, Notifier
 from reshard.worker.followers.schedules import LATE, SUCCESS, Schedules
 from reshard.worker.health import serve
-from reshard.worker.queue.ended import delete
 from reshard.worker.queue.events import TOTALS
 from reshard.worker.queue.jobs import JobStore, Process, open_redis
 from reshard.worker.queue.lanes import SEEN
@@ -122,7 +121,7 @@ def test_jobs_are_counted_by_state_and_failures_by_code(store: JobStore, leases:
 
     # What became of jobs is still known when they are not.
     for job in store.recent([JobState.failed]):
-        delete(store.redis, [job.id])
+        store.delete([job.id])
     seen = scrape(port)
     assert seen.one("reshard_jobs", "failed") == 0
     assert seen.one("reshard_jobs_ended_total", "failed") == 3

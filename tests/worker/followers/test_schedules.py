@@ -16,7 +16,6 @@ from reshard.worker.control import Control
 from reshard.worker.followers.catalogs import Catalogs
 from reshard.worker.followers.records import Definition
 from reshard.worker.followers.schedules import ALL, DUE, KEPT, LATE, Schedule, Schedules
-from reshard.worker.queue.ended import delete
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.states import JobState
@@ -133,7 +132,7 @@ def test_it_fires_on_although_its_last_job_was_deleted(store: JobStore, schedule
     assert outcomes(schedules) == ["fired"]
     [job] = store.recent()
     store.cancel(job.id)
-    delete(store.redis, [job.id])
+    store.delete([job.id])
     followed(store)
     clock.now += DAY
     assert outcomes(schedules) == ["fired"]

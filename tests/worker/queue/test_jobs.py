@@ -20,9 +20,9 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.places import Hub
 from reshard.pipeline.planning.model import Plan
-from reshard.worker.queue.ended import delete, ended
 from reshard.worker.queue.jobs import JobStore, broker_errors, open_redis, submission, without_password
 from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.listing import ended
 from reshard.worker.queue.record import Job
 from reshard.worker.queue.scripts import PREFIX, job_key
 from reshard.worker.queue.states import ENDED, JobState
@@ -279,12 +279,12 @@ def test_what_was_rolled_back_is_planned_again_and_not_confirmed(
 
 def test_only_a_job_that_has_ended_can_be_deleted(store: JobStore) -> None:
     job = store.submit(ask()).id
-    assert delete(store.redis, [job]) == []
+    assert store.delete([job]) == []
     assert store.get(job).state == JobState.queued
     store.cancel(job)
     other = store.submit(ask("other")).id
     store.cancel(other)
-    assert delete(store.redis, ["gone", job, other, job]) == [job, other], "those that it deleted, each once"
+    assert store.delete(["gone", job, other, job]) == [job, other], "those that it deleted, each once"
     with pytest.raises(JobNotFound):
         store.get(job)
     assert store.redis.keys("reshard:*job*" + job + "*") == []
@@ -387,9 +387,9 @@ def test_jobs_that_ended_are_found_by_state_and_age(store: JobStore) -> None:
 
 
 def test_more_jobs_than_one_exchange_takes_are_deleted(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reshard.worker.queue.ended.BATCH", 2)
+    monkeypatch.setattr("reshard.worker.queue.jobs.DELETED", 2)
     jobs = [store.submit(ask(name=name)).id for name in "abcde"]
     for job in jobs:
         store.cancel(job)
-    assert delete(store.redis, jobs) == jobs
+    assert store.delete(jobs) == jobs
     assert store.recent() == []

@@ -12,7 +12,6 @@ from reshard.pipeline.request import Request
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.pushes import WAITING, Pushes, Watch
 from reshard.worker.followers.schedules import Schedule, Schedules
-from reshard.worker.queue.ended import delete
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import job_key, texts
@@ -114,7 +113,7 @@ def test_a_push_gives_up_on_a_target_whose_job_is_gone(store: JobStore) -> None:
 def test_a_deleted_job_leaves_nothing_behind(store: JobStore) -> None:
     job = store.submit(by("me", 0)).id
     store.cancel(job)
-    delete(store.redis, [job])
+    store.delete([job])
     assert not store.redis.exists("reshard:queued:me")
 
 

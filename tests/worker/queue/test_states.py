@@ -8,7 +8,6 @@ import pytest
 
 from reshard.pipeline.errors import NoWeights, WrongState
 from reshard.pipeline.planning.model import SCHEMA, Plan
-from reshard.worker.queue.ended import delete
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Lease, Leases
 from reshard.worker.queue.scripts import job_key
@@ -135,7 +134,7 @@ def carried_out(driver: Driver) -> dict[str, list[Callable[[str, Lease | None], 
         "cancel": [lambda job, lease: store.cancel(job)],
         "retry": [lambda job, lease: store.retry(job), lambda job, lease: store.retry(job, anew=True)],
         "due": [lambda job, lease: leases.due()],
-        "delete": [lambda job, lease: delete(store.redis, [job])],
+        "delete": [lambda job, lease: store.delete([job])],
     }
 
 
