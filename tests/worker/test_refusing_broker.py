@@ -120,7 +120,7 @@ def test_control_goes_on_when_it_goes_away_under_the_hands_of_a_catalog(
     monkeypatch.setattr(store.redis, "zrangebylex", away)
     with running(store):
         wait_for(lambda: catalogs.get("mirror").state == "done", "its end")
-    assert "refuses: the broker at redis" in caplog.text
+    assert "refuses: gone just now" in caplog.text
     assert "gone just now" in caplog.text
 
 
