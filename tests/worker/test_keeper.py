@@ -153,7 +153,7 @@ def test_interactive_work_stops_a_bulk_copy_at_a_batch_and_not_before(
     with LeaseKeeper(leases, lease, QUICK) as kept:
         kept.tick(1)
         store.redis.lpush("reshard:interactive", "a wake that no worker has taken yet")
-        wait_for(lambda: store.redis.exists("reshard:yielding"), "the word to yield")
+        wait_for(kept.should_yield, "the word to yield")
         kept.tick(1)
         kept.sealed(receipts(plan, 0)[:1], Moved())
         assert ticks_until_stopped(kept) == "yield"
