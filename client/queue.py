@@ -126,10 +126,8 @@ def open_queue() -> Iterator[Queue]:
     from reshard.worker.settings import settings
 
     with JobStore.at(broker_url(settings())) as store:
-        queue = Queue(store)
-        with queue.answering():
-            store.check_server()
-            yield queue
+        store.check_server()
+        yield Queue(store)
 
 
 # ---------------------------------------------------------------------------------------------------- in words

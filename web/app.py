@@ -130,7 +130,8 @@ def _parameters(request: Request, model: type[Body]) -> dict[str, Any]:
 async def _events(web: Web, request: Request) -> Response:
     found = await run_in_threadpool(web.caller, request, Scope.read)
     job = request.path_params.get("job")
-    id = await run_in_threadpool(web.queue.jobs.resolve, job) if job else None
+    with web.queue.answering():
+        id = await run_in_threadpool(web.queue.jobs.resolve, job) if job else None
     return await follow(web.streams, id, found.name, request.headers.get("last-event-id"))
 
 
@@ -158,7 +159,8 @@ async def _healthy(request: Request) -> Response:
 
 async def _ready(web: Web, request: Request) -> Response:
     try:
-        await run_in_threadpool(web.queue.jobs.counts)
+        with web.queue.answering():
+            await run_in_threadpool(web.queue.jobs.counts)
     except BrokerUnavailable:
         return PlainTextResponse("the broker does not answer\n", 503)
     return PlainTextResponse("ok\n")

@@ -21,7 +21,7 @@ from celery.exceptions import SecurityWarning
 from kombu.entity import Queue
 from kombu.exceptions import OperationalError
 
-from reshard.pipeline.errors import BadSetting, BrokerUnavailable, TempDirUnusable
+from reshard.pipeline.errors import BadSetting, TempDirUnusable
 from reshard.pipeline.limits import MEMORY_FLOOR_XET
 from reshard.pipeline.stores.connect import ConnectSettings
 from reshard.pipeline.stores.heap import reuse_blocks
@@ -161,7 +161,7 @@ class Drained(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no t
             drain.from_afar(idle)
             for name in QUEUES:
                 (consumer.cancel_task_queue if idle else consumer.add_task_queue)(name)
-        except (redis.RedisError, OperationalError, BrokerUnavailable) as error:
+        except (redis.RedisError, OperationalError) as error:
             log.warning("cannot ask whether this worker is drained, the broker is unavailable: %s", error)
             return
         self._idle = idle
@@ -187,10 +187,7 @@ class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no
 
     def stop(self, worker: Any) -> None:
         self._timer.cancel()
-        try:
-            withdraw(self._client, self._process)
-        except redis.RedisError as error:
-            log.warning("the broker is unavailable at the end: %s", error)
+        withdraw(self._client, self._process)
 
     terminate = stop
 

@@ -80,10 +80,8 @@ def stop(settings: Settings) -> bool:
 
 def answers(url: str) -> bool:
     """Whether a broker is there and has loaded its data."""
-    client = open_redis(url)
-    with suppress(redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError):
+    with open_redis(url) as client, suppress(redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError):
         return bool(client.ping())
-    client.close()
     return False
 
 

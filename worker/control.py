@@ -22,7 +22,7 @@ from types import FrameType
 import redis
 
 from reshard.pipeline.copying.loop import Stopped
-from reshard.pipeline.errors import BrokerUnavailable, QueueError
+from reshard.pipeline.errors import QueueError
 from reshard.pipeline.stores.connect import Context
 from reshard.worker import logs, tracing
 from reshard.worker.broker import broker_url
@@ -40,11 +40,11 @@ from reshard.worker.followers.pushes import Pushes
 from reshard.worker.followers.records import Definition
 from reshard.worker.followers.schedules import Schedules
 from reshard.worker.local import check_installed
-from reshard.worker.queue.ended import delete, ended
 from reshard.worker.queue.events import Follower, Reader, follow, relay
 from reshard.worker.queue.jobs import JobStore, Process, open_redis
 from reshard.worker.queue.leases import Leases
-from reshard.worker.queue.scripts import PREFIX
+from reshard.worker.queue.listing import ended
+from reshard.worker.queue.scripts import BROKER_UNAVAILABLE, PREFIX
 from reshard.worker.queue.states import ENDED
 from reshard.worker.settings import HEARTBEAT, Settings
 
@@ -108,10 +108,7 @@ class Control:
             except Exception:
                 log.exception("a turn failed for an unknown reason; it is tried again")
                 self._ending.wait(PAUSE)
-        try:
-            withdraw(self._store.redis, self._self)
-        except redis.RedisError as error:
-            log.warning("the broker is unavailable at the end: %s", error)
+        withdraw(self._store.redis, self._self)
 
     def look(self, listen: float) -> int:
         """Wait up to ``listen`` seconds for the bell, then do all that is due; returns how many wakes were sent."""
@@ -180,7 +177,7 @@ class Control:
 
     def clean(self) -> int:
         """Delete jobs that ended too long ago, JANITOR_BATCH at most; returns how many."""
-        return len(delete(self._store.redis, ended(self._store.redis, ENDED, self._keep, JANITOR_BATCH)))
+        return len(self._store.delete(ended(self._store.redis, ENDED, self._keep, JANITOR_BATCH)))
 
 
 def main(settings: Settings) -> None:
@@ -197,7 +194,7 @@ def main(settings: Settings) -> None:
     logs.configure(settings.log_format)
     url = broker_url(settings)
     store = JobStore(open_redis(url), url)
-    with suppress(BrokerUnavailable):
+    with suppress(*BROKER_UNAVAILABLE):
         store.check_server()
     control = Control(store, Leases(store, send, "control", settings.lease), settings)
     signal.signal(signal.SIGTERM, control.stop)

@@ -37,7 +37,7 @@ YIELDING_STEPS = frozenset({"plan", "check", "group"})  # what may be begun agai
 
 R = TypeVar("R")
 
-_REASONS: dict[str, Reason] = {"lost": "lease", "cancelled": "cancel", "yield": "yield"}
+_REASONS: dict[str, Reason] = {"lost": "lease", "cancelled": "cancel"}
 
 
 class LeaseKeeper:
@@ -165,20 +165,13 @@ class LeaseKeeper:
         self.begun = True
 
     def finish(self, step: Callable[[], str]) -> str:
-        """Hand in what was done, waiting for the broker if need be; raises Stopped when it is not ours any more.
+        """Hand in what was done, behind all that was sealed, waiting for the broker if need be.
 
-        Returns ``ok``, or the ``alone`` of a unit that no other worker is there to take.
+        From here on nothing is interrupted. Raises Stopped when the unit is not ours any more.
         """
-        answer = self.uninterrupted(step)
-        if answer != "alone":
-            self._heed(answer)
-        return answer
-
-    def uninterrupted(self, step: Callable[[], R]) -> R:
-        """Tell the store what it must not miss, behind all that was sealed; from here on nothing is interrupted."""
         self._interruptible = False
         self.patiently(self._save)
-        return self.patiently(step)
+        return self._heed(self.patiently(step))
 
     def patiently(self, step: Callable[[], R]) -> R:
         """``step``, tried again while the broker is unavailable; what it raises after that patience is over."""
@@ -216,16 +209,13 @@ class LeaseKeeper:
         try:
             self._save()
             self._note()
-            answer = self._leases.renew(self.lease, self._bytes, progress, self._told)
+            answer = self._heed(self._leases.renew(self.lease, self._bytes, progress, self._told))
         except BROKER_UNAVAILABLE as error:
             log.warning("cannot renew %s of %s, the broker is unavailable: %s", self.lease.unit, self.lease.job, error)
         except Stopped as stopped:
             self._stop = stopped.reason
         else:
-            if answer == "yield":
-                self._yield = True
-            elif answer != "ok":
-                self._stop = _REASONS[answer]
+            self._yield |= answer == "yield"
 
     def _note(self) -> None:
         if read := self._read - self._noted:
@@ -249,6 +239,7 @@ class LeaseKeeper:
             os._exit(drain.HANDED_OVER)
 
     @staticmethod
-    def _heed(answer: str) -> None:
-        if answer != "ok":
-            raise Stopped(_REASONS[answer])
+    def _heed(answer: str) -> str:
+        if (reason := _REASONS.get(answer)) is not None:
+            raise Stopped(reason)
+        return answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from reshard.pipeline.copying.loop import Attested, Stopped
+from reshard.pipeline.copying.loop import Attested
 from reshard.pipeline.driving import Exhausted
 from reshard.pipeline.errors import ReshardError
 from reshard.pipeline.planning.model import Receipt, Shard
@@ -29,10 +29,6 @@ class QueueLedger:
     def spoil(self, unit: int | None, error: ReshardError, shards: Collection[Shard], groups: Sequence[int]) -> None:
         """Raises Stopped where the unit is another's by now."""
         assert unit == (self._lease.group if self._lease.kind == "group" else None), "of the unit that is leased"
-        answer = self._keeper.uninterrupted(
-            lambda: self._leases.invalidate(self._lease, error.to_dict(), shards, groups)
-        )
-        if answer == "often":
+        data = error.to_dict()
+        if self._keeper.finish(lambda: self._leases.invalidate(self._lease, data, shards, groups)) == "often":
             raise Exhausted(error)
-        if answer != "ok":
-            raise Stopped("lease" if answer == "lost" else "cancel")

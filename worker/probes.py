@@ -16,7 +16,7 @@ from reshard.pipeline.text import counted
 from reshard.worker.broker import broker_url
 from reshard.worker.fleet.fleet import Fault, Fleet, Pause
 from reshard.worker.followers.notices import Notice, hooks
-from reshard.worker.queue.jobs import JobStore, Process, broker_errors, without_password
+from reshard.worker.queue.jobs import JobStore, Process, without_password
 from reshard.worker.queue.wakes import strays
 from reshard.worker.settings import Settings
 
@@ -29,7 +29,7 @@ def queue(settings: Settings) -> Iterator[Probe]:
         yield Probe("broker", "none", f"{none.facts['why']}; `reshard run` needs none, `reshard up` starts one")
         return
     try:
-        with JobStore.at(url) as store, broker_errors(url):
+        with JobStore.at(url) as store:
             store.check_server()
             yield durability(store.redis, without_password(url))
             yield _clock(store.redis)

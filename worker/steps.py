@@ -98,18 +98,12 @@ def work(leases: Leases, lease: Lease, settings: Settings, process: OwnProcess) 
                 tracing.note(stopped=reason)
                 if reason in {"drain", "yield", "stall"}:
                     keeper.finish(lambda: leases.release(lease, reason))
-            except Exhausted as exhausted:
-                error = exhausted.error
-                error.facts.setdefault("job", lease.job)
-                extra = logs.of_error(error)
-                log.warning("%s of job %s, for the last time: %s", lease.unit, lease.job, error, extra=extra)
-                tracing.failed(error)
-                keeper.finish(lambda: leases.fail(lease, error.to_dict(), unsure=step.unsure(error)))
             except BROKER_UNAVAILABLE:
                 raise
             except Exception as error:  # noqa: BLE001  whatever it is, it counts and the job says it
-                named = self_check.named(error, step.tmpdir)
-                _trouble(leases, lease, keeper.finish, settings, named, step.unsure(named))
+                last = isinstance(error, Exhausted)
+                named = error.error if isinstance(error, Exhausted) else self_check.named(error, step.tmpdir)
+                _trouble(leases, lease, keeper.finish, settings, named, step.unsure(named), last)
     except Stopped as stopped:
         log.info("%s of job %s: %s before it could be handed in", lease.unit, lease.job, stopped.reason)
     except BROKER_UNAVAILABLE as error:
@@ -172,8 +166,7 @@ class Step:
     def _plan(self) -> None:
         source, target = self._source(), self._target()
         policy.check_exposed(pipeline.exposed(self._request, source), self._settings)
-        submitted = self._keeper.patiently(lambda: self._leases.submitted(self._job))
-        plan = pipeline.plan(self._request, source, target, self._process.meta_loader(), submitted)
+        plan = pipeline.plan(self._request, source, target, self._process.meta_loader(), self._lease.asked)
         if plan.published is not None:
             published = Published(plan.published, target.branch, found=True)
             self._keeper.finish(lambda: self._leases.done(self._lease, _record(published, plan)))
@@ -288,19 +281,24 @@ def _trouble(
     settings: Settings,
     error: ReshardError,
     unsure: bool,
+    last: bool = False,
 ) -> None:
-    """Have the unit done by another worker or tried again later, or end the job; ``finish`` as the keeper's."""
+    """Have the unit done by another worker or tried again later, or end the job, at once if this was its ``last`` time.
+
+    ``finish`` as the keeper's.
+    """
     error.facts.setdefault("job", lease.job)
-    log.warning("%s of job %s: %s", lease.unit, lease.job, error, extra=logs.of_error(error))
+    said = ", for the last time" if last else ""
+    log.warning("%s of job %s%s: %s", lease.unit, lease.job, said, error, extra=logs.of_error(error))
     tracing.failed(error)
     data = error.to_dict()
-    if error.blames_worker:
+    if error.blames_worker and not last:
         self_check.failed(lease.kind, error)
         if finish(lambda: leases.hand_over(lease, data)) == "ok":
             return
     briefly = isinstance(error, RETRY_BRIEFLY) or type(error) is ReshardError
     allowed = ATTEMPTS_AT_A_BUG if briefly else settings.attempts
-    if not (error.retryable or briefly):
+    if last or not (error.retryable or briefly):
         finish(lambda: leases.fail(lease, data, unsure))
     elif lease.attempts < allowed:
         pause = backoff(lease.attempts, settings) if error.retryable else 0.0

@@ -164,7 +164,7 @@ def submit(session: InProcess, body: Asked) -> jobs.Submitted:
 @operation("POST", "/jobs/delete")
 def delete_jobs(session: InProcess, body: Forgotten) -> jobs.Deleted:
     """Delete jobs that have ended: those that are named, or those of these states and this age."""
-    from reshard.worker.queue import ended
+    from reshard.worker.queue.listing import ended
 
     queue = session.queue
     kept = queue.catalogs.awaited()
@@ -180,10 +180,10 @@ def delete_jobs(session: InProcess, body: Forgotten) -> jobs.Deleted:
         if job.id in kept:
             raise WrongState(job=job.id, state=job.state, why=f"it is kept until {AWAITED}")
         named.append(job.id)
-    found = named or ended.ended(queue.jobs.redis, body.states, body.age)
+    found = named or ended(queue.jobs.redis, body.states, body.age)
     kept &= {*found}
     found = [id for id in dict.fromkeys(found) if id not in kept]
-    found = found if body.dry_run else ended.delete(queue.jobs.redis, found)
+    found = found if body.dry_run else queue.jobs.delete(found)
     deleted = 0 if body.dry_run else len(found)
     return jobs.Deleted(deleted=deleted, dry_run=body.dry_run, ids=found, kept=sorted(kept))
 

@@ -83,7 +83,8 @@ class InProcess:
             return operation.run(self, *args, **kwargs)
 
     def linger(self, job: str, after: str, seconds: float) -> None:
-        self.queue.jobs.events(job, after, seconds)
+        with self.queue.answering():
+            self.queue.jobs.events(job, after, seconds)
 
     def allow(self, request: Request, context: Context | None = None, has_target: bool = True) -> None:
         """Raises what a service does not let be submitted, or done with the ``context`` it has; here nothing."""

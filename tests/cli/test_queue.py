@@ -21,7 +21,7 @@ from tests.support.procs import Machine, free_port
 from tests.test_architecture import HEAVY, breaks, loaded_by
 from tests.web.conftest import start
 from tests.worker.conftest import another, copying, plan, receipts
-from tests.worker.test_catalogs import finish
+from tests.worker.followers.test_catalogs import finish
 
 __all__ = ["plan"]
 

@@ -153,7 +153,7 @@ def test_interactive_work_stops_a_bulk_copy_at_a_batch_and_not_before(
     with LeaseKeeper(leases, lease, QUICK) as kept:
         kept.tick(1)
         store.redis.lpush("reshard:interactive", "a wake that no worker has taken yet")
-        wait_for(lambda: store.redis.exists("reshard:yielding"), "the word to yield")
+        wait_for(kept.should_yield, "the word to yield")
         kept.tick(1)
         kept.sealed(receipts(plan, 0)[:1], Moved())
         assert ticks_until_stopped(kept) == "yield"
@@ -281,7 +281,7 @@ def test_a_read_that_waits_for_ever_is_interrupted_by_a_cancel(store: JobStore, 
 
 def test_what_the_store_must_hear_is_not_interrupted(leases: Leases, group: Lease) -> None:
     with LeaseKeeper(leases, group, Settings()) as kept, kept.interruptible():
-        assert kept.uninterrupted(lambda: signal.raise_signal(keeper.INTERRUPT)) is None
+        kept.finish(lambda: str(signal.raise_signal(keeper.INTERRUPT)))
 
 
 def test_outside_of_it_nothing_is_interrupted(store: JobStore, leases: Leases, group: Lease) -> None:

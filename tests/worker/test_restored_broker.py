@@ -10,7 +10,7 @@ from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import job_key
 from reshard.worker.queue.states import JobState
 from tests.support.hub.fixtures import hub, hub_process, namespace
-from tests.worker.conftest import ask
+from tests.worker.conftest import ask, claimed
 from tests.worker.test_workers import SIZE, Site, site
 
 __all__ = ["hub", "hub_process", "namespace", "site"]
@@ -77,8 +77,8 @@ def test_a_job_from_before_the_backup_does_not_replace_what_was_published_after_
 def test_a_retry_is_asked_for_anew(store: JobStore, leases: Leases) -> None:
     job = store.submit(ask()).id
     created = int(store.redis.hget(job_key(job), "created") or 0)
-    assert leases.submitted(job) == created
+    assert claimed(leases, job, "plan").asked == created
     store.redis.hset(job_key(job), "created", created - 3_600_000)
     store.cancel(job)
     store.retry(job)
-    assert leases.submitted(job) >= created
+    assert claimed(leases, job, "plan").asked >= created

@@ -28,7 +28,7 @@ from reshard.worker.cron import next_after
 from reshard.worker.fleet.bandwidth import SHARE, Share
 from reshard.worker.fleet.window import MIDNIGHT, Window, check_zone, last_due
 from reshard.worker.queue.jobs import JobStore
-from reshard.worker.queue.scripts import PREFIX, decoded, job_key, known_fields, ms, texts
+from reshard.worker.queue.scripts import PREFIX, decoded, known_fields, ms, texts
 from reshard.worker.queue.states import JobState
 from reshard.worker.queue.wakes import ring
 
@@ -39,7 +39,6 @@ DRAINED = f"{FLEET}:drained"
 RESTING = f"{FLEET}:resting"
 STRETCH = 10.0  # seconds over which the rate is taken
 OFF = "none"  # takes a limit off
-AT_WORK = (JobState.planning, JobState.copying, JobState.publishing, JobState.committing, JobState.confirming)
 
 
 # --------------------------------------------------------------------------------------------------------- decisions
@@ -77,19 +76,18 @@ class Limits:
 
     def night(self, moment: float) -> float:
         """When the night began that ``moment`` is in: with the window, or at midnight. Raises BadSchedule."""
-        return self.window.last_start(self.tz, moment) if self.window else last_due(MIDNIGHT, self.tz, moment)
-
-    def next_night(self, moment: float) -> float:
-        """When the next one begins. Raises BadSchedule."""
-        return self.window.next_start(self.tz, moment) if self.window else next_after(MIDNIGHT, self.tz, moment)
+        return last_due(self._begins, self.tz, moment)
 
     def closed(self, moment: float, read: int) -> Closed | None:
         """Whether no bulk work is done now, when ``read`` bytes were read since the night began. Raises BadSchedule."""
-        if self.shut(moment):
-            return Closed("window", self.next_night(moment))
-        if self.night_bytes is not None and read >= self.night_bytes:
-            return Closed("night", self.next_night(moment))
-        return None
+        shut = self.shut(moment)
+        if not shut and (self.night_bytes is None or read < self.night_bytes):
+            return None
+        return Closed("window" if shut else "night", next_after(self._begins, self.tz, moment))
+
+    @property
+    def _begins(self) -> str:
+        return self.window.begins if self.window else MIDNIGHT
 
 
 def parse_limits(given: Mapping[str, str]) -> dict[str, str | None]:
@@ -262,11 +260,11 @@ class Fleet:
     def claims_by_worker(self) -> dict[str, list[str]]:
         """What each worker is at: ``<job> <unit>``, by its name."""
         found = defaultdict[str, list[str]](list)
-        for state in AT_WORK:
-            for job in texts(self._redis.zrange(f"{PREFIX}jobs:{state}", 0, -1)):
-                units = decoded(self._redis.hgetall(job_key(job, "units")))
-                for unit in sorted(name.removesuffix(".token") for name in units if name.endswith(".token")):
-                    found[units[f"{unit}.worker"].rpartition(".")[0]].append(f"{job} {unit}")
+        at_work = [state for state in JobState if not state.ended and state != JobState.queued]
+        ids = [id for state in at_work for id in texts(self._redis.zrange(f"{PREFIX}jobs:{state}", 0, -1))]
+        for job in self._store.load(ids):
+            for claim in job.claims:
+                found[claim.worker.rpartition(".")[0]].append(f"{job.id} {claim.unit}")
         return found
 
     def _workers(self) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import asdict
 
 import redis
@@ -10,6 +11,8 @@ import redis
 from reshard.worker.queue.jobs import Process
 from reshard.worker.queue.scripts import PREFIX
 from reshard.worker.settings import PRESUMED_DEAD
+
+log = logging.getLogger(__name__)
 
 
 def announce(client: redis.Redis, process: Process) -> None:
@@ -22,7 +25,10 @@ def announce(client: redis.Redis, process: Process) -> None:
 
 def withdraw(client: redis.Redis, process: Process) -> None:
     """Record that ``process`` has ended in order."""
-    with client.pipeline(transaction=False) as pipeline:
-        pipeline.srem(f"{PREFIX}processes", process.name)
-        pipeline.delete(f"{PREFIX}process:{process.name}")
-        pipeline.execute()
+    try:
+        with client.pipeline(transaction=False) as pipeline:
+            pipeline.srem(f"{PREFIX}processes", process.name)
+            pipeline.delete(f"{PREFIX}process:{process.name}")
+            pipeline.execute()
+    except redis.RedisError as error:
+        log.warning("the broker is unavailable at the end: %s", error)

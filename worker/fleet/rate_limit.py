@@ -27,7 +27,7 @@ import redis
 
 from reshard.pipeline.limits import WAIT_MAX
 from reshard.pipeline.stores.pace import LocalRateLimiter, RateLimitWindow, Waits, rate_limited
-from reshard.worker.queue.scripts import PREFIX, Scripts, decoded, server_ms, texts
+from reshard.worker.queue.scripts import PREFIX, Scripts, at_once, decoded, server_ms, texts
 
 log = logging.getLogger(__name__)
 
@@ -137,10 +137,7 @@ def budgets(client: redis.Redis) -> dict[tuple[str, str], tuple[int, int]]:
     now = server_ms(client)
     found: dict[tuple[str, str], tuple[int, int]] = {}
     known = [member.split(" ") for member in texts(client.zrangebyscore(WINDOWS, now, "+inf"))]
-    with client.pipeline(transaction=False) as pipeline:
-        for _, _, key in known:
-            pipeline.hgetall(key)
-        windows = map(decoded, pipeline.execute())
+    windows = map(decoded, at_once(client, lambda pipe: [pipe.hgetall(key) for _, _, key in known]))
     for (endpoint, kind, _), window in zip(known, windows, strict=True):
         if window:
             quota = int(window["quota"])
@@ -151,10 +148,8 @@ def budgets(client: redis.Redis) -> dict[tuple[str, str], tuple[int, int]]:
 
 def least_left(client: redis.Redis, hours: Sequence[int]) -> dict[tuple[str, str], list[int | None]]:
     """The least percent of a window's calls that were left in each of these hours since the epoch; None: not told."""
-    with client.pipeline(transaction=False) as pipeline:
-        for hour in hours:
-            pipeline.hgetall(f"{PREFIX}pace:least:{hour}")
-        found = [{tuple(of.split(" ")): int(n) for of, n in decoded(one).items()} for one in pipeline.execute()]
+    told = at_once(client, lambda pipe: [pipe.hgetall(f"{PREFIX}pace:least:{hour}") for hour in hours])
+    found = [{tuple(of.split(" ")): int(n) for of, n in decoded(one).items()} for one in told]
     kinds = sorted({(of[0], of[1]) for one in found for of in one})
     return {of: [one.get(of) for one in found] for of in kinds}
 

@@ -118,7 +118,7 @@ class SelfCheck:
         self._doubted = False  # it was found fit after a row of failures, and no unit was done since
 
     def rests(self) -> bool:
-        """Whether the worker rests now, to be asked every second; may raise redis-py's errors and BrokerUnavailable."""
+        """Whether the worker rests now, to be asked every second; may raise redis-py's errors."""
         if self._try is not None:
             self._look(self._try)
         elif time.monotonic() >= self._next if self._cause is not None else _shared[_COUNT] >= REST_AFTER:
@@ -196,9 +196,8 @@ def check(cause: Mapping[str, Any], settings: Settings) -> None:
             file.write(bytes(size))
             file.flush()
     _check_tokens(cause, context)
-    client = open_redis(broker_url(settings))
-    client.ping()
-    client.close()
+    with open_redis(broker_url(settings)) as client:
+        client.ping()
 
 
 def _check_tokens(cause: Mapping[str, Any], context: Context) -> None:

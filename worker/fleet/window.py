@@ -45,17 +45,14 @@ class Window:
 
     def has(self, tz: str, moment: float) -> bool:
         """Whether ``moment``, in seconds since the epoch, is within them."""
-        start, stop = next_after(_cron(self.start), tz, moment), next_after(_cron(self.stop), tz, moment)
+        start, stop = next_after(self.begins, tz, moment), next_after(_cron(self.stop), tz, moment)
         # Both are due at once where the clock jumps over the whole of them, or over the whole of the rest.
         return stop < start or (stop == start and self.stop < self.start)
 
-    def next_start(self, tz: str, moment: float) -> float:
-        """When they begin after ``moment``."""
-        return next_after(_cron(self.start), tz, moment)
-
-    def last_start(self, tz: str, moment: float) -> float:
-        """When they began, at ``moment`` or before."""
-        return last_due(_cron(self.start), tz, moment)
+    @property
+    def begins(self) -> str:
+        """A cron expression."""
+        return _cron(self.start)
 
 
 def last_due(cron: str, tz: str, moment: float) -> float:

@@ -29,6 +29,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from typing import NamedTuple, TypeVar, cast
 from uuid import uuid4
 
@@ -40,7 +41,17 @@ from reshard.worker.followers import records
 from reshard.worker.followers.records import TURNS, UNDER_WAY, CatalogStatus, Definition, Ended, Entry, Standing, State
 from reshard.worker.queue.events import append
 from reshard.worker.queue.jobs import JobStore
-from reshard.worker.queue.scripts import PREFIX, Pipeline, decoded, job_key, known_fields, server_ms, texts, transact
+from reshard.worker.queue.scripts import (
+    PREFIX,
+    Pipeline,
+    at_once,
+    decoded,
+    job_key,
+    known_fields,
+    server_ms,
+    texts,
+    transact,
+)
 
 log = logging.getLogger(__name__)
 
@@ -173,13 +184,10 @@ class Catalogs:
     def nights(self, name: str) -> list[tuple[float, dict[str, tuple[str, str]]]]:
         """Its last runs, the newest first: when each began, and how each model ended, with the code of its error."""
         began = texts(self._redis.lrange(key(name, "nights"), 0, -1))
-        with self._redis.pipeline(transaction=False) as pipeline:
-            for ms in began:
-                pipeline.hgetall(key(name, f"night:{ms}"))
-            nights = map(decoded, pipeline.execute())
+        kept = at_once(self._redis, lambda pipe: [pipe.hgetall(key(name, f"night:{ms}")) for ms in began])
         return [
             (int(ms) / 1000, {repo: (how.partition(" ")[0], how.partition(" ")[2]) for repo, how in night.items()})
-            for ms, night in zip(began, nights, strict=True)
+            for ms, night in zip(began, map(decoded, kept), strict=True)
         ]
 
     def now(self, name: str) -> Now:
@@ -226,10 +234,7 @@ class Catalogs:
                 if ended.error is not None and not ended.in_file and only in {None, ended.error["code"]}:
                     again[number] = ended
             # A job that goes on reports at its end all that it ever read, if it is still there.
-            with self._redis.pipeline(transaction=False) as pipeline:
-                for ended in again.values():
-                    pipeline.exists(job_key(ended.job or ""))
-                there = pipeline.execute()
+            there = at_once(self._redis, lambda pipe: [pipe.exists(job_key(one.job or "")) for one in again.values()])
             counted = sum(ended.read for ended, kept in zip(again.values(), there, strict=True) if kept)
             pipe.multi()
             for entry, ended in again.items():
@@ -343,11 +348,15 @@ def enter(pipe: Pipeline, name: str, now: Now, state: State, note: str = "") -> 
         )  # fmt: skip
 
 
-def remember_night(pipe: Pipeline, name: str, now: Now, repo: str, ended: Ended) -> None:
-    """Beside what is kept of the run itself, which the next one takes the place of."""
-    night = key(name, f"night:{now.started}")
-    pipe.hset(night, repo, " ".join([ended.outcome, *([ended.error["code"]] if ended.error else [])]))
-    pipe.expire(night, KEEP_NIGHT)
+def note_end(pipe: Pipeline, name: str, now: Now, number: str, repo: str, ended: Ended) -> None:
+    """Note how an entry ended, in ``now`` as well; once more beside what the next run takes the place of."""
+    pipe.hset(key(name, "ended"), number, json.dumps(asdict(ended)))
+    count(pipe, name, ended, 1)
+    now.counts.update(records.tally(ended))
+    if ended.outcome != "unchanged" or now.entries <= NIGHT_WHOLE:
+        night = key(name, f"night:{now.started}")
+        pipe.hset(night, repo, " ".join([ended.outcome, *([ended.error["code"]] if ended.error else [])]))
+        pipe.expire(night, KEEP_NIGHT)
 
 
 def count(pipe: Pipeline, name: str, ended: Ended, by: int) -> None:

@@ -8,13 +8,7 @@ from contextlib import contextmanager
 
 from pydantic import ValidationError
 
-from reshard.pipeline.errors import (
-    BadSchedule,
-    BrokerUnavailable,
-    CatalogNotFound,
-    ScheduleNotFound,
-    ScheduleUnreadable,
-)
+from reshard.pipeline.errors import BadSchedule, CatalogNotFound, ScheduleNotFound, ScheduleUnreadable
 from reshard.worker.queue.scripts import BROKER_UNAVAILABLE
 
 log = logging.getLogger(__name__)
@@ -33,7 +27,7 @@ class Contained:
             yield
         except (CatalogNotFound, ScheduleNotFound) as error:
             log.info("it was removed or restarted meanwhile: %s", error)
-        except (*BROKER_UNAVAILABLE, BrokerUnavailable):
+        except BROKER_UNAVAILABLE:
             raise
         except Exception as error:
             if name not in self._broken:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from math import inf
 
 import redis
@@ -17,7 +18,7 @@ from reshard.worker import tracing
 from reshard.worker.logs import job_ended
 from reshard.worker.queue.events import TOTALS, Event, Reader
 from reshard.worker.queue.jobs import JobStore
-from reshard.worker.queue.scripts import PREFIX, Pipeline, decoded
+from reshard.worker.queue.scripts import PREFIX, Pipeline, at_once, decoded
 
 MOVED = ("read", "uploaded", "deduplicated")
 HOUR = 3_600_000  # ms
@@ -28,7 +29,7 @@ KEEP_MOVED = 86_400  # seconds; longer than a copy may pause, and not for ever: 
 BUCKETS = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0)  # seconds: a tiny step to a night
 
 
-def counted(events: Sequence[Event]) -> Counter[str]:
+def counted(events: Iterable[Event]) -> Counter[str]:
     """What the events add to which counter: bytes that moved, jobs by state, failures and retries by error code, times.
 
     A time counts in the first of BUCKETS that it fits into, and in a sum of ms.
@@ -74,10 +75,7 @@ def hour_key(hour: int) -> str:
 def by_hour(client: redis.Redis, now: int) -> list[tuple[float, dict[str, int]]]:
     """When each of the last HOURS began, in seconds since the epoch, with its counters; ``now`` in ms."""
     hours = range(now // HOUR - HOURS + 1, now // HOUR + 1)
-    with client.pipeline(transaction=False) as pipeline:
-        for hour in hours:
-            pipeline.hgetall(hour_key(hour))
-        found = map(decoded, pipeline.execute())
+    found = map(decoded, at_once(client, lambda pipe: [pipe.hgetall(hour_key(hour)) for hour in hours]))
     return [(hour * 3600.0, {name: int(n) for name, n in one.items()}) for hour, one in zip(hours, found, strict=True)]
 
 
@@ -101,10 +99,9 @@ class Counters:
                     tracing.job_ended(event, job_ended(self._store, event))
                     self._logged.add(event.id)
             pipe.multi()
-            for name, number in counted(left).items():
-                pipe.hincrby(TOTALS, name, number)
-            for hour in {event.at // HOUR for event in left}:
-                for name, number in counted([event for event in left if event.at // HOUR == hour]).items():
+            for hour, events in groupby(left, lambda event: event.at // HOUR):
+                for name, number in counted(events).items():
+                    pipe.hincrby(TOTALS, name, number)
                     if not name.startswith("times:"):
                         pipe.hincrby(hour_key(hour), name, number)
                 pipe.expire(hour_key(hour), KEEP_HOUR)

@@ -11,7 +11,6 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import cast
 
@@ -27,21 +26,19 @@ from reshard.pipeline.errors import (
 from reshard.worker.followers import records
 from reshard.worker.followers.catalogs import (
     LOOKED_AT,
-    NIGHT_WHOLE,
     Catalogs,
     Now,
     asked_by,
-    count,
     enter,
     hash_of,
     key,
-    remember_night,
+    note_end,
 )
 from reshard.worker.followers.contained import Contained
 from reshard.worker.followers.records import UNDER_WAY, Definition, Ended, Entry, State
 from reshard.worker.queue.events import Event, Reader
-from reshard.worker.queue.jobs import ACTIVE, JobStore, enqueue, occupant, oldest_of_full, submission
-from reshard.worker.queue.scripts import Pipeline, job_key, ms, texts
+from reshard.worker.queue.jobs import ACTIVE, JobStore, enqueue, in_the_way, submission
+from reshard.worker.queue.scripts import Pipeline, at_once, job_key, ms, texts
 from reshard.worker.queue.states import JobState
 
 log = logging.getLogger(__name__)
@@ -77,10 +74,7 @@ class Cursor(Catalogs):
     def expanding(self) -> list[str]:
         """The catalogs that wait to be expanded."""
         names = texts(self._redis.smembers(LOOKED_AT))
-        with self._redis.pipeline(transaction=False) as pipeline:
-            for name in names:
-                pipeline.hget(key(name), "state")
-            states = pipeline.execute()
+        states = at_once(self._redis, lambda pipe: [pipe.hget(key(name), "state") for name in names])
         return [name for name, state in zip(names, states, strict=True) if state == b"expanding"]
 
     def claim(self, name: str, token: str) -> str:
@@ -137,23 +131,19 @@ class Cursor(Catalogs):
                 return False
             if first == 0:  # an earlier expander may have died before its end
                 pipe.delete(*(key(name, part) for part in ("entries", "todo", "ended", "counts")))
-                now = now._replace(counts=Counter(), entries=0, todo=0)
-            todo = now.todo
+                now = now._replace(counts=Counter(), todo=0)
+            now, todo = now._replace(entries=len(found)), now.todo
             for number, (entry, ended) in enumerate(found[first : first + FILL], first):
                 pipe.hset(key(name, "entries"), str(number), entry.model_dump_json(exclude_defaults=True))
                 if ended is None:
                     pipe.zadd(key(name, "todo"), {str(number): number})
                     todo += 1
                 else:
-                    pipe.hset(key(name, "ended"), str(number), json.dumps(asdict(ended)))
-                    count(pipe, name, ended, 1)
-                    if ended.outcome != "unchanged" or len(found) <= NIGHT_WHOLE:
-                        remember_night(pipe, name, now, entry.repo, ended)
-                    now.counts.update(records.tally(ended))
+                    note_end(pipe, name, now, str(number), entry.repo, ended)
             pipe.hset(key(name), mapping={"failures": 0, "empty": json.dumps(empty)})
             if first + FILL >= len(found):
                 pipe.hdel(key(name), "expander", "expander_until", "note")
-                enter(pipe, name, now._replace(entries=len(found)), "running" if todo else "done")
+                enter(pipe, name, now, "running" if todo else "done")
             return True
 
         return all(self._change(name, partial(step, first)) for first in range(0, max(1, len(found)), FILL))
@@ -179,19 +169,16 @@ class Cursor(Catalogs):
 
     def _collect(self, definition: Definition, run: str, active: Mapping[str, str]) -> int:
         """Note how these jobs ended; returns how many have."""
-        with self._redis.pipeline(transaction=False) as pipeline:
-            for job in active.values():
-                pipeline.hget(job_key(job), "state")
-            states = pipeline.execute()
+        states = at_once(self._redis, lambda pipe: [pipe.hget(job_key(job), "state") for job in active.values()])
         pairs = zip(active.items(), states, strict=True)
         ended = [one for one, state in pairs if state is None or JobState.known(state.decode()).ended]
         for number, id in ended:
             entry = self._entry(definition.name, number)
             try:
                 seen = self._store.get(id)
-                self._end(definition, run, number, records.how(entry, seen), records.kept(entry, seen))
+                self._end(definition, run, number, entry.repo, records.how(entry, seen), records.kept(entry, seen))
             except JobNotFound as error:
-                self._end(definition, run, number, Ended("failed", id, error=error.to_dict()))
+                self._end(definition, run, number, entry.repo, Ended("failed", id, error=error.to_dict()))
         return len(ended)
 
     def _admit(self, definition: Definition, run: str, room: int) -> None:
@@ -210,7 +197,7 @@ class Cursor(Catalogs):
         entry = self._entry(name, number)
         if entry.request is None:
             error: ReshardError = BadPlace(value=entry.repo, why="the file gives it no target")
-            self._end(definition, run, number, Ended("failed", error=error.to_dict()))
+            self._end(definition, run, number, entry.repo, Ended("failed", error=error.to_dict()))
             return "gone"
         again = cast("bytes | None", self._redis.hget(key(name, "again"), number))
         job = self._go_on(again.decode()) if again else ""
@@ -218,7 +205,7 @@ class Cursor(Catalogs):
         answer = self._admit_one(definition, run, number, job, submission(request))
         if answer not in {"ok", "gone", "stop"}:
             error = TargetBusy(job=answer, target=str(request.target))
-            self._end(definition, run, number, Ended("failed", error=error.to_dict()))
+            self._end(definition, run, number, entry.repo, Ended("failed", error=error.to_dict()))
         return answer
 
     def _admit_one(self, definition: Definition, run: str, number: str, job: str, submitted: tuple[str, ...]) -> str:
@@ -227,24 +214,23 @@ class Cursor(Catalogs):
 
         def step(pipe: Pipeline, now: Now) -> str:
             waits = pipe.zscore(key(name, "todo"), number) is not None
-            there, same = ("", True) if job else occupant(pipe, submitted)
-            full = not (job or there) and oldest_of_full(pipe, submitted, self._store.most)
+            why, there = ("same", job) if job else in_the_way(pipe, submitted, self._store.most)
             pipe.multi()
             if now.state != "running" or now.run != run or now.active >= definition.at_once:
                 return "stop"
             if not waits:
                 return "gone"
-            if not same:
+            if why == "busy":
                 return there
-            if full:  # when one of its jobs has begun there is room
+            if why == "full":  # when one of its jobs has begun there is room
                 pipe.hset(key(name), "note", WAITS.format(most=self._store.most))
                 return "stop"
-            if not (job or there):
+            if not why:
                 enqueue(pipe, submitted)
             pipe.zrem(key(name, "todo"), number)
             pipe.hdel(key(name, "again"), number)
             pipe.hdel(key(name), "note")
-            pipe.hset(key(name, "active"), number, job or there or submitted[0])
+            pipe.hset(key(name, "active"), number, there or submitted[0])
             pipe.hincrby(key(name), "admitted", 1)
             return "ok"
 
@@ -261,7 +247,7 @@ class Cursor(Catalogs):
         return job
 
     def _end(
-        self, definition: Definition, run: str, number: str, ended: Ended, kept: tuple[str, str] = ("", "")
+        self, definition: Definition, run: str, number: str, repo: str, ended: Ended, kept: tuple[str, str] = ("", "")
     ) -> None:
         """Note how an entry ended, once."""
         name = definition.name
@@ -269,20 +255,15 @@ class Cursor(Catalogs):
         def step(pipe: Pipeline, now: Now) -> None:
             was_active = pipe.hexists(key(name, "active"), number)
             waited = pipe.zscore(key(name, "todo"), number) is not None
-            entry = pipe.hget(key(name, "entries"), number)
             pipe.multi()
             if now.run != run or now.state is None or not (was_active or waited):
                 return
-            now.counts.update(records.tally(ended))
             now = now._replace(active=now.active - was_active, todo=now.todo - waited)
             failures, read = now.failures + (ended.error is not None), now.bytes + ended.read
             state, note = records.after(definition, cast(State, now.state), now.todo, now.active, failures, read)
             pipe.hdel(key(name, "active"), number)
             pipe.zrem(key(name, "todo"), number)
-            pipe.hset(key(name, "ended"), number, json.dumps(asdict(ended)))
-            count(pipe, name, ended, 1)
-            if entry is not None:
-                remember_night(pipe, name, now, json.loads(entry)["repo"], ended)
+            note_end(pipe, name, now, number, repo, ended)
             pipe.hset(key(name), mapping={"failures": failures, "bytes": read} | ({"note": note} if note else {}))
             if kept[0]:
                 pipe.hset(key(name, "record"), *kept)

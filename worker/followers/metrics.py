@@ -25,11 +25,10 @@ from reshard.worker.followers import catalogs, notices, schedules
 from reshard.worker.followers.counters import BUCKETS, MOVED, moved_key
 from reshard.worker.followers.notices import HOOKS
 from reshard.worker.queue.events import TOTALS
-from reshard.worker.queue.jobs import Process
+from reshard.worker.queue.jobs import JobStore, Process
 from reshard.worker.queue.lanes import lanes
 from reshard.worker.queue.scripts import PREFIX, known_fields, texts
 from reshard.worker.queue.states import JobState
-from reshard.worker.queue.wakes import QUEUES
 from reshard.worker.settings import PRESUMED_DEAD
 
 log = logging.getLogger(__name__)
@@ -58,17 +57,10 @@ class Metrics(Collector):
         yield from found
 
     def _jobs(self) -> Iterator[Metric]:
-        with self._redis.pipeline(transaction=False) as pipeline:
-            for state in JobState:
-                pipeline.zcard(f"{PREFIX}jobs:{state}")
-            for queue in QUEUES:
-                pipeline.llen(queue)
-            pipeline.hgetall(TOTALS)
-            *numbers, kept = pipeline.execute()
-        totals = defaultdict(float, _numbers(kept))
-        yield _gauges("jobs", "Jobs that are remembered.", "state", zip(JobState, numbers, strict=False))
-        waiting = zip((queue.removeprefix(PREFIX) for queue in QUEUES), numbers[len(JobState) :], strict=True)
-        yield _gauges("queue_length", "Wakes that no worker has taken yet.", "queue", waiting)
+        kept = cast("Mapping[bytes, bytes]", self._redis.hgetall(TOTALS))
+        store, totals = JobStore(self._redis), defaultdict(float, _numbers(kept))
+        yield _gauges("jobs", "Jobs that are remembered.", "state", store.counts().items())
+        yield _gauges("queue_length", "Wakes that no worker has taken yet.", "queue", store.waiting().items())
         for what, about in (
             ("read", "Bytes of sources that sealed shards were read from."),
             ("uploaded", "Bytes sent to the stores of targets."),

@@ -264,7 +264,6 @@ class Notifier:
     """Tells notices, beside control's loop, which it never holds up."""
 
     def __init__(self, store: JobStore, hooks: Sequence[Hook]) -> None:
-        self._store = store
         self._redis: Any = store.redis
         self._hooks = hooks
         self._me = uuid4().hex

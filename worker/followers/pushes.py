@@ -66,7 +66,7 @@ class Carried(NamedTuple):
 
 
 class Pushes:
-    """Every method may raise redis-py's ConnectionError and TimeoutError, and BrokerUnavailable."""
+    """Every method may raise redis-py's ConnectionError and TimeoutError."""
 
     group = "pushes"
 
@@ -107,35 +107,29 @@ class Pushes:
 
     def handle(self, events: Sequence[Event], reader: Reader) -> None:
         """Submit what waited for jobs that ended, where its source is still read."""
-        ended = {event.fields["job"] for event in events if event.kind == "ended"}
-        for field, text in self._waiting():
-            if field.partition(" ")[0] in ended:
-                self._go_on(field, text)
+        if any(event.kind == "ended" for event in events):
+            self.reconcile()
         reader.acknowledge(*events)
 
     def reconcile(self) -> None:
         """The same, for ends that the stream no longer has, and for jobs that were deleted."""
-        for field, text in self._waiting():
-            state = cast("bytes | None", self._redis.hget(job_key(field.partition(" ")[0]), "state"))
-            if state is None or JobState.known(state.decode()).ended:
-                self._go_on(field, text)
+        for data, text in cast("dict[bytes, bytes]", self._redis.hgetall(WAITING)).items():
+            field = data.decode(errors="replace")  # clients may write anything there
+            with self._contained(field):
+                state = cast("bytes | None", self._redis.hget(job_key(field.partition(" ")[0]), "state"))
+                if state is None or JobState.known(state.decode()).ended:
+                    self._go_on(field, Watch.model_validate_json(text))
 
-    def _waiting(self) -> list[tuple[str, str]]:
-        found = cast("dict[bytes, bytes]", self._redis.hgetall(WAITING)).items()  # clients may write anything there
-        return [(field.decode(errors="replace"), text.decode(errors="replace")) for field, text in found]
-
-    def _go_on(self, field: str, text: str) -> None:
-        with self._contained(field):
-            waited, _, what = field.partition(" ")
-            watch = Watch.model_validate_json(text)
-            if not self._reads_still(watch):
-                log.info("a push that waited for job %s is dropped: %s reads its source no more", waited, what)
-                self._redis.hdel(WAITING, field)
-                return
-            carried = self._submit(watch)
-            log.info("a push that waited for job %s: %s, job %s", waited, *carried)
-            if not (carried.outcome == "waits" and field.startswith(f"{carried.job} ")):  # retried meanwhile
-                self._redis.hdel(WAITING, field)
+    def _go_on(self, field: str, watch: Watch) -> None:
+        waited, _, what = field.partition(" ")
+        if not self._reads_still(watch):
+            log.info("a push that waited for job %s is dropped: %s reads its source no more", waited, what)
+            self._redis.hdel(WAITING, field)
+            return
+        carried = self._submit(watch)
+        log.info("a push that waited for job %s: %s, job %s", waited, *carried)
+        if not (carried.outcome == "waits" and field.startswith(f"{carried.job} ")):  # retried meanwhile
+            self._redis.hdel(WAITING, field)
 
     # ------------------------------------------------------------------------------------------------------- inside
 

@@ -31,7 +31,7 @@ from reshard.worker.followers import catalogs
 from reshard.worker.followers.contained import Contained
 from reshard.worker.followers.records import NAME_MAX, Definition
 from reshard.worker.queue.events import append
-from reshard.worker.queue.jobs import ACTIVE, JobStore, enqueue, occupant, oldest_of_full, submission
+from reshard.worker.queue.jobs import ACTIVE, JobStore, enqueue, in_the_way, submission
 from reshard.worker.queue.scripts import PREFIX, Pipeline, job_key, ms, server_ms, texts, transact
 from reshard.worker.queue.states import JobState
 
@@ -123,11 +123,15 @@ class Schedules:
         """Keep a new one; returns when it fires first. Raises BadSchedule, ScheduleExists."""
         schedule.check()
         first = schedule.next_after(self._clock())
-        if not self._redis.hsetnx(ALL, schedule.name, schedule.model_dump_json(exclude_defaults=True)):
-            raise ScheduleExists(name=schedule.name)
-        self._redis.hset(KEPT, schedule.name, server_ms(self._redis))
-        self._redis.zadd(DUE, {schedule.name: ms(first)})  # a client that dies before this leaves a paused one
-        return first
+
+        def step(pipe: Pipeline) -> float:
+            if pipe.hexists(ALL, schedule.name):
+                raise ScheduleExists(name=schedule.name)
+            _keep(pipe, schedule)
+            pipe.zadd(DUE, {schedule.name: ms(first)})
+            return first
+
+        return transact(self._redis, step, ALL)
 
     def set_catalog(self, name: str, definition: Definition) -> None:
         """Have it submit this from now on; raises as ``run``, and UsageError where it submits something else."""
@@ -137,10 +141,7 @@ class Schedules:
             if kept.catalog is None or kept.catalog.name != definition.name:
                 does = f"catalog {kept.catalog.name}" if kept.catalog else "a request"
                 raise UsageError(what=f"schedule {name} submits {does}, and the file is catalog {definition.name}")
-            at = server_ms(pipe)
-            pipe.multi()
-            pipe.hset(ALL, name, kept.model_copy(update={"catalog": definition}).model_dump_json(exclude_defaults=True))
-            pipe.hset(KEPT, name, at)
+            _keep(pipe, kept.model_copy(update={"catalog": definition}))
 
         transact(self._redis, step, ALL)
 
@@ -165,8 +166,14 @@ class Schedules:
 
     def resume(self, name: str) -> float:
         """Go on with the next time from now; what passed during the pause is not run. Raises ScheduleNotFound."""
-        first = self._schedule(name).next_after(self._clock())
-        return first if self._redis.zadd(DUE, {name: ms(first)}, nx=True) else cast(float, self.get(name).next)
+
+        def step(pipe: Pipeline) -> float:
+            first, due = self._schedule(name).next_after(self._clock()), pipe.zscore(DUE, name)
+            pipe.multi()
+            pipe.zadd(DUE, {name: ms(first)}, nx=True)
+            return first if due is None else float(due) / 1000
+
+        return transact(self._redis, step, ALL, DUE)  # or what was removed meanwhile would be due for ever
 
     def run(self, name: str) -> Run:
         """Fire it now, unless its last job is still at work. Raises ScheduleNotFound, ScheduleUnreadable."""
@@ -267,11 +274,9 @@ class Schedules:
         state = pipe.hget(job_key(last.decode()), "state") if last else None
         if last and state and not JobState.known(state.decode()).ended:
             return "overlap", last.decode(), None
-        there, same = occupant(pipe, submitted)
-        if there:
-            return ("fired" if same else "busy"), there, None
-        if full := oldest_of_full(pipe, submitted, self._store.most):
-            return "full", full, None
+        why, there = in_the_way(pipe, submitted, self._store.most)
+        if why:
+            return "fired" if why == "same" else why, there, None
         return "fired", submitted[0], lambda pipe: enqueue(pipe, submitted)
 
     def _schedule(self, name: str) -> Schedule:
@@ -289,6 +294,14 @@ class Schedules:
         if (stored := cast("bytes | None", self._redis.hget(ALL, name))) is None:
             raise ScheduleNotFound(name=name)
         return stored
+
+
+def _keep(pipe: Pipeline, schedule: Schedule) -> None:
+    """In a transaction that has read what it needs."""
+    at = server_ms(pipe)
+    pipe.multi()
+    pipe.hset(ALL, schedule.name, schedule.model_dump_json(exclude_defaults=True))
+    pipe.hset(KEPT, schedule.name, at)
 
 
 def _submitted(schedule: Schedule) -> Sequence[str]:

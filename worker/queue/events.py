@@ -34,7 +34,6 @@ from uuid import uuid4
 
 import redis
 
-from reshard.pipeline.errors import BrokerRefused, BrokerUnavailable
 from reshard.worker.queue.forms import Malformed, check
 from reshard.worker.queue.scripts import PREFIX, Pipeline, Scripts, decoded, transact
 
@@ -160,21 +159,15 @@ def _handle(follower: Follower, events: Sequence[Event], reader: Reader) -> None
     """
     try:
         follower.handle(events, reader)
-    except (redis.RedisError, BrokerUnavailable, BrokerRefused) as error:
-        if not any(unfit in str(error) for unfit in UNFIT):
+    except Exception as error:  # whatever it is, the other events are followed
+        if isinstance(error, redis.RedisError) and not any(unfit in str(error) for unfit in UNFIT):
             raise
-        _handle_each(follower, events, reader, error)
-    except Exception as error:  # noqa: BLE001  whatever it is, the other events are followed
-        _handle_each(follower, events, reader, error)
-
-
-def _handle_each(follower: Follower, events: Sequence[Event], reader: Reader, error: Exception) -> None:
-    if len(events) > 1:
-        for event in events:
-            _handle(follower, [event], reader)
-    else:
-        log.debug("what a follower failed over", exc_info=error)
-        reader.drop(events[0].id, f"{type(error).__name__} over kind {events[0].kind}")
+        if len(events) > 1:
+            for event in events:
+                _handle(follower, [event], reader)
+        else:
+            log.debug("what a follower failed over", exc_info=error)
+            reader.drop(events[0].id, f"{type(error).__name__} over kind {events[0].kind}")
 
 
 def append(pipe: Pipeline, kind: str, at: int, **fields: str) -> None:

@@ -1,10 +1,5 @@
-"""Jobs as a client sees them: submit, look, cancel, retry. The truth is in Redis, and every change is one Lua file.
-
-    queued -> planning -> copying -> publishing -> committing -> confirming -> done
-                                                   ^ the point of no return
-    failed, cancelled            from any state before `committing`; `retry` goes on from what was copied
-    failed                       from `committing`, once the target was read and holds no commit of ours
-    published_unverified         from `committing` or `confirming`: a commit stands, or may stand, unproved
+"""Jobs as a client sees them: submit, look, cancel, retry. The truth is in Redis, and every change is one Lua file,
+which takes a job from one of its states (states.py) to another.
 
 A client needs redis-py and nothing of Celery. ``submit`` writes the job, notes that it is due and rings a bell, in one
 step; the control process hears the bell and sends the wake. So a job cannot be written without being due, the client
@@ -15,11 +10,11 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
+from itertools import compress
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from urllib.parse import parse_qs
 
 import redis
@@ -31,7 +26,6 @@ from reshard.pipeline.errors import (
     BrokerUnavailable,
     BrokerUnsupported,
     JobNotFound,
-    JobUnderWay,
     JobUnreadable,
     TargetBusy,
     TooManyQueued,
@@ -46,6 +40,7 @@ from reshard.worker.queue.scripts import (
     PREFIX,
     Pipeline,
     Scripts,
+    at_once,
     decoded,
     job_key,
     known_fields,
@@ -61,14 +56,12 @@ if TYPE_CHECKING:
 SOCKET_TIMEOUT = 10.0  # seconds; an answer of Redis takes milliseconds
 CONNECT_TIMEOUT = 5.0  # seconds
 PAGE_BYTES = 4_000_000  # of the records of one page: each may have 64 kB of request, and checks and errors beside it
+DELETED = 1000  # jobs that are deleted in one exchange with the broker
 LOADED = 25  # records that are read at once: a page of jobs is some such reads
 CONNECTIONS = 4  # of one client; a command takes a millisecond, so many threads share them
 HEALTH_CHECK = 25.0  # seconds without a command after which a connection is tried before it is trusted
 ID_ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"  # without letters that look like others
 ID_LENGTH = 10  # letters; 31**10 ids, so that two jobs never share one
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +94,6 @@ class Process:
     temporary: int | None = None  # bytes of their temporary files
 
 
-def _answering(method: Callable[Concatenate[JobStore, P], R]) -> Callable[Concatenate[JobStore, P], R]:
-    @wraps(method)
-    def guarded(self: JobStore, *args: P.args, **kwargs: P.kwargs) -> R:
-        with broker_errors(self.url):
-            return method(self, *args, **kwargs)
-
-    return cast("Callable[Concatenate[JobStore, P], R]", guarded)
-
-
 @contextmanager
 def broker_errors(url: str) -> Iterator[None]:
     """Inside, a Redis that does not answer is BrokerUnavailable, and one that wants another user BrokerRefused."""
@@ -122,7 +106,7 @@ def broker_errors(url: str) -> Iterator[None]:
 
 
 class JobStore:
-    """What a client may do with jobs. Every method raises BrokerUnavailable when Redis does not answer."""
+    """What a client may do with jobs. Every method may raise redis-py's errors, as all that asks the broker."""
 
     def __init__(self, client: redis.Redis, url: str = "redis") -> None:
         self.redis = client
@@ -133,14 +117,10 @@ class JobStore:
     @classmethod
     @contextmanager
     def at(cls, url: str) -> Iterator[JobStore]:
-        """The store behind a Redis URL."""
-        client = open_redis(url)
-        try:
+        """The store behind a Redis URL; inside, errors are as in ``broker_errors``."""
+        with broker_errors(url), open_redis(url) as client:
             yield cls(client, url)
-        finally:
-            client.close()
 
-    @_answering
     def check_server(self) -> None:
         """Raises BrokerUnsupported for a server that cannot carry the queue, though it may take a job."""
         try:
@@ -159,7 +139,6 @@ class JobStore:
         raise BrokerUnsupported(url=without_password(self.url), why=why)
 
     # ------------------------------------------------------------------------------------------------------ change
-    @_answering
     def submit(self, request: Request) -> Submitted:
         """Queue ``request``, or find the job that already carries it out; raises TargetBusy, TooManyQueued."""
         arguments = submission(request)
@@ -170,7 +149,6 @@ class JobStore:
             raise TargetBusy(job=id, target=str(request.target))
         return Submitted(id, existed == "1")
 
-    @_answering
     def cancel(self, id: str) -> JobState:
         """Stop a job; returns the state it was in. Its copiers see it in seconds. Raises JobNotFound, WrongState."""
         id = self.resolve(id)
@@ -186,7 +164,6 @@ class JobStore:
             raise WrongState(job=id, state=state, why=why)
         return JobState(state)
 
-    @_answering
     def retry(self, id: str, anew: bool = False, overwrite: bool = False) -> JobState:
         """Go on with a job that ended short of done, from what it had copied; returns the state that it ended in.
 
@@ -211,22 +188,25 @@ class JobStore:
             raise WrongState(job=id, state=what, why=why)
         return JobState(what)
 
-    @_answering
     def rolled_back(self, id: str, commit: str) -> None:
         """Note with a job that ``commit`` rolled its own back; raises JobNotFound."""
         if not self.run("rolled_back", id, commit):
             raise JobNotFound(job=id)
 
-    @_answering
-    def delete(self, id: str) -> None:
-        """Forget a job that has ended; raises JobNotFound, JobUnderWay."""
-        id = self.resolve(id)
-        if not self.run("delete", id):
-            raise JobUnderWay(job=id, state=self.get(id).state)
+    def delete(self, ids: Sequence[str]) -> list[str]:
+        """Forget those that have ended and were not retried meanwhile; returns which. What they published stays."""
+        deleted = list[str]()
+        for first in range(0, len(ids), DELETED):
+            batch = ids[first : first + DELETED]
+            with self.redis.pipeline(transaction=False) as pipeline:
+                step = Scripts(pipeline)
+                for id in batch:
+                    step("delete", id)
+                deleted += compress(batch, pipeline.execute())
+        return deleted
 
     # -------------------------------------------------------------------------------------------------------- look
 
-    @_answering
     def resolve(self, start: str) -> str:
         """The id of the one job whose id begins so; raises JobNotFound, Ambiguous."""
         found = texts(self.redis.zrangebylex(f"{PREFIX}ids", f"[{start}", f"[{start}\xff", 0, 5))
@@ -238,60 +218,42 @@ class JobStore:
             raise Ambiguous(job=start, jobs=", ".join(found))
         return found[0]
 
-    @_answering
     def get(self, id: str) -> Job:
         """The job, with who works on what now; raises JobNotFound, JobUnreadable."""
-        if not (found := self._load([self.resolve(id)])):
+        ((_, job, _),) = self._loaded([self.resolve(id)])
+        if job is None:
             raise JobNotFound(job=id)
-        if isinstance(found[0].job, JobUnreadable):
-            raise found[0].job
-        return found[0].job
+        if isinstance(job, JobUnreadable):
+            raise job
+        return job
 
-    @_answering
     def recent(self, states: Collection[JobState] = (), limit: int = 50) -> list[Job]:
         """The newest ``limit`` jobs, of these states or of all, that can be read; with who works on what now."""
-        found, after = list[Job](), None
-        while limit > 0:
-            page = self.listed(states, limit, after)
-            found, limit, after = found + page.jobs, limit - len(page.jobs) - len(page.unreadable), page.next
-            if after is None:
-                break
-        return found
+        return self.load(page(self.redis, states, limit).ids)
 
-    @_answering
     def listed(self, states: Collection[JobState], limit: int, after: str | None = None, since: float = 0.0) -> Listing:
         """A page as ``listing.page`` has it, of PAGE_BYTES at most or one job; raises ValueError as that does."""
         found = page(self.redis, states, limit, after, since)
         jobs, unreadable, size, taken = list[Job](), dict[str, str](), 0, 0
-        for first in range(0, len(found.ids), LOADED):
-            loaded = {one.id: one for one in self._load(found.ids[first : first + LOADED])}
-            for id in found.ids[first : first + LOADED]:
-                one = loaded.get(id)  # None: deleted since we read its id
-                if one is not None and size + one.size > PAGE_BYTES and taken:
-                    return Listing(jobs, unreadable, found.after(taken))
-                taken += 1
-                if one is not None and isinstance(one.job, JobUnreadable):
-                    unreadable[id] = one.job.facts["why"]
-                elif one is not None:
-                    jobs.append(cast(Job, one.job))
-                size += one.size if one else 0
+        for id, job, more in self._loaded(found.ids):
+            if taken and size + more > PAGE_BYTES:
+                break
+            taken, size = taken + 1, size + more
+            if isinstance(job, JobUnreadable):
+                unreadable[id] = job.facts["why"]
+            elif job is not None:
+                jobs.append(job)
         return Listing(jobs, unreadable, found.after(taken))
 
-    @_answering
     def load(self, ids: list[str]) -> list[Job]:
         """These jobs but deleted and damaged ones, in this order; with who works on what now."""
-        found = [one.job for first in range(0, len(ids), LOADED) for one in self._load(ids[first : first + LOADED])]
-        return [job for job in found if not isinstance(job, JobUnreadable)]
+        return [job for _, job, _ in self._loaded(ids) if isinstance(job, Job)]
 
-    @_answering
     def counts(self) -> dict[JobState, int]:
         """How many jobs are in each state."""
-        pipeline = self.redis.pipeline(transaction=False)
-        for state in JobState:
-            pipeline.zcard(f"{PREFIX}jobs:{state}")
-        return dict(zip(JobState, pipeline.execute(), strict=True))
+        found = at_once(self.redis, lambda pipe: [pipe.zcard(f"{PREFIX}jobs:{state}") for state in JobState])
+        return dict(zip(JobState, found, strict=True))
 
-    @_answering
     def plan(self, id: str) -> Plan | None:
         """The whole plan; None before it is made, some time after the job is done, and if a newer release made it."""
         from reshard.pipeline.planning.codec import decode_head, decode_shard  # which `reshard list` need not wait for
@@ -305,32 +267,27 @@ class JobStore:
         shards = [decode_shard(fields[b"%d" % number]) for number in range(len(fields) - 1)]
         return replace(decode_head(fields[b"head"]), shards=tuple(shards))
 
-    @_answering
     def plan_digest(self, id: str) -> str | None:
         """The digest of the plan, while it is kept."""
         digest = cast("bytes | None", self.redis.hget(job_key(id), "digest"))
         return None if digest is None else digest.decode()
 
-    @_answering
     def sealed(self, id: str, digests: Sequence[str]) -> list[bool]:
         """Which of these shards the target's store has answered for."""
         kept = self.redis.hmget(job_key(id, "receipts"), digests) if digests else []
         return [receipt is not None for receipt in cast("list[Any]", kept)]
 
-    @_answering
     def attested(self, id: str) -> dict[str, str]:
         """What the bytes of each source file were held against; empty some time after the job is done."""
         groups = cast("list[bytes]", self.redis.hvals(job_key(self.resolve(id), "attested")))
         return {path: level for group in groups for path, level in json.loads(group)[0].items()}
 
-    @_answering
     def events(self, id: str, after: str = "0", wait: float = 0.0) -> list[tuple[str, dict[str, str]]]:
         """What happened to the job after event ``after``, oldest first; waits up to ``wait`` seconds for the first."""
         block = int(min(wait, SOCKET_TIMEOUT / 2) * 1000) or None
         answer = self.redis.xread({job_key(self.resolve(id), "events"): after}, block=block) or []
         return [(event.decode(), decoded(fields)) for _, events in cast(Any, answer) for event, fields in events]
 
-    @_answering
     def processes(self) -> list[Process]:
         """The workers and control processes that are alive."""
         names = sorted(cast(set[bytes], self.redis.smembers(f"{PREFIX}processes")))
@@ -340,29 +297,28 @@ class JobStore:
             self.redis.srem(f"{PREFIX}processes", *gone)
         return [known_fields(Process, data) for data in found if data is not None]
 
-    @_answering
     def waiting(self) -> dict[str, int]:
         """The wakes that no worker has taken yet, by queue."""
         return {queue.removeprefix(PREFIX): self.redis.llen(queue) for queue in QUEUES}
 
-    def _load(self, ids: list[str]) -> list[_Loaded]:
-        """Those that are there; the units of one that has ended are not asked for."""
-        records = self._hashes([job_key(id) for id in ids])
-        states = [record.get(b"state", b"") if isinstance(record, dict) else b"" for record in records]
-        ended = [state.decode(errors="replace") in ENDED for state in states]
-        units = iter(self._hashes([job_key(id, "units") for id, over in zip(ids, ended, strict=True) if not over]))
-        found = []
-        for id, record, over in zip(ids, records, ended, strict=True):
-            own = {} if over else next(units)
-            if not record:
-                continue  # deleted since we read its id
-            try:
-                job: Job | JobUnreadable = read(id, record, own)
-            except JobUnreadable as error:
-                job = error
-            size = sum(map(len, record.values())) if isinstance(record, dict) else 0
-            found.append(_Loaded(id, job, size))
-        return found
+    def _loaded(self, ids: Sequence[str]) -> Iterator[tuple[str, Job | JobUnreadable | None, int]]:
+        """Each job, None where it was deleted meanwhile, and the bytes of its record; LOADED are read at once.
+
+        The units of one that has ended are not asked for.
+        """
+        for first in range(0, len(ids), LOADED):
+            some = ids[first : first + LOADED]
+            records = self._hashes([job_key(id) for id in some])
+            states = [record.get(b"state", b"") if isinstance(record, dict) else b"" for record in records]
+            ended = [state.decode(errors="replace") in ENDED for state in states]
+            units = iter(self._hashes([job_key(id, "units") for id, over in zip(some, ended, strict=True) if not over]))
+            for id, record, over in zip(some, records, ended, strict=True):
+                own = {} if over else next(units)
+                try:
+                    job: Job | JobUnreadable | None = read(id, record, own) if record else None
+                except JobUnreadable as error:
+                    job = error
+                yield id, job, sum(map(len, record.values())) if isinstance(record, dict) else 0
 
     def _hashes(self, keys: list[str]) -> list[Any]:
         """Each hash; an error where something else is kept by that key."""
@@ -374,12 +330,6 @@ class JobStore:
             if isinstance(answer, Exception) and "WRONGTYPE" not in str(answer):
                 raise answer
         return answers
-
-
-class _Loaded(NamedTuple):
-    id: str
-    job: Job | JobUnreadable
-    size: int  # bytes of its record
 
 
 ACTIVE = f"{PREFIX}active"  # hash: target -> the job that works on it
@@ -414,18 +364,16 @@ def new_id() -> str:
     return "".join(secrets.choice(ID_ALPHABET) for _ in range(ID_LENGTH))
 
 
-def occupant(pipe: Pipeline, submitted: Sequence[str]) -> tuple[str, bool]:
-    """In a transaction that watches ``ACTIVE``: the job that has the target, or an empty string, and whether it is none
-    other than what is ``submitted``."""
-    if (job := pipe.hget(ACTIVE, submitted[2])) is None:
-        return "", True
-    return job.decode(), pipe.hget(job_key(job.decode()), "key") == submitted[1].encode()
+def in_the_way(pipe: Pipeline, submitted: Sequence[str], most: int) -> tuple[Literal["", "same", "busy", "full"], str]:
+    """What keeps ``submitted`` from being queued, in a transaction that watches ``ACTIVE``: each submit writes to it.
 
-
-def oldest_of_full(pipe: Pipeline, submitted: Sequence[str], most: int) -> str:
-    """In a transaction that watches ``ACTIVE``, to which every submit writes: the oldest queued job of a submitter who
-    may submit no more until one has begun; else an empty string."""
-    return cast(bytes, Scripts(pipe)("full", submitted[5], most)).decode()
+    And the job: the same, that of its target, or the oldest of a submitter who may submit no more until one began.
+    """
+    if (job := pipe.hget(ACTIVE, submitted[2])) is not None:
+        same = pipe.hget(job_key(job.decode()), "key") == submitted[1].encode()
+        return "same" if same else "busy", job.decode()
+    oldest = Scripts(pipe)("full", submitted[5], most).decode()
+    return "full" if oldest else "", oldest
 
 
 def enqueue(pipe: Pipeline, submitted: Sequence[str]) -> None:

@@ -33,7 +33,7 @@ from reshard.worker.settings import HAND_BACK, KEEP_DETAILS, LEASE, YIELD_PAUSE
 
 NOTHING = Moved()
 
-Answer = Literal["ok", "lost", "cancelled"]
+Answer = Literal["ok", "lost", "cancelled", "yield", "alone", "often"]  # the last three of one step each
 Kind = Literal["plan", "check", "group", "publish", "confirm"]
 
 
@@ -81,7 +81,7 @@ class Leases(Wakes):
     ) -> None:
         """``send(queue, job)`` sends a wake; ``lease`` in seconds; ``schema`` is the one that this worker reads."""
         self.fleet = fleet or Fleet(store)
-        super().__init__(store.redis, send, lease, self.fleet)
+        super().__init__(store.redis, send, lease, self.fleet.look)
         self._worker = worker
         self._schema = schema
 
@@ -94,7 +94,7 @@ class Leases(Wakes):
         wake, unit, attempts, error, state, dead, priority, starts, asked = texts(
             self._run(
                 "claim", job, token, self._worker, self._lease, str(self._schema), ms(HAND_BACK),
-                *self.fleet.look(), self._unknown(request),
+                *self._night(), self._unknown(request),
             )
         )  # fmt: skip
         if starts == "1":
@@ -118,98 +118,74 @@ class Leases(Wakes):
             return unknown_names(error)
         return ""
 
-    def renew(self, lease: Lease, copied: int, progress: bool, waits: str = "") -> Answer | Literal["yield"]:
-        """Keep the unit for another lease if there was ``progress``.
+    def renew(self, lease: Lease, copied: int, progress: bool, waits: str = "") -> Answer:
+        """Keep the unit for another lease if there was ``progress``; ``yield`` when it is somebody else's turn.
 
         ``copied`` counts bytes since the last seal; ``waits`` says what the work waits for, if it does.
         """
-        _, shut = self.fleet.look()
-        step = self._run(
-            "renew", lease.job, lease.unit, lease.token, copied, self._lease, int(progress), ms(YIELD_PAUSE), shut,
-            waits,
-        )  # fmt: skip
-        return cast(Literal["ok", "lost", "cancelled", "yield"], step.decode())
+        _, shut = self._night()
+        return self._answer(lease, "renew", copied, self._lease, int(progress), ms(YIELD_PAUSE), shut, waits)
 
     def seal(self, lease: Lease, receipts: Iterable[Receipt], moved: Moved = NOTHING) -> Answer:
         """Keep receipts, which is lasting progress, and count what moved for them."""
-        rows = [item for r in receipts for item in (r.shard, r.to_json(), r.size)]
-        answer, attempts = texts(self._run("seal", lease.job, lease.unit, lease.token, *moved, *rows))
-        if answer == "ok":
-            lease.attempts = int(attempts)
-        return cast(Answer, answer)
+        return self._answer(lease, "seal", *moved, *(x for r in receipts for x in (r.shard, r.to_json(), r.size)))
 
     def planned(self, lease: Lease, plan: Plan) -> Answer:
         """Write the plan, once, and open its units."""
         stored = encode(plan)
         rows = [x for i, shard in enumerate(plan.shards) for x in (shard.digest, shard.size, stored.shards[i])]
         return self._answer(
-            lease,
-            "planned", lease.job, lease.token, str(plan.schema), plan.digest, stored.head,
+            lease, "planned", str(plan.schema), plan.digest, stored.head,
             len(plan.groups), json.dumps(plan.notes), forecast(plan).uploaded, *rows,
         )  # fmt: skip
 
     def done(self, lease: Lease, result: object) -> Answer:
         """The unit is finished; ``result`` is JSON-able."""
-        return self._answer(lease, "done", lease.job, lease.unit, lease.token, ms(KEEP_DETAILS), json.dumps(result))
+        return self._answer(lease, "done", ms(KEEP_DETAILS), json.dumps(result))
 
     def begin(self, lease: Lease) -> Answer:
         """Pass the point of no return, unless a cancel came first."""
-        return cast(Answer, self._run("begin", lease.job, lease.token).decode())
+        return self._answer(lease, "begin")
 
     def again(self, lease: Lease, error: Mapping[str, Any], after: float) -> Answer:
         """The unit failed and may be tried again ``after`` so many seconds."""
         facts = error["facts"] | {"retry_at": time.time() + after}  # for people, so by any clock
-        return self._fail(lease, {**error, "facts": facts}, "retry", after)
+        return self._answer(lease, "fail", json.dumps({**error, "facts": facts}), "retry", ms(after))
 
     def fail(self, lease: Lease, error: Mapping[str, Any], unsure: bool = False) -> Answer:
         """The job ends with this error; ``unsure`` when nobody knows whether its commit stands."""
-        return self._fail(lease, error, "unsure" if unsure else "final", 0)
+        return self._answer(lease, "fail", json.dumps(error), "unsure" if unsure else "final")
 
     def release(self, lease: Lease, why: str) -> Answer:
         """Hand the unit back unfinished; costs no attempt."""
-        return self._answer(lease, "release", lease.job, lease.unit, lease.token, why)
+        return self._answer(lease, "release", why)
 
-    def hand_over(self, lease: Lease, error: Mapping[str, Any]) -> Answer | Literal["alone"]:
+    def hand_over(self, lease: Lease, error: Mapping[str, Any]) -> Answer:
         """The fault is this worker's: leave the unit to another one, which costs no attempt.
 
         ``alone`` when every worker that is alive has failed it so; then nothing is changed but that.
         """
-        return cast(
-            Literal["ok", "lost", "cancelled", "alone"],
-            self._answer(lease, "hand_over", lease.job, lease.unit, lease.token, json.dumps(error)),
-        )
+        return self._answer(lease, "hand_over", json.dumps(error))
 
     def invalidate(
         self, lease: Lease, error: Mapping[str, Any], shards: Iterable[Shard], groups: Sequence[int] = ()
-    ) -> Answer | Literal["often"]:
+    ) -> Answer:
         """Forget the receipts of ``shards`` and have ``groups`` copied again; ``often`` when it was done too often.
 
         Without groups the unit stays this worker's; with groups it is theirs no more.
         """
+        units = [f"group:{number:05d}" for number in groups]
         rows = [item for shard in shards for item in (shard.digest, shard.size)]
-        answer, wake = texts(
-            self._run(
-                "invalidate", lease.job, lease.unit, lease.token, COPIES, json.dumps(error), len(groups),
-                *(f"group:{number:05d}" for number in groups), *rows,
-            )
-        )  # fmt: skip
-        self.wake(wake, lease.job)
-        return cast(Literal["ok", "lost", "cancelled", "often"], answer)
-
-    def _fail(self, lease: Lease, error: Mapping[str, Any], verdict: str, after: float) -> Answer:
-        return self._answer(lease, "fail", lease.job, lease.unit, lease.token, json.dumps(error), verdict, ms(after))
+        return self._answer(lease, "invalidate", COPIES, json.dumps(error), len(units), *units, *rows)
 
     def _answer(self, lease: Lease, step: str, *arguments: str | bytes | int) -> Answer:
-        answer, wake = texts(self._run(step, *arguments))
+        answer, wake, *attempts = texts(self._run(step, lease.job, lease.unit, lease.token, *arguments))
+        if attempts:
+            lease.attempts = int(attempts[0])
         self.wake(wake, lease.job)
         return cast(Answer, answer)
 
     # -------------------------------------------------------------------------------------------- what a step needs
-
-    def submitted(self, job: str) -> int:
-        """When somebody last asked for the job, by a submit or a retry, in ms since the epoch."""
-        asked, created = self.redis.hmget(job_key(job), ["asked", "created"])
-        return int(self._known(asked or created, job))
 
     def plan(self, job: str) -> Plan:
         """The plan with all of its shards."""

@@ -1,13 +1,13 @@
-"""Pages of the list of jobs, newest first, however many there are."""
+"""Pages of the list of jobs, newest first, however many there are; and those that have ended."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple, cast
 
 import redis
 
-from reshard.worker.queue.scripts import PREFIX, ms
+from reshard.worker.queue.scripts import PREFIX, ms, server_ms, texts
 from reshard.worker.queue.states import JobState
 
 
@@ -41,6 +41,15 @@ def page(
     names = [f"jobs:{state}" for state in states] or ["jobs"]
     found = sorted({one for name in names for one in _of(client, name, limit + 1, place, ms(since))}, reverse=True)
     return Page(found[:limit], len(found) > limit)
+
+
+def ended(client: redis.Redis, states: Iterable[JobState], age: float, most: int | None = None) -> list[str]:
+    """The ids of jobs that came into one of these states at least ``age`` seconds ago, ``most`` of them at most."""
+    horizon, found = server_ms(client) - ms(age), list[str]()
+    for state in sorted(states):
+        room = -1 if most is None else most - len(found)
+        found += texts(client.zrangebyscore(f"{PREFIX}jobs:{state}", "-inf", horizon, 0, room))
+    return found
 
 
 def _of(client: redis.Redis, name: str, count: int, place: tuple[float, str], least: int) -> list[tuple[float, str]]:

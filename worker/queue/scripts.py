@@ -12,9 +12,11 @@ from typing import Any, TypeVar, cast
 import redis
 from redis.commands.core import Script
 
-from reshard.worker.queue.states import ENDED, JobState
+from reshard.worker.queue.states import CANCELLABLE, ENDED, JobState
 
 PREFIX = "reshard:"  # of every key that this service writes
+# The steps of a worker that has a unit; held.lua begins them.
+HELD = frozenset({"begin", "done", "fail", "hand_over", "invalidate", "planned", "release", "renew", "seal"})
 _FOLDER = Path(__file__).with_name("lua")
 
 
@@ -65,6 +67,13 @@ def transact(client: redis.Redis, step: Callable[[Pipeline], T], *watched: str) 
     return cast(T, client.transaction(cast(Any, step), *watched, value_from_callable=True))
 
 
+def at_once(client: redis.Redis, ask: Callable[[Pipeline], object]) -> list[Any]:
+    """The answers to all that ``ask`` asks of its pipeline, in one exchange with the server."""
+    with client.pipeline(transaction=False) as pipe:
+        ask(pipe)
+        return pipe.execute()
+
+
 def job_key(id: str, part: str | None = None) -> str:
     """The key of a job's hash, or of one of the parts that common.lua lists."""
     return f"{PREFIX}job:{id}:{part}" if part else f"{PREFIX}job:{id}"
@@ -99,6 +108,7 @@ def decoded(fields: Any) -> dict[str, str]:
 
 @cache
 def _text(name: str) -> str:
-    ended, states = (", ".join(f"{state} = true" for state in sorted(kind)) for kind in (ENDED, JobState))
-    files = [(_FOLDER / f"{part}.lua").read_text() for part in ("common", "wakes", name)]
-    return "\n".join([f"local ENDED, STATES = {{ {ended} }}, {{ {states} }}", *files])
+    kinds = [", ".join(f"{state} = true" for state in sorted(kind)) for kind in (JobState, ENDED, CANCELLABLE)]
+    parts = ("common", "wakes", *(("held",) if name in HELD else ()), name)
+    files = [(_FOLDER / f"{part}.lua").read_text() for part in parts]
+    return "\n".join(["local STATES, ENDED, CANCELLABLE = {{ {} }}, {{ {} }}, {{ {} }}".format(*kinds), *files])

@@ -80,7 +80,7 @@ TRANSITIONS = (
 
 # States that only a retry, or nothing, leads out of.
 ENDED = frozenset(S) - {t.source for t in TRANSITIONS if t.step != "retry"}
-CANCELLABLE = frozenset(t.source for t in TRANSITIONS if t.step == "cancel")
+CANCELLABLE = frozenset(t.source for t in TRANSITIONS if t.source and t.step == "cancel")
 
 
 def mermaid() -> str:

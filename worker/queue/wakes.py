@@ -38,11 +38,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Protocol
 
 import redis
 
-from reshard.worker.queue.scripts import PREFIX, Scripts, job_key, ms, texts
+from reshard.worker.queue.scripts import PREFIX, Scripts, at_once, job_key, ms, texts
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import RESEND
 
@@ -66,21 +65,15 @@ def strays(client: redis.Redis) -> list[str]:
     return [id for ids in found for id in texts(ids)]
 
 
-class Night(Protocol):
-    """Who knows the window of bulk work: `reshard.worker.fleet.fleet.Fleet`."""
-
-    def look(self) -> tuple[int, int]:
-        """When this night began, in ms, and 1 while bulk work must wait for its window, else 0."""
-        ...
-
-
 class Wakes:
     """Sends wakes. Every method may raise redis-py's ConnectionError and TimeoutError."""
 
-    def __init__(self, client: redis.Redis, send: Callable[[str, str], None], lease: float, night: Night) -> None:
-        """``send(queue, job)`` sends one; ``lease`` in seconds."""
+    def __init__(
+        self, client: redis.Redis, send: Callable[[str, str], None], lease: float, night: Callable[[], tuple[int, int]]
+    ) -> None:
+        """``send(queue, job)`` sends one; ``lease`` in seconds; ``night`` as ``look`` of fleet.py."""
         self.redis = client
-        self.night = night
+        self._night = night
         self._run = Scripts(client)
         self._send = send
         self._lease = ms(lease)
@@ -94,10 +87,7 @@ class Wakes:
         """Remove keys of the queue that a client wrote over; returns whether there were some."""
         found = False
         kinds = dict.fromkeys(PLACES, b"zset") | dict.fromkeys((*QUEUES, BELL), b"list")
-        with self.redis.pipeline(transaction=False) as pipeline:
-            for key in kinds:
-                pipeline.type(key)
-            types = pipeline.execute()
+        types = at_once(self.redis, lambda pipe: [pipe.type(key) for key in kinds])
         for (key, kind), type in zip(kinds.items(), types, strict=True):
             if type not in {kind, b"none"}:
                 self.redis.delete(key)
@@ -117,7 +107,7 @@ class Wakes:
 
     def due(self) -> int:
         """Send the wakes that are due, and again those that got lost, interactive jobs' first; returns how many."""
-        answer = texts(self._run("due", self._resend, DUE_AT_ONCE, *self.night.look(), self._lease))
+        answer = texts(self._run("due", self._resend, DUE_AT_ONCE, *self._night(), self._lease))
         for job, queue in zip(answer[::2], answer[1::2], strict=True):
             self.wake(queue, job)
         return len(answer) // 2

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
 from reshard.pipeline.errors import (
-    BrokerUnavailable,
     CredentialUnknown,
     PackageMissing,
     ReshardError,
@@ -29,7 +29,7 @@ from reshard.worker.queue.jobs import JobStore
 from reshard.worker.settings import REST_AFTER
 from tests.support.procs import wait_for
 from tests.worker.conftest import age, another, ask, claimed
-from tests.worker.test_self_check import process
+from tests.worker.fleet.test_self_check import process
 from tests.worker.test_steps import DISK, EXPIRED, raising
 
 ME = "here:1"
@@ -162,7 +162,7 @@ def test_a_broker_that_goes_away_while_a_worker_says_that_it_rests_does_not_end_
     step = Drained.__new__(Drained)
     step._begun, step._self_check, step._fleet, step._name = True, machine.check, machine.fleet, ME
     monkeypatch.setattr(self_check.subprocess, "Popen", raising(OSError(errno.ENOMEM, "no memory")))
-    monkeypatch.setattr(machine.fleet, "_workers", raising(BrokerUnavailable(url="redis://here", why="gone")))
+    monkeypatch.setattr(machine.fleet, "_workers", raising(redis.ConnectionError("gone")))
     for _ in range(REST_AFTER):
         self_check.failed("plan", FOLDER)
     step._look(None)

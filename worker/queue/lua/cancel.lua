@@ -4,6 +4,6 @@ local id = ARGV[1]
 local state = get(id, 'state')
 if not state then return { 'missing', '' } end
 if state == 'cancelled' then return { 'ok', state } end
-if ENDED[state] or not STATES[state] or state == 'committing' or state == 'confirming' then return { 'refused', state } end
+if not CANCELLABLE[state] then return { 'refused', state } end
 finish(id, 'cancelled', now())
 return { 'ok', state }

@@ -1,5 +1,5 @@
--- What every step shares; scripts.py puts this file before each of the others, and before it ENDED and STATES, from
--- states.py.
+-- What every step shares; scripts.py puts this file before each of the others, and before it STATES, ENDED and
+-- CANCELLABLE, from states.py.
 -- Times are milliseconds of this server's clock, the only clock that decides anything.
 --
 -- A job is a hash, and beside it:
@@ -98,6 +98,13 @@ end
 local function free(id, name, at)
   redis.call('HDEL', key(id, 'units'), name .. '.token', name .. '.worker', name .. '.bytes')
   redis.call('ZADD', key(id, 'todo'), at, name)
+end
+
+local function unit_done(id, name, token, t)
+  redis.call('ZREM', key(id, 'todo'), name)
+  redis.call('HDEL', key(id, 'units'), name .. '.token', name .. '.worker', name .. '.bytes', name .. '.error')
+  set_unit(id, name, 'done_by', token)
+  event(id, 'finished', 'unit', name, 'took', t - (unit(id, name, 'since') or t))
 end
 
 local function free_all(id)

@@ -1,17 +1,9 @@
--- id, unit, token, keep ms, result -> {'ok' | 'lost' | 'cancelled', queue to wake}
+-- keep ms, result
 -- The unit is finished; what comes after it becomes claimable, and after the last one the job is done.
-local id, name, token, keep, result = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local t = now()
-if unit(id, name, 'done_by') == token then return { 'ok', settle(id, t) } end -- our answer was lost
-if get(id, 'state') == 'cancelled' then return { 'cancelled', '' } end
-if not owns(id, name, token) then return { 'lost', '' } end
+local keep, result = ARGV[4], ARGV[5]
 if name == 'publish' and get(id, 'state') ~= 'committing' then return { 'lost', '' } end -- it was never begun
 
-redis.call('ZREM', key(id, 'todo'), name)
-redis.call('HDEL', key(id, 'units'), name .. '.token', name .. '.worker', name .. '.bytes', name .. '.error')
-set_unit(id, name, 'done_by', token)
-event(id, 'finished', 'unit', name, 'took', t - (unit(id, name, 'since') or t))
-
+unit_done(id, name, token, t)
 if name == 'plan' then -- what it would do has been done before
   redis.call('HSET', key(id), 'published', result)
   complete(id, t, keep)

@@ -1,10 +1,6 @@
--- id, unit, token, error, 'retry' | 'final' | 'unsure', delay ms -> {'ok' | 'lost' | 'cancelled', queue}
+-- error, 'retry' | 'final' | 'unsure', delay ms
 -- `final`: nothing more will come of this job. `unsure`: given up without knowing whether a commit stands.
-local id, name, token, failure, verdict = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local t = now()
-if get(id, 'state') == 'cancelled' then return { 'cancelled', '' } end
-if not owns(id, name, token) then return { 'lost', '' } end
-
+local failure, verdict = ARGV[4], ARGV[5]
 if verdict == 'retry' then
   set_unit(id, name, 'error', failure)
   free(id, name, 0)

@@ -1,12 +1,7 @@
--- id, unit, token, error -> {'ok' | 'lost' | 'cancelled' | 'alone', queue to wake}
+-- error -> also 'alone'
 -- The worker is at fault and not the job: another one gets the unit, and no attempt is counted. `alone`: every worker
 -- that is alive has failed it so, and this one still has it.
-local id, name, token, failure = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local t = now()
-if get(id, 'state') == 'cancelled' then return { 'cancelled', '' } end
-if not owns(id, name, token) then return { 'lost', '' } end
-
-local mine = process(unit(id, name, 'worker'))
+local failure, mine = ARGV[4], process(unit(id, name, 'worker'))
 local failed_by = unit(id, name, 'failed_by') or ' '
 if not failed(id, name, mine) then set_unit(id, name, 'failed_by', failed_by .. mine .. ' ') end
 if not others(id, name, failure) then return { 'alone', '' } end

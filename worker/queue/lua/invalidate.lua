@@ -1,13 +1,9 @@
--- id, unit, token, copies, error, number of groups, those groups, then shard digest, bytes of each shard
--- -> {'ok' | 'lost' | 'cancelled' | 'often', queue to wake}
+-- copies, error, number of groups, those groups, then shard digest, bytes of each shard -> also 'often'
 -- These receipts are worth nothing: the store lost what they say it holds, or it was copied from bad bytes. The groups
 -- that are named are copied again, and a publication that waited for them starts over. When one unit has met this as
 -- often as there may be copies, it is not to be tried again: a group's receipts still go, or a retry would trust them; a
 -- publication, which would ask for them anew, leaves all as it is. Without shards and groups it is only counted.
-local id, name, token, groups = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[6])
-local t = now()
-if get(id, 'state') == 'cancelled' then return { 'cancelled', '' } end
-if not owns(id, name, token) then return { 'lost', '' } end
+local groups = tonumber(ARGV[6])
 local often = redis.call('HINCRBY', key(id, 'units'), name .. '.voids', 1) >= tonumber(ARGV[4])
 if often and groups > 0 then return { 'often', '' } end
 

@@ -1,17 +1,13 @@
--- id, unit, token, bytes since the last seal, lease ms, 1 if there was progress, yield pause ms, 1 if the window is shut,
--- why it waits for the Hub, or ''
--- -> 'ok' | 'lost' | 'cancelled' | 'yield'
+-- bytes since the last seal, lease ms, 1 if there was progress, yield pause ms, 1 if the window is shut, why it waits for
+-- the Hub, or '' -> also 'yield'
 -- Without progress the lease runs out by itself, and whoever claims the unit next makes this token worthless.
-local id, name, token = ARGV[1], ARGV[2], ARGV[3]
-if get(id, 'state') == 'cancelled' then return 'cancelled' end
-if not owns(id, name, token) then return 'lost' end
 set_unit(id, name, 'bytes', ARGV[4])
 set_unit(id, name, 'waits', ARGV[9])
-if ARGV[6] == '1' then hold(id, name, now(), tonumber(ARGV[5])) end
+if ARGV[6] == '1' then hold(id, name, t, tonumber(ARGV[5])) end
 -- The night's bytes take nothing back: who goes on with a file reads it from its start, and would each night.
-if paused() or (ARGV[8] == '1' and closed(id, '', ARGV[8])) then return 'yield' end
+if paused() or (ARGV[8] == '1' and closed(id, '', ARGV[8])) then return { 'yield', '' } end
 if get(id, 'priority') == 'bulk' and redis.call('LLEN', PREFIX .. 'interactive') > 0
     and redis.call('SET', PREFIX .. 'yielding', id, 'NX', 'PX', ARGV[7]) then
-  return 'yield'
+  return { 'yield', '' }
 end
-return 'ok'
+return { 'ok', '' }

@@ -25,11 +25,9 @@ if whole then
   if ARGV[3] ~= '' then redis.call('HSET', key(id), 'request', ARGV[3]) end
 end
 free_all(id)
-for _, name in ipairs(redis.call('ZRANGE', todo, 0, -1)) do
-  redis.call('HDEL', key(id, 'units'), name .. '.attempts', name .. '.error', name .. '.failed_by')
-end
+local forgiven = { attempts = true, error = true, failed_by = true, voids = true }
 for _, field in ipairs(redis.call('HKEYS', key(id, 'units'))) do -- of units that are done, too, as they may be reopened
-  if field:sub(-6) == '.voids' then redis.call('HDEL', key(id, 'units'), field) end
+  if forgiven[field:match('[^.]*$')] then redis.call('HDEL', key(id, 'units'), field) end
 end
 redis.call('HDEL', key(id), 'error', 'last_error', 'note', 'undone', 'started')
 redis.call('HSET', key(id), 'asked', t)

@@ -6,8 +6,10 @@
 
 local QUEUES = { PREFIX .. 'interactive', PREFIX .. 'started', PREFIX .. 'bulk' } -- in the order that workers serve
 
-local function drop(id, list)
-  for _, line in ipairs(QUEUES) do redis.call('ZREM', line .. ':' .. list, id) end
+local function drop(id, ...)
+  for _, line in ipairs(QUEUES) do
+    for _, list in ipairs({ ... }) do redis.call('ZREM', line .. ':' .. list, id) end
+  end
 end
 
 -- The queue that a job's wakes go to. A bulk job that has begun goes before those that have not, so that jobs end
@@ -106,15 +108,12 @@ end
 
 -- Whether this job is to wait. One whose commit was begun is carried to its end.
 local function closed(id, night, shut)
-  local state = get(id, 'state')
-  if get(id, 'priority') ~= 'bulk' or state == 'committing' or state == 'confirming' then return false end
-  return bulk_closed(night, shut)
+  return get(id, 'priority') == 'bulk' and CANCELLABLE[get(id, 'state')] and bulk_closed(night, shut)
 end
 
 -- It waits beside what is due, so that what is due is not looked for behind thousands that are not.
 local function defer(id, t)
-  drop(id, 'waked')
-  drop(id, 'due')
+  drop(id, 'due', 'waked')
   redis.call('ZADD', PREFIX .. 'held', 'NX', t, id)
 end
 
@@ -124,8 +123,7 @@ local function settle(id, t)
   end_impossible(id, t)
   local first = redis.call('ZRANGE', key(id, 'todo'), 0, 0, 'WITHSCORES')
   if #first == 0 or ENDED[get(id, 'state')] then
-    drop(id, 'due')
-    drop(id, 'waked')
+    drop(id, 'due', 'waked')
     return ''
   end
   local at = tonumber(first[2])
@@ -149,8 +147,7 @@ end
 local function finish(id, state, t)
   free_all(id)
   set_state(id, state, t)
-  drop(id, 'due')
-  drop(id, 'waked')
+  drop(id, 'due', 'waked')
   redis.call('ZREM', PREFIX .. 'held', id)
   local target = get(id, 'target')
   if redis.call('HGET', PREFIX .. 'active', target) == id then redis.call('HDEL', PREFIX .. 'active', target) end

@@ -334,7 +334,7 @@ def test_a_job_that_is_cancelled_while_it_waits_is_not_woken(store: JobStore, le
     assert fleet.seen().deferred == 1
     store.cancel(job)
     assert fleet.seen().deferred == 0
-    store.delete(job)
+    store.delete([job])
     fleet.limit({"window": "none"})
     assert leases.due() == 0
 

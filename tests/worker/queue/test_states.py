@@ -134,7 +134,7 @@ def carried_out(driver: Driver) -> dict[str, list[Callable[[str, Lease | None], 
         "cancel": [lambda job, lease: store.cancel(job)],
         "retry": [lambda job, lease: store.retry(job), lambda job, lease: store.retry(job, anew=True)],
         "due": [lambda job, lease: leases.due()],
-        "delete": [lambda job, lease: store.delete(job)],
+        "delete": [lambda job, lease: store.delete([job])],
     }
 
 

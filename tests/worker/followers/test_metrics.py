@@ -43,10 +43,10 @@ from reshard.worker.queue.states import JobState
 from reshard.worker.settings import Settings
 from tests.support.procs import Broker, Machine, wait_for
 from tests.worker.conftest import Wakes, ask, claimed, followed, planned, receipts
-from tests.worker.test_catalogs import begin, definition, fail, finish, jobs, rows
-from tests.worker.test_schedules import DAY, Clock, nightly
+from tests.worker.followers.test_catalogs import begin, definition, fail, finish, jobs, rows
+from tests.worker.followers.test_schedules import DAY, Clock, nightly
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 OPERATIONS = ROOT / "docs/operations.md"
 RULES, DASHBOARD = ROOT / "deploy/prometheus/rules.yml", ROOT / "deploy/grafana/reshard.json"
 
@@ -121,7 +121,7 @@ def test_jobs_are_counted_by_state_and_failures_by_code(store: JobStore, leases:
 
     # What became of jobs is still known when they are not.
     for job in store.recent([JobState.failed]):
-        store.delete(job.id)
+        store.delete([job.id])
     seen = scrape(port)
     assert seen.one("reshard_jobs", "failed") == 0
     assert seen.one("reshard_jobs_ended_total", "failed") == 3

@@ -16,7 +16,7 @@ from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import job_key, texts
 from tests.worker.conftest import ask, claimed, followed, planned
-from tests.worker.test_catalogs import begin, definition, fail, finish, jobs
+from tests.worker.followers.test_catalogs import begin, definition, fail, finish, jobs
 
 MOST = 2
 
@@ -113,7 +113,7 @@ def test_a_push_gives_up_on_a_target_whose_job_is_gone(store: JobStore) -> None:
 def test_a_deleted_job_leaves_nothing_behind(store: JobStore) -> None:
     job = store.submit(by("me", 0)).id
     store.cancel(job)
-    store.delete(job)
+    store.delete([job])
     assert not store.redis.exists("reshard:queued:me")
 
 

@@ -26,7 +26,7 @@ from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.states import JobState
 from tests.support.procs import Broker
 from tests.worker.conftest import Wakes, ask
-from tests.worker.test_catalogs import definition, fail, finish, rows
+from tests.worker.followers.test_catalogs import definition, fail, finish, rows
 
 FAILING = {"us/m1", "us/m3", "us/alone"}
 CONSEQUENTIAL = {"ended", "catalog", "fired", "failed", "moved"}  # kinds of events that some follower acts on

@@ -42,8 +42,8 @@ from reshard.worker.queue.scripts import PREFIX, server_ms
 from reshard.worker.settings import NOTIFY_FIRST, NOTIFY_FOR, NOTIFY_LEASE, Settings, settings
 from tests.support.procs import Broker, Machine, wait_for
 from tests.worker.conftest import Wakes, another, ask, followed, restricted
-from tests.worker.test_catalogs import begin, definition, fail, finish, jobs, rows
-from tests.worker.test_schedules import DAY, Clock, nightly
+from tests.worker.followers.test_catalogs import begin, definition, fail, finish, jobs, rows
+from tests.worker.followers.test_schedules import DAY, Clock, nightly
 
 SECRET = "s3cr3t-in-the-url"
 
@@ -116,7 +116,7 @@ def now(store: JobStore) -> float:
 
 def told(notifier: Notifier, receiver: Receiver) -> list[dict[str, Any]]:
     """What is new at the receiver once everything was told."""
-    followed(notifier._store)
+    followed(JobStore(notifier._redis))
     before = len(receiver.posted)
     while (ended := notifier.tell(Url(receiver.url))) is not None:
         assert ended == "told"

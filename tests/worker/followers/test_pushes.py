@@ -14,11 +14,10 @@ from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.pushes import WAITING, Pushes, Watch
 from reshard.worker.followers.records import Definition
 from reshard.worker.followers.schedules import Schedule, Schedules
-from reshard.worker.queue.ended import delete
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from tests.worker.conftest import ask, claimed, followed
-from tests.worker.test_catalogs import begin, definition, finish, jobs, rows
+from tests.worker.followers.test_catalogs import begin, definition, finish, jobs, rows
 
 MAIN = {"refs/heads/main", "main"}
 
@@ -140,7 +139,7 @@ def test_a_push_while_its_job_is_at_work_is_carried_out_after_it(
     assert store.redis.hlen(WAITING) == 1, "several wait as one"
     store.cancel(job)
     if lost == "job":
-        delete(store.redis, [job])
+        store.delete([job])
     followed(store) if lost == "" else pushes.reconcile()
     again = store.recent()[0]
     assert again.id != job and again.state == "queued" and again.request.key() == watch.request.key()

@@ -21,7 +21,7 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.publishing.commit import Published
-from reshard.worker.followers import cursor
+from reshard.worker.followers import catalogs as kept
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.expander import Expander
 from reshard.worker.followers.records import Definition, Ended, Entry
@@ -140,7 +140,7 @@ def test_of_a_large_catalog_only_what_was_not_unchanged_is_remembered(
         finish(leases, job)
     assert jobs(catalogs) == []
     begin(catalogs, wanted)
-    monkeypatch.setattr(cursor, "NIGHT_WHOLE", 2)
+    monkeypatch.setattr(kept, "NIGHT_WHOLE", 2)
     broken: Rows = [(rows(wanted)[0][0], NoWeights(place="them/m0", found=""))]
     begin(catalogs, wanted, [*broken, *rows(wanted)[1:]])
     nights = [sorted(night.values()) for _, night in catalogs.nights("mirror")]
@@ -468,7 +468,7 @@ def test_a_job_is_awaited_until_its_end_is_noted(catalogs: Cursor, store: JobSto
     for one in (job, other):
         if one == other:
             store.cancel(one)
-        store.delete(one)
+        store.delete([one])
     catalogs.reconcile()
     assert catalogs.get("mirror").state == "done"
     assert catalogs.get("mirror").failures() == {}
@@ -478,7 +478,7 @@ def test_a_job_that_was_deleted_is_a_failure(catalogs: Cursor, store: JobStore) 
     begin(catalogs, definition(1))
     (job,) = jobs(catalogs)
     store.cancel(job)
-    store.delete(job)
+    store.delete([job])
     assert jobs(catalogs) == []
     assert list(catalogs.get("mirror").failures()) == ["job.not_found"]
 
@@ -513,7 +513,8 @@ def test_a_control_that_looked_before_another_one_acted_changes_nothing(
     assert len(catalogs.get("mirror").active) == 2
     fail(leases, first)
     jobs(catalogs)
-    catalogs._end(wanted, run, "0", Ended("failed", first, error={"code": "job"}))  # the same end, noted twice
+    ended = Ended("failed", first, error={"code": "job"})
+    catalogs._end(wanted, run, "0", "them/m0", ended)  # the same end, noted twice
     assert store.redis.hget(f"{PREFIX}catalog:mirror", "failures") == b"1"
     catalogs.pause("mirror")
     for job in catalogs.get("mirror").active.values():

@@ -15,7 +15,7 @@ from reshard.pipeline.request import Request
 from reshard.worker.control import Control
 from reshard.worker.followers.catalogs import Catalogs
 from reshard.worker.followers.records import Definition
-from reshard.worker.followers.schedules import ALL, KEPT, LATE, Schedule, Schedules
+from reshard.worker.followers.schedules import ALL, DUE, KEPT, LATE, Schedule, Schedules
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.states import JobState
@@ -132,7 +132,7 @@ def test_it_fires_on_although_its_last_job_was_deleted(store: JobStore, schedule
     assert outcomes(schedules) == ["fired"]
     [job] = store.recent()
     store.cancel(job.id)
-    store.delete(job.id)
+    store.delete([job.id])
     followed(store)
     clock.now += DAY
     assert outcomes(schedules) == ["fired"]
@@ -258,6 +258,19 @@ def test_a_name_is_taken_once_and_free_again_when_removed(schedules: Schedules, 
             gone("nightly")
     schedules.add(nightly())
     assert schedules.get("nightly").runs == ()
+
+
+def test_one_that_is_removed_while_it_is_resumed_is_not_due_for_ever(store: JobStore, schedules: Schedules) -> None:
+    schedules.add(nightly())
+    schedules.pause("nightly")
+
+    def removing() -> float:
+        schedules.remove("nightly")
+        return 0.0
+
+    with pytest.raises(ScheduleNotFound):
+        Schedules(store, removing).resume("nightly")
+    assert store.redis.zcard(DUE) == 0
 
 
 @pytest.mark.parametrize("fields", [{"name": "A b"}, {"name": ""}, {"cron": "daily"}, {"tz": "Nowhere"}])

@@ -25,7 +25,7 @@ from tests.support.at_fault import WAYS, spoil, spoil_started
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.procs import Proc, wait_for
 from tests.worker.conftest import Wakes, age, another, ask, claimed
-from tests.worker.test_metrics import port, scrape
+from tests.worker.followers.test_metrics import port, scrape
 from tests.worker.test_steps import DISK, EXPIRED, Bench, bench, one_reload, raising, steps
 from tests.worker.test_workers import Site, site
 

@@ -14,7 +14,7 @@ from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX
 from reshard.worker.queue.states import JobState
-from tests.worker.test_catalogs import Rows, begin, definition, fail, finish, jobs, rows
+from tests.worker.followers.test_catalogs import Rows, begin, definition, fail, finish, jobs, rows
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_bytes_of_a_job_that_goes_on_count_once(
     (job,) = jobs(catalogs)
     read(job, 400)
     if forgotten:
-        store.delete(job)
+        store.delete([job])
     assert catalogs.retry("mirror") == 1
     (again,) = jobs(catalogs)
     assert (again == job) != forgotten
