@@ -101,7 +101,7 @@ def work(leases: Leases, lease: Lease, settings: Settings, process: OwnProcess) 
             except Exhausted as exhausted:
                 error = exhausted.error
                 error.facts.setdefault("job", lease.job)
-                extra = logs.of_error(error)
+                extra = error.logged
                 log.warning("%s of job %s, for the last time: %s", lease.unit, lease.job, error, extra=extra)
                 tracing.failed(error)
                 keeper.finish(lambda: leases.fail(lease, error.to_dict(), unsure=step.unsure(error)))
@@ -291,7 +291,7 @@ def _trouble(
 ) -> None:
     """Have the unit done by another worker or tried again later, or end the job; ``finish`` as the keeper's."""
     error.facts.setdefault("job", lease.job)
-    log.warning("%s of job %s: %s", lease.unit, lease.job, error, extra=logs.of_error(error))
+    log.warning("%s of job %s: %s", lease.unit, lease.job, error, extra=error.logged)
     tracing.failed(error)
     data = error.to_dict()
     if error.blames_worker:
