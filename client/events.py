@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import redis
 
@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 BATCH = 500  # events that are read at once
 
 Id = tuple[int, int]  # of the queue's stream; later events have greater ones
+Row = tuple[bytes, Mapping[bytes, bytes]]
 
 
 class News(NamedTuple):
@@ -32,13 +33,11 @@ class News(NamedTuple):
 
 def since(queue: Queue, after: Id) -> Iterator[list[News]]:
     """What the queue still knows of events after that one, in batches."""
-    while True:
-        start = f"({after[0]}-{after[1]}"
-        rows = cast(Any, queue.jobs.redis.xrange(events.EVENTS, start, "+", count=BATCH))
+    last, more = f"{after[0]}-{after[1]}", True
+    while more:
+        rows = _rows(queue.jobs.redis, last)
         yield _readable(rows)
-        if len(rows) < BATCH:
-            return
-        after = parsed(rows[-1][0].decode())
+        last, more = _last(rows, last), len(rows) == BATCH
 
 
 class Followed:
@@ -57,13 +56,11 @@ class Followed:
         client: Any = self._client
         try:
             if not self._after:  # each event after this one, also while nothing is read
-                newest = client.xrevrange(events.EVENTS, count=1)
-                self._after = newest[0][0].decode() if newest else "0-0"
-            answer = client.xread({events.EVENTS: self._after}, count=BATCH, block=round(wait * 1000)) or []
+                self._after = _last(client.xrevrange(events.EVENTS, count=1), "0-0")
+            rows = _rows(client, self._after, round(wait * 1000))
         except redis.RedisError as error:
             raise BrokerUnavailable(url=without_password(self._store.url), why=str(error)) from error
-        rows = [row for _, found in answer for row in found]
-        self._after = rows[-1][0].decode() if rows else self._after
+        self._after = _last(rows, self._after)
         return _readable(rows)
 
     def progress(self, most: int) -> list[Progress]:
@@ -80,7 +77,16 @@ def parsed(id: str) -> Id:
     return int(first), int(second)
 
 
-def _readable(rows: list[tuple[bytes, Mapping[bytes, bytes]]]) -> list[News]:
+def _rows(client: Any, after: str, block: int | None = None) -> list[Row]:
+    answer = client.xread({events.EVENTS: after}, count=BATCH, block=block) or []
+    return [row for _, found in answer for row in found]
+
+
+def _last(rows: list[Row], default: str) -> str:
+    return rows[-1][0].decode() if rows else default
+
+
+def _readable(rows: list[Row]) -> list[News]:
     """All but those of a newer release, or of anybody's who reaches the broker."""
     found = []
     for id, data in rows:

@@ -23,13 +23,15 @@ DRAWINGS = 16  # plans whose picture is kept: a live page asks for it again and 
 
 
 class File(NamedTuple):
-    """A file of a plan, and the group that copies it."""
+    """A file of a plan, the group that copies it, and how far it is."""
 
     path: str
     size: int
     tensors: int
     digest: str
     group: str
+    state: str = "waiting"
+    done: int = 0
 
 
 class Drawn(NamedTuple):
@@ -95,18 +97,19 @@ def _drawn(queue: Queue, id: str, digest: str) -> Drawn | None:
     return Drawn(files, drawing(picture(plan)))
 
 
-def _files(queue: Queue, job: JobNow, files: Sequence[File]) -> list[dict[str, Any]]:
+def _files(queue: Queue, job: JobNow, files: Sequence[File]) -> list[File]:
     """How far each file is. What a group has copied since its last seal counts for its files in their order."""
     sealed = queue.jobs.sealed(job.id, [file.digest for file in files])
     over = job.state in {"done", "published_unverified"}
     left = {claim.unit: claim.bytes for claim in job.claims}
     found = []
     for file, stored in zip(files, sealed, strict=True):
-        done = file.size if over or stored else min(file.size, left.get(file.group, 0))
-        state = "sealed" if over or stored else "copying" if file.group in left else "waiting"
-        if state == "copying":
-            left[file.group] -= done
-        found.append({"file": file, "state": state, "done": done})
+        if over or stored:
+            file = file._replace(state="sealed", done=file.size)
+        elif file.group in left:
+            file = file._replace(state="copying", done=min(file.size, left[file.group]))
+            left[file.group] -= file.done
+        found.append(file)
     return found
 
 
