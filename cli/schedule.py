@@ -59,7 +59,6 @@ def add(
 
     Example: reshard schedule add nightly a/model --to you/model --cron @daily
     """
-    from reshard.worker.followers.records import Definition
     from reshard.worker.followers.schedules import Schedule as Checked
 
     typed: dict[str, object] = {"name": name, "cron": cron, "tz": tz, "missed": missed}
@@ -68,8 +67,8 @@ def add(
     if isinstance(submitted, Request):
         kept, sent = {"request": submitted}, {"request": Asked.of(submitted)}
     else:
-        catalog, submission = read_submission(*submitted)
-        kept, sent = {"catalog": Definition(name=catalog, **submission.model_dump())}, {"catalog": submission}
+        _, submission = read_submission(*submitted)
+        kept, sent = {"catalog": submission.definition("")}, {"catalog": submission}
     schedule = Checked.model_validate(typed | kept)
     schedule.check()  # what is wrong is said in a command's words
     with connect() as session:

@@ -38,10 +38,9 @@ class Hurried(LocalRateLimiter):
 
 def carry_out(session: Served, repo: str, heads: Mapping[str, str]) -> list[Carried]:
     """Submit what reads ``repo``, whose revisions were pushed to: ``heads`` are their commits now."""
-    watches = session.queue.pushes.watches(repo, heads)
-    with session.asking(lambda endpoint: Hurried()) as context:
+    with session.queue.answering(), session.asking(lambda endpoint: Hurried()) as context:
         ours = cache(partial(_ours, context))  # many may read one source
-        return [_carry(session, watch, heads, ours) for watch in watches]
+        return [_carry(session, watch, heads, ours) for watch in session.queue.pushes.watches(repo, heads)]
 
 
 def _carry(session: Served, watch: Watch, heads: Mapping[str, str], ours: Callable[[Hub, str], bool]) -> Carried:

@@ -137,12 +137,8 @@ async def _hook(web: Web, request: Request) -> Response:
     request.state.connection.recognize()
     payload = read(hooks.Payload, await request.body())
     async with web.hooks:  # the others wait without a thread, which everybody's requests need
-        return document(await run_in_threadpool(_taken, web, payload))
-
-
-def _taken(web: Web, payload: hooks.Payload) -> Mapping[str, Any]:
-    with web.queue.answering():
-        return hooks.take(payload, web.session("a webhook")).document()
+        done = await run_in_threadpool(hooks.take, payload, web.session("a webhook"))
+    return document(done.document())
 
 
 async def _openapi(web: Web, request: Request) -> Response:
