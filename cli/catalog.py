@@ -16,6 +16,7 @@ from reshard.cli.help import SectionedGroup
 from reshard.cli.job_text import moved
 from reshard.cli.output import Output, count, dated, finds_none, first, human_bytes, lasted, lines, succeeded, when
 from reshard.client.connect import connect
+from reshard.client.models.catalogs import CatalogChecked, CatalogEntry, CatalogWrong
 from reshard.client.operations import catalogs as operations
 from reshard.client.operations.catalogs import Submission
 from reshard.client.operations.table import Session, read
@@ -33,6 +34,7 @@ from reshard.worker.followers.records import IN_FILE, TURNS
 
 if TYPE_CHECKING:
     from reshard.client.models.catalogs import Catalog as Seen
+    from reshard.client.models.catalogs import CatalogNow
     from reshard.pipeline.catalogs.definition import Catalog
     from reshard.pipeline.catalogs.expand import Wanted
     from reshard.worker.followers.records import Standing
@@ -76,15 +78,15 @@ def check(file: File, output: Output) -> None:
 
     Example: reshard catalog check models.yaml
     """
-    facts = looked_at(read_catalog(file)[1])
-    output.result(facts, lines(_summary(facts)), str(facts["ready"]))
-    if facts["wrong"]:
-        rest = {} if facts["ready"] else {"others": ""}
-        raise EntriesWrong(file=str(file), count=count(len(facts["wrong"]), "model"), **rest)
+    found = looked_at(read_catalog(file)[1])
+    output.result(found, lines(_summary(found)), str(found.ready))
+    if found.wrong:
+        rest = {} if found.ready else {"others": ""}
+        raise EntriesWrong(file=str(file), count=count(len(found.wrong), "model"), **rest)
 
 
-def looked_at(parsed: Catalog, closely: bool = False) -> dict[str, Any]:
-    """What a catalog comes to now, JSON-able.
+def looked_at(parsed: Catalog, closely: bool = False) -> CatalogChecked:
+    """What a catalog comes to now.
 
     ``closely`` also asks each target of which the broker knows nothing whether it stands, as control does.
     """
@@ -113,22 +115,22 @@ def looked_at(parsed: Catalog, closely: bool = False) -> dict[str, Any]:
         every = [(one, "unchanged" if how == "unknown" and stands(one, context) else how) for one, how in every]
     # Of the sources that may be written: a target that is there already may be rewritten as a whole.
     growth = [one.source.bytes for one, stand in every if one.source and not one.error and stand != "unchanged"]
-    return {
-        "name": parsed.name,
-        "models": len(wanted),
-        "empty": found.empty,
-        "unwritable": list(unwritable(map(repository, written), context)),
-        "ready": len(ready),
-        "new": sum(one.target is None for one in ready),
-        "gated": [one.repo for one in wanted if one.source and one.source.gated],
-        "bytes": sum(one.source.bytes for one in ready if one.source),
-        "growth": sum(growth),
-        "calls": sum(budget.calls for budget in budgets.values()),
-        "unchanged": None if standings is None else sum(stand == "unchanged" for _, stand in every),
-        "drift": None if standings is None else [one.repo for one, stand in every if stand == "target"],
-        "wrong": [{"repo": one.repo, **one.error.to_dict()} for one in wanted if one.error],
-        "entries": [_entry(one, stand) for one, stand in every],
-    }
+    return CatalogChecked(
+        name=parsed.name,
+        models=len(wanted),
+        empty=list(found.empty),
+        unwritable=list(unwritable(map(repository, written), context)),
+        ready=len(ready),
+        new=sum(one.target is None for one in ready),
+        gated=[one.repo for one in wanted if one.source and one.source.gated],
+        bytes=sum(one.source.bytes for one in ready if one.source),
+        growth=sum(growth),
+        calls=sum(budget.calls for budget in budgets.values()),
+        unchanged=None if standings is None else sum(stand == "unchanged" for _, stand in every),
+        drift=None if standings is None else [one.repo for one, stand in every if stand == "target"],
+        wrong=[CatalogWrong(repo=one.repo, **one.error.to_dict()) for one in wanted if one.error],
+        entries=[_entry(one, stand) for one, stand in every],
+    )
 
 
 @command("submit", limits=read_limits)
@@ -183,7 +185,7 @@ def _follow(session: Session, name: str, output: Output) -> None:
     took = lasted(seen.since - seen.started)
     output.result(
         seen,
-        f"catalog {name} {seen.state}: {count(seen.entries, 'model')}: {_counts(seen)}; {took}",
+        f"catalog {name} {seen.state}: {count(seen.entries, 'model')}: {_counts(seen, len(seen.active))}; {took}",
         seen.state,
     )
     codes = [f"{code} {len(group):,}" for code, group in seen.failures().items()]
@@ -211,22 +213,24 @@ def status(
     if report and name is None:
         raise UsageError(what="--report is about one catalog: give its NAME")
     with connect() as session:
-        names = [name] if name else [one.name for one in operations.list_catalogs(session).catalogs]
-        found = [operations.show_catalog(session, one) for one in names]
+        if name is None:
+            found = operations.list_catalogs(session).catalogs
+            table = [(s.name, s.state, when(s.since), succeeded(s.success), _counts(s, s.active)) for s in found]
+            # Each with its models is an answer of its own: it may have 100,000 of them.
+            whole = (operations.show_catalog(session, one.name) for one in found)
+            output.listing(whole, lines([LIST_HEAD, *table]) if table else "no catalogs", [one.name for one in found])
+            return
+        seen = operations.show_catalog(session, name)
+    rows = _status(seen)
     if report:
         from reshard.client.catalog_report import markdown
 
         try:
-            report.write_text(markdown(found[0]), encoding="utf-8")
+            report.write_text(markdown(seen), encoding="utf-8")
         except OSError as error:
             raise FolderNotWritable(path=str(report), why=error.strerror or str(error)) from error
-    if name:
-        written = [("report", f"written to {report}")] if report else []
-        output.result(found[0], lines([*_status(found[0]), *written]), found[0].state)
-        return
-    rows = [(s.name, s.state, when(s.since), succeeded(s.success), _counts(s)) for s in found]
-    text = lines([LIST_HEAD, *rows]) if rows else "no catalogs"
-    output.listing(found, text, [name for name, *_ in rows])
+        rows.append(("report", f"written to {report}"))
+    output.result(seen, lines(rows), seen.state)
 
 
 @command("failures")
@@ -331,7 +335,7 @@ def _status(seen: Seen) -> list[tuple[str, str]]:
         ("state", f"{seen.state} since {dated(seen.since)}{f': {seen.note}' if seen.note else ''}"),
         ("last success", succeeded(seen.success)),
         ("asked by", f"{seen.asked_by}, {dated(seen.started)}"),
-        ("models", f"{seen.entries:,}: {_counts(seen)}"),
+        ("models", f"{seen.entries:,}: {_counts(seen, len(seen.active))}"),
         moved(seen.read, seen.uploaded, 0),
         *_listed("warning", seen.empty, finds_none),
         *_listed("at work", [f"{repo}, job {job}" for repo, job in seen.active.items()], str),
@@ -341,9 +345,9 @@ def _status(seen: Seen) -> list[tuple[str, str]]:
     ]
 
 
-def _counts(seen: Seen) -> str:
-    counts = seen.counts | {"at work": len(seen.active), "to do": seen.todo}
-    text = ", ".join(f"{number:,} {what}" for what, number in counts.items() if number)
+def _counts(seen: Seen | CatalogNow, active: int) -> str:
+    counts = seen.counts | {"at work": active, "to do": seen.todo}
+    text = ", ".join(f"{number:,} {what}" for what, number in counts.items() if number and ":" not in what)
     text = text or ("none yet" if seen.state == "expanding" else "none")
     find = "entry that finds" if len(seen.empty) == 1 else "entries that find"
     return f"{text}; {len(seen.empty):,} {find} no model" if seen.empty else text
@@ -363,38 +367,38 @@ def _standings(name: str, wanted: Sequence[Wanted]) -> Sequence[Standing] | None
         return None
 
 
-def _entry(one: Wanted, standing: str) -> dict[str, Any]:
-    return {
-        "repo": one.repo,
-        "target": str(one.request.target) if one.request else None,
-        "commit": one.source.sha if one.source else None,
-        "bytes": one.source.bytes if one.source else None,
-        "exists": one.target is not None,
-        "standing": standing,
-        "error": one.error.code if one.error else None,
-    }
+def _entry(one: Wanted, standing: str) -> CatalogEntry:
+    return CatalogEntry(
+        repo=one.repo,
+        target=str(one.request.target) if one.request else None,
+        commit=one.source.sha if one.source else None,
+        bytes=one.source.bytes if one.source else None,
+        exists=one.target is not None,
+        standing=standing,
+        error=one.error.code if one.error else None,
+    )
 
 
-_WRONG = "{0[repo]}: {0[code]}: {0[message]} ({0[hint]})".format
+_WRONG = "{0.repo}: {0.code}: {0.message} ({0.hint})".format
 
 
-def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
+def _summary(found: CatalogChecked) -> list[tuple[str, str]]:
     unchanged = "not known without a broker"
-    if facts["unchanged"] is not None:
-        unchanged = f"{facts['unchanged']:,} since their last job, which need none now"
+    if found.unchanged is not None:
+        unchanged = f"{found.unchanged:,} since their last job, which need none now"
     return [
-        ("catalog", facts["name"]),
-        ("models", f"{facts['models']:,}, of which {facts['ready']:,} can be done"),
-        ("targets", f"{facts['new']:,} new, {facts['ready'] - facts['new']:,} there already"),
-        ("bytes", f"{human_bytes(facts['bytes'])} stored by the sources, past commits included"),
-        ("growth", f"{human_bytes(facts['growth'])} at most, before the Hub finds what it has already"),
-        ("calls", f"{facts['calls']:,} to the Hub for this"),
+        ("catalog", found.name),
+        ("models", f"{found.models:,}, of which {found.ready:,} can be done"),
+        ("targets", f"{found.new:,} new, {found.ready - found.new:,} there already"),
+        ("bytes", f"{human_bytes(found.bytes)} stored by the sources, past commits included"),
+        ("growth", f"{human_bytes(found.growth)} at most, before the Hub finds what it has already"),
+        ("calls", f"{found.calls:,} to the Hub for this"),
         ("unchanged", unchanged),
-        *_listed("warning", facts["empty"], finds_none),
-        *_listed("warning", facts["unwritable"], "{}; control and workers may have another token".format),
-        *_listed("drift", facts["drift"] or (), "the target of {} has commits since its last job here".format),
-        *_listed("gated", facts["gated"], str),
-        *_listed("wrong", facts["wrong"], _WRONG),
+        *_listed("warning", found.empty, finds_none),
+        *_listed("warning", found.unwritable, "{}; control and workers may have another token".format),
+        *_listed("drift", found.drift or (), "the target of {} has commits since its last job here".format),
+        *_listed("gated", found.gated, str),
+        *_listed("wrong", found.wrong, _WRONG),
     ]
 
 
@@ -402,18 +406,18 @@ def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
 _MOVED = {"source": ": the source has a new commit", "target": ": the target has commits since its last job here"}
 
 
-def would_do(facts: dict[str, Any]) -> list[tuple[str, str]]:
+def would_do(found: CatalogChecked) -> list[tuple[str, str]]:
     """Of what ``looked_at`` found: which models would get a job now, which would not, and why, for people."""
-    ready = [entry for entry in facts["entries"] if entry["error"] is None]
-    changed = [entry for entry in ready if entry["standing"] != "unchanged"]
-    jobs = [f"{entry['repo']} -> {entry['target']}{_MOVED.get(entry['standing'], '')}" for entry in changed]
+    ready = [entry for entry in found.entries if entry.error is None]
+    changed = [entry for entry in ready if entry.standing != "unchanged"]
+    jobs = [f"{entry.repo} -> {entry.target}{_MOVED.get(entry.standing, '')}" for entry in changed]
     return [
-        ("catalog", facts["name"]),
-        ("models", f"{facts['models']:,}, of which {len(jobs):,} would get a job"),
+        ("catalog", found.name),
+        ("models", f"{found.models:,}, of which {len(jobs):,} would get a job"),
         *_listed("job", jobs, str),
         ("unchanged", count(len(ready) - len(jobs), "model")),
-        *_listed("warning", facts["empty"], finds_none),
-        *_listed("wrong", facts["wrong"], _WRONG),
+        *_listed("warning", found.empty, finds_none),
+        *_listed("wrong", found.wrong, _WRONG),
     ]
 
 

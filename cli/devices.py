@@ -7,9 +7,10 @@ import re
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from reshard.cli.output import count, first, human_bytes, lines
+from reshard.client.models import plans
 from reshard.pipeline.errors import BadSize, UsageError
 from reshard.pipeline.limits import CONFIG_MAX
 from reshard.pipeline.planning.model import Output, Plan
@@ -85,22 +86,23 @@ def read_device_map(value: str) -> str | dict[str, str]:
     return devices
 
 
-def device_facts(plan: Plan, source: Source, max_memory: Limits, device_map: DeviceMap) -> list[dict[str, Any]]:
-    """The devices of each checkpoint of ``plan``, JSON-able; raises DeviceMapIncomplete."""
+def device_maps(plan: Plan, source: Source, max_memory: Limits, device_map: DeviceMap) -> list[plans.DeviceMap]:
+    """The devices of each checkpoint of ``plan``; raises DeviceMapIncomplete."""
     from reshard.pipeline.verifying.meta_load import MetaLoader
 
     with closing(MetaLoader()) as meta_loader:
-        return [_facts(plan, output, source, meta_loader, max_memory, device_map) for output in plan.outputs]
+        return [_made(plan, output, source, meta_loader, max_memory, device_map) for output in plan.outputs]
 
 
-def _facts(
+def _made(
     plan: Plan, output: Output, source: Source, meta_loader: MetaLoader, max_memory: Limits, device_map: DeviceMap
-) -> dict[str, Any]:
+) -> plans.DeviceMap:
     from reshard.pipeline.checkpoint.discover import read_file
     from reshard.pipeline.verifying.devices import plan_devices
 
+    name = str(output.name)
     if output.config is None:
-        return {"checkpoint": str(output.name), "result": "skipped", "reason": "no config.json names its class"}
+        return plans.DeviceMap(checkpoint=name, result="skipped", reason="no config.json names its class")
     shards = [plan.shards[number] for number in output.shards]
     specs = {e.name: (e.as_dtype, e.tensor.shape) for shard in shards for e in shard.entries}
     files = {e.name: shard.path for shard in shards for e in shard.entries}
@@ -110,35 +112,26 @@ def _facts(
     limits = max_memory or {}
     given = () if device_map is None or isinstance(device_map, str) else device_map.values()
     named = [*limits, *given] if made.blocks else []
-    devices = dict.fromkeys([*named, *(block.device for block in made.blocks)])
-    return {
-        "checkpoint": str(output.name),
-        "result": made.result,
-        "reason": made.reason,
-        "class": made.class_name,
-        "kept_whole": list(made.no_split),
-        "devices": [
-            {"device": d, "limit": limits.get(d), "bytes": made.bytes_of(d), "files": list(made.files_of(d))}
-            for d in devices
-        ],
-        "blocks": [{"name": b.name, "device": b.device, "bytes": b.bytes, "files": list(b.files)} for b in made.blocks],
-        "notes": list(made.notes),
-    }
+    devices = [
+        plans.Device(device=d, limit=limits.get(d), bytes=made.bytes_of(d), files=list(made.files_of(d)))
+        for d in dict.fromkeys([*named, *(block.device for block in made.blocks)])
+    ]
+    return plans.DeviceMap.of(made, checkpoint=name, class_=made.class_name, kept_whole=made.no_split, devices=devices)
 
 
-def device_text(facts: dict[str, Any]) -> str:
+def device_text(seen: plans.DeviceMap) -> str:
     """The devices of a checkpoint for people: what each holds and reads, and which blocks lie in several files."""
-    if facts["result"] != "planned":
-        return f"devices of {facts['checkpoint']}: {facts['result']}, {facts['reason']}"
-    whole = ", ".join(facts["kept_whole"]) or "nothing: the class names no block that must stay whole"
+    if seen.result != "planned":
+        return f"devices of {seen.checkpoint}: {seen.result}, {seen.reason}"
+    whole = ", ".join(seen.kept_whole or []) or "nothing: the class names no block that must stay whole"
     rows = []
-    for device in facts["devices"]:
-        limit = "" if device["limit"] is None else f"of {human_bytes(device['limit'])}"
-        reads = f"reads {_span(device['files'])}" if device["files"] else "gets nothing"
-        rows.append((f"device {device['device']}", human_bytes(device["bytes"]), limit, reads))
-    head = f"devices of {facts['checkpoint']}, a {facts['class']}; kept whole: {whole}"
-    spans = [f"{b['name'] or 'the rest'} lies in {_span(b['files'])}" for b in facts["blocks"] if len(b["files"]) > 1]
-    rest = [*first(spans, STRADDLING_SHOWN, "blocks lie in several files"), *facts["notes"]]
+    for device in seen.devices or []:
+        limit = "" if device.limit is None else f"of {human_bytes(device.limit)}"
+        reads = f"reads {_span(device.files)}" if device.files else "gets nothing"
+        rows.append((f"device {device.device}", human_bytes(device.bytes), limit, reads))
+    head = f"devices of {seen.checkpoint}, a {seen.class_}; kept whole: {whole}"
+    spans = [f"{b.name or 'the rest'} lies in {_span(b.files)}" for b in seen.blocks or [] if len(b.files) > 1]
+    rest = [*first(spans, STRADDLING_SHOWN, "blocks lie in several files"), *(seen.notes or [])]
     return "\n".join([head, lines(rows, {1}, "  "), *(f"  {line}" for line in rest)])
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from reshard.cli.arguments import argument, read_output, takes
 from reshard.cli.output import Output, count, first, lines
+from reshard.client.models.jobs import Installation, Repository
 from reshard.pipeline.errors import ReshardError, UsageError
 from reshard.pipeline.places import parse_place
 
@@ -56,8 +56,8 @@ def _installation(output: Output, notify: bool) -> None:
         context = Context.from_env()
         probes = [*this_machine(context), *hubs(context), *queue(settings()), *_api(settings())]
     state = max((probe.state for probe in probes), key=("ok", "warning", "trouble").index)
-    facts = {"state": state, "probes": [probe.to_dict() for probe in probes]}
-    output.result(facts, lines([_row(probe) for probe in probes]), state)
+    found = Installation.of(None, state=state, probes=probes)
+    output.result(found, lines([_row(probe) for probe in probes]), state)
     for probe in probes:  # a job would fail with the first error, so this does too
         if probe.error:
             raise probe.error
@@ -93,27 +93,25 @@ def _repository(place: str, output: Output) -> None:
     with closing(MetaLoader()) as meta_loader:
         health = examine(source, meta_loader, context.tmpdir)
     refused = health.refusals
-    facts: dict[str, Any] = {
-        "place": str(source.place),
-        "commit": source.pin.commit,
-        "visibility": source.visibility,
-        "state": "trouble" if refused.always else "warning" if health.symptoms else "ok",
-        "tensors": health.tensors,
-        "bytes": health.weights,
-        "symptoms": [asdict(symptom) for symptom in health.symptoms],
-        "refused": {name: error.to_dict() if error else None for name, error in refused._asdict().items()},
-    }
-    output.result(facts, _text(facts), facts["state"])
+    found = Repository.of(
+        health,
+        place=str(source.place),
+        commit=source.pin.commit,
+        visibility=source.visibility,
+        state="trouble" if refused.always else "warning" if health.symptoms else "ok",
+        bytes=health.weights,
+        refused=refused,
+    )
+    output.result(found, _text(found), found.state)
     if refused.always:
         raise refused.always
 
 
-def _text(facts: dict[str, Any]) -> str:
-    symptoms, strict = facts["symptoms"], facts["refused"]["require_model"]
-    head = f"{facts['place']}: {count(facts['tensors'], 'tensor')}, {facts['bytes']:,} bytes of weights"
-    found = [f"{symptom['kind']}: {symptom['text']} -> {symptom['cure']}" for symptom in symptoms]
+def _text(found: Repository) -> str:
+    symptoms, strict = found.symptoms, found.refused.require_model
+    head = f"{found.place}: {count(found.tensors, 'tensor')}, {found.bytes:,} bytes of weights"
     rows = [f"{head}; {count(len(symptoms), 'problem') if symptoms else 'no problems found'}"]
-    rows += first(found, SYMPTOMS_SHOWN)
+    rows += first([f"{symptom.kind}: {symptom.text} -> {symptom.cure}" for symptom in symptoms], SYMPTOMS_SHOWN)
     if strict:
-        rows.append(f"--require model would refuse it, {strict['code']}: {strict['facts']['why']}")
+        rows.append(f"--require model would refuse it, {strict.code}: {strict.facts['why']}")
     return "\n".join(rows)

@@ -26,7 +26,6 @@ from reshard.worker.queue.states import ENDED, JobState
 if TYPE_CHECKING:
     from reshard.client.models.jobs import Job as JobDocument
     from reshard.client.models.jobs import JobsPage
-    from reshard.worker.queue.record import Job as JobRecord
 
 LISTED = 20  # jobs; a screenful
 LIST_HEAD = ("JOB", "STATE", "SUBMITTED", "TOOK", "SOURCE -> TARGET")
@@ -91,7 +90,7 @@ def status(
             output.result(checked, report_text(checked), checked.result)
         else:
             now = operations.show(session, job)
-            output.result(now, lines(describe(operations.record(now), now.waits)), now.state)
+            output.result(now, lines(describe(now)), now.state)
 
 
 def _show_service(session: Session, output: Output) -> None:
@@ -124,7 +123,7 @@ def list_(
     there = sum(number for counted, number in page.counts.items() if not state or counted in state)
     left = there - len(page.jobs) - len(page.unreadable)
     more = [f"{left:,} more; --all shows them"] if left > 0 else []
-    rows = [_row(operations.record(job)) for job in page.jobs]
+    rows = [_row(job) for job in page.jobs]
     text = "\n".join([lines([LIST_HEAD, *rows]), *more]) if rows else "no jobs"
     output.listing(page.jobs, text, [job.id for job in page.jobs])
 
@@ -143,9 +142,9 @@ def _listed(session: Session, states: list[JobState], limit: int) -> JobsPage:
             return page.model_copy(update={"jobs": jobs, "unreadable": unreadable})
 
 
-def _row(job: JobRecord) -> tuple[str, ...]:
+def _row(job: JobDocument) -> tuple[str, ...]:
     undone = f", undone by {job.rolled_back[:12]}" if job.rolled_back else ""
-    code = f", {job.error['code']}" if job.error else ""
+    code = f", {job.error.code}" if job.error else ""
     places = f"{job.request.source} -> {into(job.request)}"
     return job.id, progress_text(job) + code + undone, when(job.created), took(job), places
 

@@ -171,11 +171,7 @@ def some(names: Sequence[str], most: int = 8) -> str:
 
 def ago(moment: float) -> str:
     """``12 s ago``, ``3 h ago``: how long since ``moment``, in seconds since the epoch."""
-    seconds = max(0, int(time.time() - moment))
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds // length} {unit} ago"
-    return f"{seconds} s ago"
+    return f"{figures.long(max(0, int(time.time() - moment)))} ago"
 
 
 def when(moment: float) -> str:

@@ -33,7 +33,7 @@ def plan(
 
     Example: reshard plan openai-community/gpt2 --size 200MB
     """
-    from reshard.cli.devices import device_facts, device_text, read_placement
+    from reshard.cli.devices import device_maps, device_text, read_placement
     from reshard.cli.plan_text import SHORT, WHOLE, plan_text
     from reshard.client.plan import look
     from reshard.pipeline.reshard import refuse_without_disk, refuse_without_room
@@ -44,12 +44,12 @@ def plan(
         raise UsageError(what=f"--device-map {placed} needs --max-memory: which devices there are, and how large")
     with bar(output) as shown:
         context = Context.from_env(own_limiters(shown.waits))
-        facts, made, source, target = look(request, context)
-    text = plan_text(facts, WHOLE if all_ else SHORT)
+        document, made, source, target = look(request, context)
+    text = plan_text(document, WHOLE if all_ else SHORT)
     if memory is not None or placed is not None:
-        facts["device_maps"] = device_facts(made, source, memory, placed)
-        text = "\n".join([text, *map(device_text, facts["device_maps"])])
-    output.result(facts, text, "\n".join(file["path"] for file in facts["files"]))
+        document.device_maps = device_maps(made, source, memory, placed)
+        text = "\n".join([text, *map(device_text, document.device_maps)])
+    output.result(document, text, "\n".join(file.path for file in document.files))
     if request.target != NOWHERE and not made.published:  # whether shards wait on this disk shows only with the target
         if made.transports.target:
             refuse_without_disk(made, target, context.disk)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from reshard.cli.arguments import Jobs, Verbose, read_output, read_request, takes
-from reshard.cli.job_text import checks_text, ended, in_short, moved, outcome, sent, summary, undo_rows
+from reshard.cli.job_text import checks_text, ended
 from reshard.cli.output import Output, count
 from reshard.cli.progress import Bar, bar
 from reshard.client.facts import source_bytes
+from reshard.client.models.jobs import Finished, Moved, Waits
+from reshard.client.models.records import Problem
 from reshard.pipeline.errors import ProofError
 from reshard.pipeline.request import Request
 
@@ -46,20 +47,13 @@ def run(*, request: Request, jobs: Jobs = None, verbose: Verbose = False, output
             shown.say(view.interrupted)
             raise
         except ProofError as error:
-            if checks := error.facts.get("checks"):
+            if checks := Problem.model_validate(error).checks():
                 shown.say(checks_text(checks))
             raise
-    facts = report_facts(request, report) | {"seconds": round(time.monotonic() - view.started, 3)}
-    plan, published, checks = report.plan, facts["published"], facts["checks"]
-    undo = undo_rows(request, plan.changes_source)
-    if verbose:
-        rows = [*undo, moved(**facts["moved"], verb=sent(request.target))]
-        rows += outcome(checks, facts["source_bytes"], published)
-    else:
-        rows = in_short(request.target, published, report.moved, facts["source_bytes"], checks, undo)
+    done, plan = finished(request, report, time.monotonic() - view.started), report.plan
     size = sum(shard.size for shard in plan.shards)
-    head = summary(request.target, published, weight_files(plan), size, facts["seconds"], checks)
-    output.result(facts, ended(head, rows), report.published.commit)
+    text = ended(done, request, weight_files(plan), size, plan.changes_source, verbose)
+    output.result(done, text, done.published.commit)
 
 
 class _View:
@@ -81,10 +75,10 @@ class _View:
 
     def planned(self, plan: Plan) -> None:
         from reshard.cli.plan_text import show_plan
-        from reshard.client.plan import plan_facts
+        from reshard.client.plan import document_of
 
         self._total, self._shards = sum(file.size for file in plan.files), len(plan.shards)
-        show_plan(plan_facts(self._request, plan), self._output, self._bar)
+        show_plan(document_of(self._request, plan), self._output, self._bar)
 
     def resumed(self, shards: int, bytes_: int) -> None:
         self._files, self._done = shards, bytes_
@@ -108,7 +102,7 @@ class _View:
     def waits(self, why: str) -> None:
         """What the Hub makes it wait for; "" when that is over."""
         if self._output.json:
-            self._output.document({"waits": why or None})
+            self._output.document(Waits(waits=why or None))
         self._bar.waits(why)
 
     def sealed(self, shards: int) -> None:
@@ -125,16 +119,16 @@ class _View:
             self._bar.show(self._phases[self._step])
 
 
-def report_facts(request: Request, report: Report) -> dict[str, Any]:
-    """How a run ended, JSON-able."""
+def finished(request: Request, report: Report, seconds: float) -> Finished:
+    """How a run ended."""
     from reshard.pipeline.planning.estimate import forecast
 
     read = () if report.plan.published else (file.path for file in report.plan.files)
-    return {
-        "state": "done",
-        "target": str(request.target),
-        "published": asdict(report.published),
-        "checks": [check.to_dict() for check in report.checks],
-        "source_bytes": source_bytes(read, report.attested),
-        "moved": report.moved._asdict() | {"expected": forecast(report.plan).uploaded},
-    }
+    return Finished.of(
+        report,
+        state="done",
+        target=str(request.target),
+        source_bytes=source_bytes(read, report.attested),
+        moved=Moved.of(report.moved, expected=forecast(report.plan).uploaded),
+        seconds=round(seconds, 3),
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option, Typer
 
@@ -15,14 +15,15 @@ from reshard.cli.output import Output, human_bytes, lines, succeeded
 from reshard.cli.output import count as count_of
 from reshard.client import PAGE_MAX
 from reshard.client.connect import connect
-from reshard.client.facts import outcome_text
+from reshard.client.facts import outcome_text, upcoming
+from reshard.client.models.catalogs import ScheduleTimes, Would, WouldSubmit
 from reshard.client.operations import schedules as operations
 from reshard.client.operations.jobs import Asked, service
 from reshard.client.queue import START, missing, moment
 from reshard.pipeline.request import Request
 
 if TYPE_CHECKING:
-    from reshard.client.models.catalogs import Schedule, ScheduleRow
+    from reshard.client.models.catalogs import Schedule, SchedulePreview, ScheduleRow
     from reshard.worker.followers.schedules import Schedule as Checked
 
 LIST_HEAD = ("SCHEDULE", "NEXT", "LAST RUN", "LAST SUCCESS")
@@ -58,7 +59,6 @@ def add(
 
     Example: reshard schedule add nightly a/model --to you/model --cron @daily
     """
-    from reshard.worker.followers.records import Definition
     from reshard.worker.followers.schedules import Schedule as Checked
 
     typed: dict[str, object] = {"name": name, "cron": cron, "tz": tz, "missed": missed}
@@ -67,8 +67,8 @@ def add(
     if isinstance(submitted, Request):
         kept, sent = {"request": submitted}, {"request": Asked.of(submitted)}
     else:
-        catalog, submission = read_submission(*submitted)
-        kept, sent = {"catalog": Definition(name=catalog, **submission.model_dump())}, {"catalog": submission}
+        _, submission = read_submission(*submitted)
+        kept, sent = {"catalog": submission.definition("")}, {"catalog": submission}
     schedule = Checked.model_validate(typed | kept)
     schedule.check()  # what is wrong is said in a command's words
     with connect() as session:
@@ -160,20 +160,16 @@ def next_(
 
     Example: reshard schedule next nightly -n 5
     """
-    from reshard.worker.cron import next_after
-
     with connect() as session:
         seen = operations.show_schedule(session, name)
         preview = operations.preview_schedule(session, name) if dry_run else None
-    due = [] if seen.next is None else [seen.next]
-    while due and len(due) < count:
-        due.append(next_after(seen.cron, seen.tz, due[-1]))
+    due = [*upcoming(seen, count)]
     text = "\n".join(moment(at, seen.tz) for at in due) or "paused"
     if preview is None:
-        output.result({"name": name, "next": due}, text, text)
+        output.result(ScheduleTimes(name=name, next=due), text, text)
         return
-    facts, rows = _would(seen, preview.outcome, preview.job)
-    output.result({"name": name, "next": due, "would": facts}, f"{text}\n{lines(rows)}", facts["outcome"])
+    would, rows = _would(seen, preview)
+    output.result(ScheduleTimes(name=name, next=due, would=would), f"{text}\n{lines(rows)}", would.outcome)
 
 
 @command("run")
@@ -225,22 +221,18 @@ def remove(name: Name, output: Output) -> None:
     output.result(done, f"schedule {name} is removed", name)
 
 
-def _would(kept: Schedule, outcome: str, job: str | None) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """What it would submit if it fired now, JSON-able and in rows."""
+def _would(kept: Schedule, preview: SchedulePreview) -> tuple[Would, list[tuple[str, str]]]:
+    """What it would submit if it fired now, and the same in rows."""
     from reshard.pipeline.api import plan
     from reshard.pipeline.catalogs.definition import parse
     from reshard.pipeline.planning.model import weight_files
 
-    says = {
-        "fired": f"job {job} is at work on this already" if job else "it would be submitted",
-        "overlap": f"left out: {f'its last job {job}' if job else 'its catalog'} is still at work",
-        "full": "left out: it has as many jobs queued as one submitter may",
-        "busy": f"left out: job {job} has the target, with another request",
-    }.get(outcome, outcome)  # a newer release's
-    rows = [("now", says)]
+    outcome, job = preview.outcome, preview.job
+    fired = f"job {job} is at work on this already" if job else "it would be submitted"
+    rows = [("now", fired if outcome == "fired" else outcome_text(preview, now=True))]
     if kept.catalog is not None:
         found = looked_at(parse(kept.catalog.text, kept.catalog.name), closely=True)
-        return {"outcome": outcome, "job": job, "catalog": found}, [*rows, *would_do(found)]
+        return Would(outcome=outcome, job=job, catalog=found), [*rows, *would_do(found)]
     assert kept.request is not None, "a schedule submits something"
     made, request = plan(kept.request), kept.request
     size, files = sum(shard.size for shard in made.shards), weight_files(made)
@@ -249,8 +241,10 @@ def _would(kept: Schedule, outcome: str, job: str | None) -> tuple[dict[str, Any
         rows.append(("unchanged", f"{request.target} has it already{commit}"))
     else:
         rows.append(("job", f"{request.source} -> {request.target}: {count_of(files, 'file')}, {human_bytes(size)}"))
-    planned = {"source": str(request.source), "target": str(request.target), "published": made.published}
-    return {"outcome": outcome, "job": job, "request": planned | {"files": files, "bytes": size}}, rows
+    planned = WouldSubmit(
+        source=str(request.source), target=str(request.target), published=made.published, files=files, bytes=size
+    )
+    return Would(outcome=outcome, job=job, request=planned), rows
 
 
 def _outdated(seen: Schedule | ScheduleRow) -> str:

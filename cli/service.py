@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
 from reshard.cli.arguments import read_output, takes, value
 from reshard.cli.output import Output, lines
+from reshard.cli.web import web_settings
 
 if TYPE_CHECKING:
     from reshard.worker.local import Page, Service
@@ -35,6 +37,7 @@ def up(*, log_format: LogFormat = None, output: Output) -> None:
 
     Example: reshard up
     """
+    from reshard.client.models.fleet import Up
     from reshard.pipeline.stores.credentials import Credentials
     from reshard.worker import local
 
@@ -45,29 +48,28 @@ def up(*, log_format: LogFormat = None, output: Output) -> None:
     rows += [("started", name) for name in service.started] + [("found", name) for name in service.found]
     rows += [("logs", str(service.log_dir)), *([("page", service.page)] if service.page else [])]
     rows += [("note", note) for note in notes]
-    facts = asdict(service) | {"data_dir": str(service.data_dir), "log_dir": str(service.log_dir), "notes": notes}
-    facts.pop("no_page")
-    output.result(facts, lines(rows), service.broker)
+    folders = {"data_dir": str(service.data_dir), "log_dir": str(service.log_dir)}
+    output.result(Up.of(service, **folders, notes=notes), lines(rows), service.broker)
 
 
 def _page() -> Page | None:
     """The page, where its packages are there."""
     from reshard.pipeline.errors import ExtraMissing
-    from reshard.web.serve import check_installed, page
-    from reshard.web.settings import web_settings
+    from reshard.web.serve import answers, check, check_installed, url
+    from reshard.worker.local import Page
 
     try:
         check_installed()
     except ExtraMissing:
         return None
-    return page(web_settings())
+    own, command = web_settings(), [sys.executable, "-m", "reshard.cli.web"]
+    return Page(url(own), command, partial(check, own), partial(answers, own))
 
 
 def _page_notes(service: Service) -> list[str]:
     """Why there is no page, or how one gets to see it."""
     from reshard.pipeline.errors import BadSetting
     from reshard.web.auth import Tokens
-    from reshard.web.settings import web_settings
 
     if service.no_page:
         return [f"the page was not started: {service.no_page}"]
@@ -99,11 +101,12 @@ def down(output: Output) -> None:
 
     Example: reshard down
     """
+    from reshard.client.models.fleet import Down
     from reshard.worker import local
     from reshard.worker.settings import settings
 
     stopped = local.down(settings())
-    output.result({"stopped": stopped}, f"stopped {', '.join(stopped) or 'nothing: none was running'}")
+    output.result(Down(stopped=list(stopped)), f"stopped {', '.join(stopped) or 'nothing: none was running'}")
 
 
 def worker(

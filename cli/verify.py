@@ -9,6 +9,7 @@ from reshard.cli.arguments import PLACE, argument, flag, option, read_options, r
 from reshard.cli.job_text import check_row
 from reshard.cli.output import Output, first, lines
 from reshard.cli.progress import bar
+from reshard.client.models.jobs import Verified
 from reshard.pipeline.errors import UsageError, VerifyFailed
 from reshard.pipeline.places import AnyPlace
 from reshard.pipeline.request import Options, parse_size
@@ -99,33 +100,27 @@ def verify(
         verified = api.verify(
             place, against, deep=deep, changes=changes, config_from=config_from, load=loads, progress=progress
         )
-    facts = {
-        "place": str(verified.place),
-        "commit": verified.pin.commit,
-        "against": str(verified.against) if verified.against else None,
-        "deep": deep,
-        "result": verified.result,
-        "checks": [check.to_dict() for check in verified.checks],
-    }
-    output.result(facts, _text(facts), verified.result)
-    if failed := [check for check in verified.checks if check.result == "failed"]:
+    pin, source = verified.pin, str(verified.against) if verified.against else None
+    found = Verified.of(verified, place=str(verified.place), commit=pin.commit, against=source, deep=deep)
+    output.result(found, _text(found), found.result)
+    if failed := [check for check in found.checks if check.result == "failed"]:
         first = next((finding for check in failed for finding in check.findings), failed[0].name)
-        raise VerifyFailed(place=facts["place"], failed=len(failed), checks=len(verified.checks), first=first)
+        raise VerifyFailed(place=found.place, failed=len(failed), checks=len(found.checks), first=first)
 
 
-def _text(facts: dict[str, Any]) -> str:
+def _text(found: Verified) -> str:
     """Each check with its findings, then how it ended, and how many checks did not pass, if any."""
     shown: list[str] = []
-    width = max(len(check["name"]) for check in facts["checks"])
-    for check in facts["checks"]:
+    width = max(len(check.name) for check in found.checks)
+    for check in found.checks:
         name, result = check_row(check)
         shown += [
             lines([(f"{name:<{width}}", result)]),
-            *(f"    {f}" for f in first(check["findings"], FINDINGS_SHOWN)),
+            *(f"    {f}" for f in first(check.findings, FINDINGS_SHOWN)),
         ]
-    against = f" against {facts['against']}" if facts["against"] else ""
-    ends = Counter(check["result"] for check in facts["checks"])
+    against = f" against {found.against}" if found.against else ""
+    ends = Counter(check.result for check in found.checks)
     others = [f"{ends[end]:,} {end}" for end in ("failed", "inconclusive", "skipped") if ends[end]]
     counted = f" ({', '.join(others)}, of {ends.total():,} checks)" if others else ""
-    unread = "" if facts["deep"] else "; bytes were not compared (--deep does)"
-    return "\n".join([*shown, f"{facts['place']}{against}: {facts['result']}{counted}{unread}"])
+    unread = "" if found.deep else "; bytes were not compared (--deep does)"
+    return "\n".join([*shown, f"{found.place}{against}: {found.result}{counted}{unread}"])

@@ -4,35 +4,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from typer import Exit
 
 from reshard.cli.errors import INTERRUPTED
-from reshard.cli.job_text import ended, in_short, moved, outcome, sent, summary, undo_rows
+from reshard.cli.job_text import ended
 from reshard.cli.output import Output, first
 from reshard.cli.plan_text import show_plan
 from reshard.cli.progress import Bar, bar
 from reshard.client.facts import seconds_of, source_bytes
-from reshard.client.models.jobs import FailedModel, ModelFailed
+from reshard.client.models.jobs import Event, FailedModel, Happened, JobDone, JobNow, ModelFailed, Moved, Waits
 from reshard.client.operations import catalogs as of_catalogs
 from reshard.client.operations import jobs as operations
 from reshard.client.operations.table import Session
-from reshard.pipeline.errors import ApiUnavailable, BrokerUnavailable, JobCancelled, ReshardError, WrongState
+from reshard.pipeline.errors import ApiUnavailable, BrokerUnavailable, JobCancelled, WrongState
 from reshard.worker.followers.records import FULFILLED
-from reshard.worker.queue.record import Job
-from reshard.worker.queue.states import JobState
 
 if TYPE_CHECKING:
     from reshard.client.models.catalogs import Catalog, CatalogNow
+    from reshard.client.models.plans import Plan
 
 T = TypeVar("T")
 
 # Of states whose name does not say what is being done; whatever is copied is checked before it is published.
 PHASES = {
-    JobState.copying: "checking the model",
-    JobState.committing: "publishing",
-    JobState.confirming: "reading back",
+    "copying": "checking the model",
+    "committing": "publishing",
+    "confirming": "reading back",
 }
 POLL = 1.0  # seconds between reads when nothing happens; workers report their progress as often
 PATIENCE = 120.0  # seconds without the queue before following ends; the job itself does not
@@ -51,24 +50,20 @@ def follow(session: Session, id: str, output: Output, verbose: bool = False) -> 
         output.say(f"\njob {id} continues; follow it again with `reshard watch {id}`")
         raise Exit(INTERRUPTED) from None
     if job.error:
-        raise ReshardError.from_dict(job.error)
+        raise job.error.error()
     if job.state == "cancelled":
         raise JobCancelled(job=job.id)
-    published = job.published
-    assert published is not None, "a job that is done has published"
-    bytes_ = source_bytes(follower.read, attested)
-    target, checks = job.request.target, job.checks
-    undo = undo_rows(job.request, follower.changes_source)
-    if verbose:
-        rows = [*undo, moved(job.read, job.uploaded, job.deduplicated, job.expected, sent(target))]
-        rows += outcome(checks, bytes_, published)
-    else:
-        rows = in_short(target, published, (job.read, job.uploaded, job.deduplicated), bytes_, checks, undo)
-    head = summary(target, published, job.shards, job.bytes, seconds_of(job), checks)
-    counts = {name: getattr(job, name) for name in ("read", "uploaded", "deduplicated", "expected")}
-    as_of_a_run = {"target": str(target), "checks": checks, "source_bytes": bytes_, "moved": counts}
-    facts = operations.shown(job).document() | as_of_a_run | {"seconds": round(seconds_of(job), 3)}
-    output.result(facts, ended(head, rows), published["commit"])
+    assert job.published is not None, "a job that is done has published"
+    done = JobDone.of(
+        job,
+        target=str(job.request.target),
+        checks=job.all_checks,
+        source_bytes=source_bytes(follower.read, attested),
+        moved=Moved.of(job),
+        seconds=round(seconds_of(job), 3),
+    )
+    text = ended(done, job.request, job.shards, job.bytes, follower.changes_source, verbose)
+    output.result(done, text, done.published.commit)
 
 
 def follow_catalog(session: Session, name: str, output: Output) -> Catalog:
@@ -110,7 +105,7 @@ class _Waits:
         if why != self._last:
             self._last = why
             if self._output.json:
-                self._output.document({"waits": why})
+                self._output.document(Waits(waits=why))
         self._bar.waits(why or "")
 
 
@@ -122,46 +117,45 @@ class _Follower:
         self.changes_source = False
         self._waits = _Waits(output, shown)
 
-    def look(self) -> Job | None:
+    def look(self) -> JobNow | None:
         """The job once it has ended."""
         seen = operations.changes(self._session, self._id, operations.Since.model_construct(after=self._after))
         self._after = seen.next
         for event in seen.events:
-            self._report(event.model_dump(mode="json"))
-        job = operations.record(seen.job)
-        self._show(job, seen.job.waits)
-        if job.state.ended:
-            return job
+            self._report(event)
+        self._show(seen.job)
+        if seen.job.state.ended:
+            return seen.job
         if not seen.events:
             self._session.linger(self._id, self._after, POLL)
         return None
 
-    def _show(self, job: Job, waits: str | None) -> None:
+    def _show(self, job: JobNow) -> None:
         # The plan goes some time after the job is done.
         if job.shards and not self.read and (plan := self._plan()) is not None:
-            self.read = tuple(file["path"] for file in plan["reads"])
-            self.changes_source = plan["in_place"] and bool(plan["occupied"])
+            self.read = tuple(file.path for file in plan.reads)
+            self.changes_source = plan.in_place and bool(plan.occupied)
             show_plan(plan, self._output, self._bar)
-        if job.state == JobState.copying and job.bytes_done < job.bytes:
+        if job.state == "copying" and job.bytes_done < job.bytes:
             self._bar.show("copying", job.bytes_done, job.bytes, (job.shards_done, job.shards))
         else:
             self._bar.show(PHASES.get(job.state, job.state.replace("_", " ")))
         if not job.state.ended:
-            self._waits.tell(waits or job.note)
+            self._waits.tell(job.waits or job.note)
 
-    def _plan(self) -> dict[str, Any] | None:
+    def _plan(self) -> Plan | None:
         try:
-            return operations.show_plan(self._session, self._id).document()
+            return operations.show_plan(self._session, self._id)
         except WrongState:
             return None
 
-    def _report(self, event: dict[str, Any]) -> None:
+    def _report(self, event: Happened) -> None:
         if self._output.json:
-            self._output.document({"event": event})
-        elif event["kind"] in {"trouble", "voided"}:
-            self._bar.say(f"{event['unit']}: {event['error']['message']}; trying again")
-        elif event["kind"] == "lost":
-            self._bar.say(f"{event['unit']}: worker {event['worker']} is gone; another continues")
+            self._output.document(Event(event=event))
+        elif event.kind in {"trouble", "voided"} and event.error:
+            self._bar.say(f"{event.fields['unit']}: {event.error.message}; trying again")
+        elif event.kind == "lost":
+            self._bar.say(f"{event.fields['unit']}: worker {event.fields['worker']} is gone; another continues")
 
 
 class _CatalogFollower:

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
 from reshard.cli.arguments import argument, read_output, takes
 from reshard.cli.output import Output
+from reshard.pipeline.errors import ReshardError
+
+if TYPE_CHECKING:
+    from reshard.web.settings import WebSettings
+
+
+@lru_cache(maxsize=1)
+def web_settings() -> WebSettings:
+    """The settings of the page and the API, read once; raises BadSetting."""
+    from reshard.web.settings import TOKENS, WebSettings
+    from reshard.worker.settings import read, settings
+
+    return read(WebSettings, tokens=settings().data_dir / TOKENS)
 
 
 def web(
@@ -22,13 +37,19 @@ def web(
 
     Example: reshard web --port 8474
     """
-    from reshard.web.serve import serve
-    from reshard.web.settings import web_settings
+    from reshard.client.queue import open_queue
+    from reshard.client.served import Served
+    from reshard.web.serve import check_installed, check_reachable, serve
+    from reshard.worker import logs
     from reshard.worker.settings import settings
 
     given = {"address": address, "port": port}
     own = web_settings().model_copy(update={name: value for name, value in given.items() if value is not None})
-    serve(settings(), own)
+    check_installed()
+    check_reachable(own)
+    logs.configure(settings().log_format)
+    with open_queue() as queue:
+        serve(queue, partial(Served, queue, settings()), own)
 
 
 @takes(output=read_output)
@@ -44,10 +65,18 @@ def token(
 
     Example: reshard token ada --act
     """
+    from reshard.client.models.fleet import Token
     from reshard.web.auth import Scope, add_token
-    from reshard.web.settings import web_settings
 
-    path, scope = web_settings().tokens, Scope.act if act else Scope.read
-    made = add_token(path, name, scope)
+    scope: Literal["read", "act"] = "act" if act else "read"
+    path = web_settings().tokens
+    made = add_token(path, name, Scope(scope))
     text = f"{made}\nthis is {name}'s token, which may {scope}; {path} has its hash, so it is not shown again"
-    output.result({"name": name, "scope": scope, "token": made, "file": str(path)}, text, made)
+    output.result(Token(name=name, scope=scope, token=made, file=str(path)), text, made)
+
+
+if __name__ == "__main__":  # as `reshard up` starts it
+    try:
+        web()
+    except ReshardError as error:
+        sys.exit(f"{error} ({error.next_step})")

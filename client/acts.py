@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Any
 
-from reshard.client.models.jobs import RolledBack
+from reshard.client.models.jobs import Job, Published, RolledBack
 from reshard.client.queue import Queue
-from reshard.pipeline.errors import NothingToRollBack, WrongState
+from reshard.pipeline.errors import NothingToRollBack
 from reshard.pipeline.limits import HISTORY_MAX
 from reshard.pipeline.places import DEFAULT_BRANCH, AnyTarget
 from reshard.pipeline.publishing.history import read, undoes
@@ -15,28 +14,15 @@ from reshard.pipeline.publishing.rollback import rollback
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores.connect import Context, open_target
 
-if TYPE_CHECKING:
-    from reshard.worker.queue.record import Job
 
-
-def roll_back(queue: Queue, job: Job, context: Context) -> RolledBack:
-    """Undo the commit of a job with another one; raises WrongState, and what ``rollback`` does."""
-    published = published_by(job)
-    ref, request = published["ref"], job.request
+def roll_back(queue: Queue, job: Job, published: Published, context: Context) -> RolledBack:
+    """Undo the commit of a job with another one; raises what ``rollback`` does."""
+    ref, request = published.ref, job.request
     place = request.target.model_copy(update={"revision": ref, "credential": None}) if ref else request.target
     options = request.options.model_copy(update={"pr": False, "branch": None})
-    commit = rollback(open_target(place, options, context), published["commit"])
+    commit = rollback(open_target(place, options, context), published.commit)
     queue.jobs.rolled_back(job.id, commit)
-    return RolledBack(id=job.id, undone=published["commit"], commit=commit)
-
-
-def published_by(job: Job) -> dict[str, Any]:
-    """What a job has published itself; raises WrongState."""
-    published = job.published
-    # A found commit is the job's own if it had work to do: then its author did not live to record it.
-    if published is None or (published["found"] and not job.confirmed):
-        raise WrongState(job=job.id, state=job.state, why="it published nothing that could be undone")
-    return published
+    return RolledBack(id=job.id, undone=published.commit, commit=commit)
 
 
 def roll_back_target(place: AnyTarget, context: Context) -> RolledBack:

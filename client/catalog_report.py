@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from reshard.client.text import count, finds_none, human_bytes, lasted
+from reshard.client.text import clock, count, finds_none, human_bytes, lasted
 from reshard.pipeline.stores.credentials import default_endpoint
 from reshard.worker.followers.records import IN_FILE
 
@@ -24,8 +23,8 @@ def markdown(seen: Seen) -> str:
 
 def _head(seen: Seen) -> Iterator[str]:
     yield f"# Catalog {seen.name}: {seen.state}\n"
-    took = f"{seen.state} since {_moment(seen.since)}, {lasted(seen.since - seen.started)} later"
-    yield f"Began {_moment(seen.started)}, {took}. Asked for by {seen.asked_by or 'nobody known'}, digest"
+    took = f"{seen.state} since {clock(seen.since)} UTC, {lasted(seen.since - seen.started)} later"
+    yield f"Began {clock(seen.started)} UTC, {took}. Asked for by {seen.asked_by or 'nobody known'}, digest"
     yield f"`{seen.digest[:12]}`."
     yield from (f"**{text}**" for text in (seen.note, *map(finds_none, seen.empty)) if text)
 
@@ -80,10 +79,6 @@ def _moved(ended: Iterable[Ended]) -> str:
     """Two cells."""
     some = list(ended)
     return f"{human_bytes(sum(one.read for one in some))} | {human_bytes(sum(one.uploaded for one in some))}"
-
-
-def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _fact(ended: Ended, name: str) -> str:

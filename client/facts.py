@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from reshard.client.models.jobs import Happened, Job
 from reshard.client.queue import Queue
 from reshard.pipeline.errors import CatalogNotFound, JobNotFound
 from reshard.pipeline.places import AnyTarget
@@ -15,9 +16,8 @@ from reshard.pipeline.stores.credentials import default_endpoint
 
 if TYPE_CHECKING:
     from reshard.client.models import records
-    from reshard.client.models.catalogs import ScheduleFired
+    from reshard.client.models.catalogs import ScheduleFacts, ScheduleFired, SchedulePreview
     from reshard.worker.followers.schedules import Run, ScheduleStatus
-    from reshard.worker.queue.record import Job
 
 # How the fields of an event are read; others are text.
 READERS: dict[str, Callable[[str], Any]] = {
@@ -27,12 +27,14 @@ READERS: dict[str, Callable[[str], Any]] = {
 }
 
 
-def happened(fields: Mapping[str, str]) -> dict[str, Any]:
-    """An event of the queue; a figure or an error that it has left empty is null."""
-    return {
-        name: text if (read := READERS.get(name)) is None else read(text) if text else None
-        for name, text in fields.items()
-    }
+def happened(fields: Mapping[str, str]) -> Happened:
+    """An event of the queue; a figure or an error that it has left empty is null. Raises ValueError."""
+    return Happened.model_validate(
+        {
+            name: text if (read := READERS.get(name)) is None else read(text) if text else None
+            for name, text in fields.items()
+        }
+    )
 
 
 def into(request: Request) -> str:
@@ -84,12 +86,23 @@ def last_run(queue: Queue, seen: ScheduleStatus) -> str:
     return outcome_text(run)
 
 
-def outcome_text(run: Run | records.Run | ScheduleFired) -> str:
-    """What became of one time of a schedule."""
+def upcoming(kept: ScheduleFacts, count: int) -> Iterator[float]:
+    """The next times of a schedule, in seconds since the epoch; none while it is paused. Raises BadSchedule."""
+    from reshard.worker.cron import next_after  # which a client that lists jobs need not wait for
+
+    if (due := kept.next) is not None:
+        yield due
+        for _ in range(count - 1):
+            yield (due := next_after(kept.cron, kept.tz, due))
+
+
+def outcome_text(run: Run | records.Run | ScheduleFired | SchedulePreview, now: bool = False) -> str:
+    """What became of one time of a schedule, or would become of it ``now``."""
+    was, had = ("is", "has") if now else ("was", "had")
     return {
         "fired": f"job {run.job}" if run.job else "its catalog was submitted",
         "missed": "missed: no control was running",
-        "overlap": f"left out: {f'its last job {run.job}' if run.job else 'its catalog'} was still at work",
+        "overlap": f"left out: {f'its last job {run.job}' if run.job else 'its catalog'} {was} still at work",
         "full": "left out: it has as many jobs queued as one submitter may",
-        "busy": f"left out: job {run.job} had the target, with another request",
+        "busy": f"left out: job {run.job} {had} the target, with another request",
     }.get(run.outcome, run.outcome)  # a newer release's

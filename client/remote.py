@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from inspect import signature
 from typing import Any
@@ -15,6 +15,7 @@ import httpx2
 from pydantic import ValidationError
 
 from reshard.client import ROOT, SCHEMA
+from reshard.client.operations.fleet import show_fleet
 from reshard.client.operations.table import Document, Operation, P
 from reshard.pipeline.errors import (
     ApiTokenRefused,
@@ -63,7 +64,7 @@ class Remote:
             sent["json"] = given["body"].model_dump(mode="json", exclude_defaults=True)
         if "query" in given:
             sent["params"] = given["query"].model_dump(mode="json", exclude_defaults=True)
-        document = self._ask(operation.method, _path(operation.path, given), **sent)
+        document = self._ask(operation.method, self._path(operation.path, given), **sent)
         try:
             return operation.answer.model_validate(document, extra="ignore")
         except ValidationError as error:  # another program's, or a proxy's
@@ -95,6 +96,25 @@ class Remote:
             raise ReshardError.from_dict(document["error"])
         return document
 
+    def _path(self, path: str, given: Mapping[str, Any]) -> str:
+        """The path with its names filled in; raises JobNotFound and the like."""
+        names = {name: given[name] for name in re.findall(r"{(\w+)}", path)}
+        for name in names.values():
+            if not re.fullmatch(r"[\w@-][\w.@:-]*", name):  # it could be no part of a path, or would be another one
+                raise self._not_found(path.split("/")[1], name)
+        return path.format_map({name: quote(value) for name, value in names.items()})
+
+    def _not_found(self, noun: str, name: str) -> ReshardError:
+        match noun:
+            case "jobs":
+                return JobNotFound(job=name)
+            case "catalogs":
+                return CatalogNotFound(name=name)
+            case "schedules":
+                return ScheduleNotFound(name=name)
+        workers = ", ".join(worker.name for worker in show_fleet(self).workers) or "none"
+        return WorkerNotFound(which="no worker", name=name, workers=workers)
+
     def _unreachable(self, error: Exception) -> ReshardError:
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
         cause: BaseException | None = error
@@ -103,24 +123,6 @@ class Remote:
                 return ApiUntrusted(url=self._url, why=why)
             cause = cause.__cause__ or cause.__context__
         return ApiUnavailable(url=self._url, why=why)
-
-
-# What is not found whose name could be no part of a path, or would be another path.
-_NOT_FOUND: dict[str, Callable[[str], ReshardError]] = {
-    "jobs": lambda name: JobNotFound(job=name),
-    "catalogs": lambda name: CatalogNotFound(name=name),
-    "schedules": lambda name: ScheduleNotFound(name=name),
-    "fleet": lambda name: WorkerNotFound(which="no worker", name=name, workers="others"),
-}
-
-
-def _path(path: str, given: Mapping[str, Any]) -> str:
-    """The path with its names filled in; raises JobNotFound and the like."""
-    names = {name: given[name] for name in re.findall(r"{(\w+)}", path)}
-    for name in names.values():
-        if not re.fullmatch(r"[\w@-][\w.@:-]*", name):
-            raise _NOT_FOUND[path.split("/")[1]](name)
-    return path.format_map({name: quote(value) for name, value in names.items()})
 
 
 def _document(response: httpx2.Response) -> dict[str, Any] | None:

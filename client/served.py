@@ -22,7 +22,7 @@ _places = BoundedSemaphore(HUB_CALLS)
 class Served(InProcess):
     """For ``caller``, within RESHARD_ALLOWED_* of this process."""
 
-    def __init__(self, queue: Queue, caller: str, settings: Settings) -> None:
+    def __init__(self, queue: Queue, settings: Settings, caller: str) -> None:
         super().__init__(queue, caller)
         self.settings = settings
 

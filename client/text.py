@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from reshard.pipeline.text import counted as count
 
-__all__ = ["UNITS", "count", "finds_none", "human_bytes", "lasted"]
+__all__ = ["UNITS", "clock", "count", "figure", "finds_none", "human_bytes", "lasted", "long"]
 
 UNITS = ("kB", "MB", "GB", "TB", "PB")
 
@@ -30,6 +32,26 @@ def lasted(seconds: float) -> str:
         return f"{whole} s"
     minutes, left = divmod(whole, 60)
     return f"{minutes} min {left} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def long(seconds: int) -> str:
+    """``48 s``, ``7 min``, ``3 h``, ``2 d``: about how long."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length} {unit}"
+    return f"{seconds} s"
+
+
+def clock(moment: float, form: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """``2026-06-01 22:00:07``, by UTC; ``moment`` is in seconds since the epoch."""
+    return datetime.fromtimestamp(moment, UTC).strftime(form)
+
+
+def figure(value: object) -> str:
+    """One figure of a check."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
 def finds_none(number: int) -> str:

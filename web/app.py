@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -41,8 +41,6 @@ from reshard.web.pages import overview, planning  # noqa: F401
 from reshard.web.pages import site as pages
 from reshard.web.settings import WebSettings
 from reshard.web.streams import Streams, follow
-from reshard.worker import logs
-from reshard.worker.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -50,12 +48,12 @@ log = logging.getLogger(__name__)
 class Web:
     """What all requests share."""
 
-    def __init__(self, queue: Queue, settings: Settings, own: WebSettings) -> None:
+    def __init__(self, queue: Queue, session: Callable[[str], Served], own: WebSettings) -> None:
         self.queue = queue
-        self.settings = settings
+        self.session = session  # of whom it names
         self.own = own
         self.tokens = Tokens(own.tokens)
-        self.streams = Streams(queue.jobs)
+        self.streams = Streams(queue)
         self.hooks = asyncio.Semaphore(hooks.AT_ONCE)
 
     def caller(self, request: Request, scope: Scope) -> Caller:
@@ -107,7 +105,7 @@ async def _answer(web: Web, asked: Operation[..., Any], request: Request) -> Res
         given["query"] = read(asked.query, _parameters(request, asked.query))
     if asked.body:
         given["body"] = read(asked.body, await _sent(request, asked.body.most))
-    session = Served(web.queue, found.name, web.settings)
+    session = web.session(found.name)
     return await run_in_threadpool(lambda: document(asked(session, **given).document()))
 
 
@@ -140,12 +138,8 @@ async def _hook(web: Web, request: Request) -> Response:
     request.state.connection.recognize()
     payload = read(hooks.Payload, await request.body())
     async with web.hooks:  # the others wait without a thread, which everybody's requests need
-        return document(await run_in_threadpool(_taken, web, payload))
-
-
-def _taken(web: Web, payload: hooks.Payload) -> Mapping[str, Any]:
-    with web.queue.answering():
-        return hooks.take(payload, Served(web.queue, "a webhook", web.settings))
+        done = await run_in_threadpool(hooks.take, payload, web.session("a webhook"))
+    return document(done.document())
 
 
 async def _openapi(web: Web, request: Request) -> Response:
@@ -169,7 +163,7 @@ async def _ready(web: Web, request: Request) -> Response:
 async def _failed(request: Request, error: ReshardError) -> Response:
     response = failed(error)
     if response.status_code >= 500:
-        log.warning("%s %s: %s", request.method, request.url.path, error, extra=logs.of_error(error))
+        log.warning("%s %s: %s", request.method, request.url.path, error, extra=error.logged)
     return response
 
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import logging
 import socket
-import sys
+from collections.abc import Callable
 from contextlib import closing
-from functools import partial
 from http.client import HTTPConnection, HTTPException
 from importlib.util import find_spec
 
-from reshard.client.queue import open_queue
-from reshard.pipeline.errors import BadSetting, ExtraMissing, ReshardError
+from reshard.client.queue import Queue
+from reshard.client.served import Served
+from reshard.pipeline.errors import BadSetting, ExtraMissing
 from reshard.web.auth import Tokens, is_proxy
-from reshard.web.settings import WebSettings, is_local, web_settings
-from reshard.worker import logs
-from reshard.worker.local import Page
-from reshard.worker.settings import Settings, settings
+from reshard.web.settings import WebSettings, is_local
 
-log = logging.getLogger("reshard.web.serve")  # also where it is run as __main__
+log = logging.getLogger(__name__)
 
 BACKLOG = 256  # connections that wait to be accepted
 END = 5  # seconds that requests are given when the process is to end
@@ -50,20 +47,20 @@ def listen(own: WebSettings) -> socket.socket:
         raise BadSetting(name="RESHARD_WEB_PORT", value=own.port, why=why) from None
 
 
-def page(own: WebSettings) -> Page:
-    """This process as `reshard up` starts it."""
+def url(own: WebSettings) -> str:
+    """Where it answers."""
     host = f"[{own.address}]" if ":" in own.address else own.address
-    command = [sys.executable, "-m", "reshard.web.serve"]
-    return Page(f"http://{host}:{own.port}", command, partial(_check, own), partial(_answers, own))
+    return f"http://{host}:{own.port}"
 
 
-def _check(own: WebSettings) -> None:
+def check(own: WebSettings) -> None:
+    """Raises BadSetting where it could not start."""
     check_reachable(own)
     listen(own).close()
 
 
-def _answers(own: WebSettings) -> bool:
-    """A socket that listens everywhere is reached by connecting to its address, too."""
+def answers(own: WebSettings) -> bool:
+    """Whether it is there; a socket that listens everywhere is reached by connecting to its address, too."""
     with closing(HTTPConnection(own.address, own.port, timeout=ANSWER)) as connection:
         try:
             connection.request("GET", "/healthz")
@@ -72,18 +69,15 @@ def _answers(own: WebSettings) -> bool:
             return False
 
 
-def serve(settings: Settings, own: WebSettings) -> None:
-    """Answer until SIGTERM. Raises ExtraMissing, BadSetting, NoBroker, BrokerUnavailable."""
-    check_installed()
-    check_reachable(own)
+def serve(queue: Queue, session: Callable[[str], Served], own: WebSettings) -> None:
+    """Answer until SIGTERM, whoever asks by a ``session`` of theirs. Raises BadSetting."""
     import uvicorn
 
     from reshard.web.app import Web, build
     from reshard.web.connections import Connection, Server
 
-    logs.configure(settings.log_format)
-    with open_queue() as queue, listen(own) as listening:
-        web = Web(queue, settings, own)
+    with listen(own) as listening:
+        web = Web(queue, session, own)
         config = uvicorn.Config(
             build(web), http=Connection, ws="none", proxy_headers=False,
             log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=END,
@@ -91,10 +85,3 @@ def serve(settings: Settings, own: WebSettings) -> None:
         )  # fmt: skip
         log.info("web is on http://%s:%s", own.address, own.port)
         Server(config, web.streams, lambda peer: is_proxy(peer, own)).run(sockets=[listening])
-
-
-if __name__ == "__main__":
-    try:
-        serve(settings(), web_settings())
-    except ReshardError as error:
-        sys.exit(f"{error} ({error.next_step})")

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
-
-from reshard.pipeline.errors import BadSetting
-from reshard.pipeline.validation import first_problem
-from reshard.worker.settings import from_files, settings
 
 PORT = 8474  # no well-known service has it
 TOKENS = "web-tokens"  # the file in the data folder, unless another is set
@@ -29,7 +24,7 @@ class WebSettings(BaseSettings):
     address: str = "127.0.0.1"
     port: int = Field(default=PORT, ge=1, le=65535)
     hosts: Annotated[tuple[str, ...], NoDecode] = ()  # names that browsers reach it by, beside its address
-    tokens: Path = Field(default_factory=lambda: settings().data_dir / TOKENS)
+    tokens: Path  # left out, TOKENS in the data folder of this machine
 
     # A proxy that signs people in, and says in a header who asks. Whoever else sends the header is not believed.
     proxy: Annotated[tuple[Network, ...], NoDecode] = ()  # addresses or networks
@@ -42,17 +37,6 @@ class WebSettings(BaseSettings):
     @classmethod
     def _split(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
-
-
-@lru_cache(maxsize=1)
-def web_settings() -> WebSettings:
-    """The settings of this process, read once; raises BadSetting."""
-    try:
-        return WebSettings(**from_files(WebSettings))
-    except ValidationError as error:
-        first = first_problem(error)
-        name = "RESHARD_WEB_" + str(first.loc[0]).upper()
-        raise BadSetting(name=name, value="..." if "SECRET" in name else first.given, why=first.why) from None
 
 
 def is_local(address: str) -> bool:

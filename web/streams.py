@@ -16,37 +16,34 @@ import re
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
-import redis
+from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from reshard.client import SCHEMA
-from reshard.client.facts import happened
-from reshard.pipeline.errors import BrokerUnavailable, TooManyReaders
-from reshard.worker.queue.events import EVENTS, Event
-from reshard.worker.queue.jobs import JobStore, open_redis
-from reshard.worker.queue.states import ENDED, JobState
+from reshard.client.events import Followed, Id, News, parsed, since
+from reshard.client.models.jobs import Progress
+from reshard.client.queue import Queue
+from reshard.pipeline.errors import BrokerRefused, BrokerUnavailable, TooManyReaders
 
 log = logging.getLogger(__name__)
 
 READERS_MAX = 500  # at once; each holds a connection and what it has not taken yet
 READERS_OF_ONE = 100  # the same, of one token or of whom the proxy names; a page opens one in each tab
 BEHIND_MAX = 1000  # events that a reader may be behind; then it is hung up on, and comes back for the rest
-BATCH = 500  # events that are read at once
 LISTEN = 0.5  # seconds that one read waits for an event; well below what the broker's client takes for silence
 PROGRESS = 1.0  # seconds between two looks at jobs that are at work, while anybody reads
 LIVE_MAX = 200  # jobs whose progress is told; a page shows no more
 ALIVE = 15.0  # seconds without an event after which a comment is sent: proxies hang up on silence
 AGAIN = 1.0  # seconds until the broker is asked again when it does not answer
 
-UNDER_WAY = [state for state in JobState if state not in ENDED]
 ID_MAX = 2**64 - 1  # of either half of an event's id; nothing comes after one that has it twice
 _ID = re.compile(r"\d{1,20}-\d{1,20}")
 
@@ -54,7 +51,7 @@ _ID = re.compile(r"\d{1,20}-\d{1,20}")
 class Message(NamedTuple):
     """One event as it is sent."""
 
-    id: tuple[int, int] | None  # None: progress
+    id: Id | None  # None: progress
     job: str | None
     text: bytes
 
@@ -71,8 +68,8 @@ class Reader:
 class Streams:
     """The events of a queue, for readers of one event loop."""
 
-    def __init__(self, store: JobStore) -> None:
-        self._store = store
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
         self._readers: set[Reader] = set()
         self._ending = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -108,46 +105,28 @@ class Streams:
     def leave(self, reader: Reader) -> None:
         self._readers.discard(reader)
 
-    def missed(self, job: str | None, after: tuple[int, int]) -> Iterator[list[Message]]:
+    def missed(self, job: str | None, after: Id) -> Iterator[list[Message]]:
         """What the queue still knows of events after that one, in batches."""
-        while True:
-            start = f"({after[0]}-{after[1]}"
-            rows = cast(Any, self._store.redis.xrange(EVENTS, start, "+", count=BATCH))
-            found = [message for id, data in rows if (message := _readable(id, data)) is not None]
-            yield [message for message in found if job in {None, message.job}]
-            if len(rows) < BATCH:
-                return
-            after = _parsed(rows[-1][0].decode())
+        for batch in since(self._queue, after):
+            yield [_message(news) for news in batch if job in {None, news.job}]
 
     def _follow(self) -> None:
-        """In a thread of its own, with a connection of its own: its reads wait."""
-        client = open_redis(self._store.url)
-        store, after, told, looked = JobStore(client, self._store.url), "$", dict[str, bytes](), 0.0
-        while not self._ending.is_set():
-            try:
-                if after == "$":  # each event after this one, also while nothing is read
-                    newest = cast(Any, client.xrevrange(EVENTS, count=1))
-                    after = newest[0][0].decode() if newest else "0-0"
-                answer = cast(Any, client.xread({EVENTS: after}, count=BATCH, block=round(LISTEN * 1000))) or []
-                for id, data in (event for _, events in answer for event in events):
-                    after = id.decode()
-                    if (message := _readable(id, data)) is not None:
-                        self._deliver(message)
-                if self._readers and time.monotonic() - looked >= PROGRESS:
-                    told, looked = self._tell_progress(store, told), time.monotonic()
-            except (redis.RedisError, BrokerUnavailable) as error:
-                log.warning("cannot read events, the broker is unavailable: %s", error)
-                self._ending.wait(AGAIN)
-        client.close()
-
-    def _tell_progress(self, store: JobStore, told: dict[str, bytes]) -> dict[str, bytes]:
-        now = {}
-        for job in store.recent(UNDER_WAY, LIVE_MAX):
-            names = ("id", "state", "bytes", "bytes_done", "shards", "shards_done", "note")
-            now[job.id] = _text("progress", {"progress": {name: getattr(job, name) for name in names}})
-            if told.get(job.id) != now[job.id]:
-                self._deliver(Message(None, job.id, now[job.id]))
-        return now
+        """In a thread of its own."""
+        told, looked = dict[str, Progress](), 0.0
+        with closing(Followed(self._queue)) as followed:
+            while not self._ending.is_set():
+                try:
+                    for news in followed.look(LISTEN):
+                        self._deliver(_message(news))
+                    if self._readers and time.monotonic() - looked >= PROGRESS:
+                        now, looked = {job.id: job for job in followed.progress(LIVE_MAX)}, time.monotonic()
+                        for job in now.values():
+                            if told.get(job.id) != job:
+                                self._deliver(Message(None, job.id, _text("progress", job)))
+                        told = now
+                except (BrokerUnavailable, BrokerRefused) as error:
+                    log.warning("cannot read events: %s", error)
+                    self._ending.wait(AGAIN)
 
     def _deliver(self, message: Message) -> None:
         assert self._loop is not None, "it runs"
@@ -171,7 +150,7 @@ class Streams:
 class _Stream(StreamingResponse):
     """Gives its place back however it ends, also where its other end is gone before it began."""
 
-    def __init__(self, streams: Streams, reader: Reader, after: tuple[int, int] | None) -> None:
+    def __init__(self, streams: Streams, reader: Reader, after: Id | None) -> None:
         headers = {"X-Accel-Buffering": "no"}  # or nginx keeps events back
         super().__init__(_read(streams, reader, after), media_type="text/event-stream", headers=headers)
         self._leave = partial(streams.leave, reader)
@@ -185,12 +164,12 @@ class _Stream(StreamingResponse):
 
 async def follow(streams: Streams, job: str | None, who: str, last: str | None) -> Response:
     """The open stream of one job or of all, after the event ``last``; raises TooManyReaders."""
-    after = _parsed(last) if last and _ID.fullmatch(last) else None
+    after = parsed(last) if last and _ID.fullmatch(last) else None
     after = None if after and (max(after) > ID_MAX or min(after) == ID_MAX) else after  # the queue gives no such id
     return _Stream(streams, streams.join(job, who), after)
 
 
-async def _read(streams: Streams, reader: Reader, after: tuple[int, int] | None) -> AsyncIterator[bytes]:
+async def _read(streams: Streams, reader: Reader, after: Id | None) -> AsyncIterator[bytes]:
     yield b": open\n\n"
     if after is not None:
         batches = streams.missed(reader.job, after)
@@ -211,26 +190,11 @@ async def _read(streams: Streams, reader: Reader, after: tuple[int, int] | None)
             yield message.text
 
 
-def _parsed(id: str) -> tuple[int, int]:
-    first, _, second = id.partition("-")
-    return int(first), int(second)
+def _message(news: News) -> Message:
+    id = f"id: {news.id[0]}-{news.id[1]}\n".encode()
+    return Message(news.id, news.job, id + _text("event", news.event))
 
 
-def _readable(id: bytes, data: dict[bytes, bytes]) -> Message | None:
-    """None: a newer release's, or anybody's who reaches the broker."""
-    try:
-        return _message(Event.read(id, data))
-    except (LookupError, ValueError, RecursionError) as error:
-        log.error("event %s cannot be read here, and is left out: %s", id.decode(), type(error).__name__)
-        return None
-
-
-def _message(event: Event) -> Message:
-    facts = happened({"kind": event.kind, "at": str(event.at), **event.fields})
-    text = f"id: {event.id}\n".encode() + _text("event", {"event": facts})
-    return Message(_parsed(event.id), event.fields.get("job"), text)
-
-
-def _text(kind: str, data: dict[str, Any]) -> bytes:
+def _text(kind: str, said: BaseModel) -> bytes:
     """On one line, as JSON escapes what would end it."""
-    return f"event: {kind}\ndata: {json.dumps({'schema': SCHEMA} | data)}\n\n".encode()
+    return f"event: {kind}\ndata: {json.dumps({'schema': SCHEMA, kind: said.model_dump(mode='json')})}\n\n".encode()

@@ -240,7 +240,7 @@ def _check_temp_dir() -> None:
     try:
         ProcessTempDir.make(tmpdir).close()
     except TempDirUnusable as error:
-        log.critical("error[%s]: %s; %s", error.code, error, error.next_step, extra=logs.of_error(error))
+        log.critical("error[%s]: %s; %s", error.code, error, error.next_step, extra=error.logged)
         sys.exit(error.exit_code)
     # Where multiprocessing makes files that have no name a moment later. A folder of its own it would remove at the
     # end, with a traceback where a cleaner of temporary folders was there before.

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 
-from reshard.pipeline.errors import JobNotFound, JobUnreadable, ReshardError
+from reshard.pipeline.errors import JobNotFound, JobUnreadable
 from reshard.pipeline.request import Request
 from reshard.pipeline.text import guard_logs, without_secrets
 from reshard.worker.queue.events import Event
@@ -69,11 +69,6 @@ def at_work(fields: Mapping[str, object]) -> Iterator[None]:
         yield
     finally:
         _at_work.clear()
-
-
-def of_error(error: ReshardError) -> dict[str, object]:
-    """Fields of a line that tells an error: its code, and the Hub's id of the call that it refused, if it did."""
-    return {"code": error.code, "request_id": error.facts.get("request_id")}
 
 
 def job_started(id: str, request: str | bytes, worker: str) -> None:

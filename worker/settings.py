@@ -216,21 +216,23 @@ def from_files(kind: type[BaseSettings]) -> dict[str, Any]:
 @lru_cache(maxsize=1)
 def settings() -> Settings:
     """The settings of this process, read once; raises BadSetting."""
-    return _read(Settings)
+    return read(Settings)
 
 
 @lru_cache(maxsize=1)
 def max_queued() -> int:
     """Jobs that one submitter may have queued; raises BadSetting. A program may set the broker's URL after it."""
-    return _read(SubmitSettings).max_queued
+    return read(SubmitSettings).max_queued
 
 
-def _read(kind: type[S]) -> S:
+def read(kind: type[S], **usual: Any) -> S:
+    """Settings of this process, where ``usual`` has those that are not set; raises BadSetting."""
+    prefix = str(kind.model_config["env_prefix"])
+    unset = {name: value for name, value in usual.items() if not os.environ.get(f"{prefix}{name}".upper())}
     try:
-        return kind(**from_files(kind))
+        return kind(**unset, **from_files(kind))
     except ValidationError as error:
         first = first_problem(error)
-        name = "RESHARD_" + "_".join(map(str, first.loc)).upper()
-        secrets = {"api_url", *dict(secrets_of(kind))}
-        secret = first.loc[0] in secrets
+        name = f"{prefix}{first.loc[0]}".upper()
+        secret = first.loc[0] in {"api_url", *dict(secrets_of(kind))}
         raise BadSetting(name=name, value="..." if secret else first.given, why=first.why) from None

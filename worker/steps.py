@@ -289,7 +289,7 @@ def _trouble(
     """
     error.facts.setdefault("job", lease.job)
     said = ", for the last time" if last else ""
-    log.warning("%s of job %s%s: %s", lease.unit, lease.job, said, error, extra=logs.of_error(error))
+    log.warning("%s of job %s%s: %s", lease.unit, lease.job, said, error, extra=error.logged)
     tracing.failed(error)
     data = error.to_dict()
     if error.blames_worker and not last:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from reshard.client.models.records import Answer, Bytes, Fired, Known, Moment, Outcome, Problem, Run
+from reshard.client.models.records import Answer, Bytes, Fired, Known, Moment, Outcome, Problem, Run, absent
 from reshard.worker.followers import records
 
 
-class CatalogWrong(Problem):
+class OfModel(Answer):
     repo: str
+
+
+class CatalogWrong(Problem, OfModel):
+    """Why a model cannot be done."""
 
 
 class CatalogEntry(Answer):
@@ -59,11 +63,17 @@ class Ended(Answer):
     repo: str
     target: str | None
 
+    @property
+    def in_file(self) -> bool:
+        """Whether it failed by what only the catalog's file can correct."""
+        return self.error is not None and self.error.code in records.IN_FILE
+
 
 class Catalog(Answer):
     name: str
     digest: str
     asked_by: str
+    at_once: int = Field(description="how many of its jobs run at a time")
     state: str
     note: str | None
     started: Moment
@@ -86,14 +96,24 @@ class Catalog(Answer):
                 found.setdefault(one.error.code, []).append(one)
         return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
+    def may(self) -> set[str]:
+        """What makes sense to do with it now."""
+        ways = {
+            "pause": self.state in records.TURNS["paused"],
+            "resume": self.state in records.TURNS["running"],
+            "cancel": self.state in records.TURNS["cancelled"],
+            "retry": self.state != "expanding" and any(one.error and not one.in_file for one in self.ended),
+            "remove": self.state not in records.UNDER_WAY and not self.active,
+        }
+        return {way for way, sense in ways.items() if sense}
 
-class CatalogFailure(Answer):
-    repo: str
+
+class _Failing(OfModel):
     job: str | None
-    code: str
-    message: str
-    hint: str
-    facts: dict[str, Any]
+
+
+class CatalogFailure(Problem, _Failing):
+    """Why a model failed, and its job."""
 
 
 class CatalogFailures(Answer):
@@ -171,14 +191,14 @@ class WouldSubmit(Answer):
 class Would(Answer):
     outcome: str
     job: str | None
-    request: WouldSubmit | None = None
-    catalog: CatalogChecked | None = None
+    request: WouldSubmit | None = Field(default=None, exclude_if=absent)
+    catalog: CatalogChecked | None = Field(default=None, exclude_if=absent)
 
 
 class ScheduleTimes(Answer):
     name: str
     next: list[Moment]
-    would: Would | None = Field(None, description="with --dry-run")
+    would: Would | None = Field(default=None, exclude_if=absent, description="with --dry-run")
 
 
 class ScheduleFired(Answer):
@@ -212,6 +232,10 @@ class CatalogNow(Answer):
     name: str
     state: str
     note: str | None
+    started: Moment
+    since: Moment
+    success: Moment | None
+    empty: list[int]
     entries: int
     todo: int
     active: int

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    SerializerFunctionWrapHandler,
+    WithJsonSchema,
+    model_serializer,
+)
 
 from reshard.client.models.plans import Plan
 from reshard.client.models.records import (
@@ -20,6 +29,19 @@ from reshard.client.models.records import (
     Seconds,
     Symptom,
 )
+from reshard.worker.queue.states import CANCELLABLE, JobState
+
+UNDER_WAY, OVER = ([state for state in JobState if state.ended is over] for over in (False, True))
+
+
+def _state(name: object) -> JobState:
+    if not isinstance(name, str):
+        raise ValueError("must be a string")
+    return JobState.known(name)
+
+
+# One that only a newer release knows is shown.
+State = Annotated[JobState, PlainValidator(_state), WithJsonSchema({"type": "string"})]
 
 
 class Moved(Answer):
@@ -41,9 +63,19 @@ class Finished(Answer):
     seconds: Seconds
 
 
+class Published(Commit):
+    """Where the result of a job is, its source's commit, and what was checked before it was published."""
+
+    source: str | None = None
+    attested: dict[str, int] = Field(
+        default_factory=dict, description="files of the source by what their bytes were held against"
+    )
+    checks: list[Check] = Field(default_factory=list)
+
+
 class Job(Answer):
     id: str
-    state: str
+    state: State
     request: Known
     created: Moment
     since: Moment
@@ -62,9 +94,34 @@ class Job(Answer):
     note: str | None
     notes: list[str]
     checked: list[Check]
-    published: dict[str, Any] | None
+    published: Published | None
     confirmed: list[Check]
     rolled_back: str | None
+
+    @property
+    def all_checks(self) -> list[Check]:
+        """Every check that was made, in order; one that failed is kept with the error that the job ended with."""
+        copied = self.published.checks if self.published else []
+        failed = self.error.checks() if self.error else []
+        return [*self.checked, *copied, *self.confirmed, *failed]
+
+    @property
+    def own(self) -> Published | None:
+        """What it has published itself.
+
+        A found commit is its own if it had work to do: then its author did not live to record it.
+        """
+        return self.published if self.published and (self.confirmed or not self.published.found) else None
+
+    def may(self) -> set[str]:
+        """What makes sense to do with it now."""
+        ways = {
+            "cancel": self.state in CANCELLABLE,
+            "retry": self.state.ended and self.state != JobState.done,
+            "rollback": self.state.ended and self.own is not None and not self.rolled_back,
+            "delete": self.state.ended,
+        }
+        return {way for way, sense in ways.items() if sense}
 
 
 class JobNow(Job):
@@ -76,6 +133,7 @@ class JobNow(Job):
 class JobDone(Job):
     """A job that was followed to its end, with what a run ends with."""
 
+    published: Published
     target: str
     checks: list[Check]
     source_bytes: dict[str, list[str]]
@@ -214,11 +272,16 @@ class Happened(BaseModel):
     __pydantic_extra__: dict[str, Any]
     kind: str
     at: Moment
-    attempt: int | None = Field(None, description="claimed: how often that unit was")
-    waited: float | None = Field(None, description="claimed first: seconds since the job was asked for")
-    took: float | None = Field(None, description="finished: seconds since the unit was claimed")
-    bytes: int | None = Field(None, description="sealed: of the shard")
-    error: Lenient | None = Field(None, description="trouble, voided, failed: why")
+    attempt: int | None = Field(default=None, description="claimed: how often that unit was")
+    waited: float | None = Field(default=None, description="claimed first: seconds since the job was asked for")
+    took: float | None = Field(default=None, description="finished: seconds since the unit was claimed")
+    bytes: int | None = Field(default=None, description="sealed: of the shard")
+    error: Lenient | None = Field(default=None, description="trouble, voided, failed: why")
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Those that only its kind has."""
+        return self.__pydantic_extra__
 
     @model_serializer(mode="wrap")
     def _of_its_kind(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -263,6 +326,18 @@ class JobsPage(Answer):
     unreadable: dict[str, str] = Field(description="by id: why the record of a job cannot be read")
     counts: dict[str, int] = Field(description="all jobs, by state")
     waits: str | None = Field(description="why nothing is begun now")
+
+
+class Progress(Answer):
+    """How far a job is."""
+
+    id: str
+    state: State
+    bytes: Bytes
+    bytes_done: Bytes
+    shards: int
+    shards_done: int
+    note: str | None
 
 
 class Changes(Answer):

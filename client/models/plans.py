@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Any
+
+from pydantic import ConfigDict, Field
 
 from reshard.client.models.records import Answer, Bytes, Forecast, Named, Needs, Sized, absent
 
 
 class Shard(Sized):
     tensors: int
-    oversize: str | None = Field(None, exclude_if=absent, description="the tensor that is larger than the size")
+    oversize: str | None = Field(default=None, exclude_if=absent, description="the tensor that is larger than the size")
 
 
 class Largest(Answer):
@@ -56,10 +58,11 @@ class Block(Answer):
 
 
 class DeviceMap(Answer):
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
     checkpoint: str
     result: str
     reason: str
-    class_: str | None = Field(None, alias="class")
+    class_: str | None = Field(default=None, alias="class")
     kept_whole: list[str] | None = None
     devices: list[Device] | None = None
     blocks: list[Block] | None = None
@@ -108,7 +111,11 @@ class Plan(Answer):
 class Planned(Plan):
     """`reshard plan` also tells what the job needs, unless it is published already."""
 
-    needs: Needs | None = Field(None, exclude_if=absent)
+    needs: Needs | None = None
     licence: str | None = None
     warnings: list[str] = Field(default_factory=list)
-    device_maps: list[DeviceMap] = Field(default_factory=list, exclude_if=lambda maps: not maps)
+    device_maps: list[DeviceMap] = Field(default_factory=list)
+
+    def document(self) -> dict[str, Any]:
+        """Without what was not looked at."""
+        return self.model_dump(mode="json", by_alias=True, exclude_unset=True)

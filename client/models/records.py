@@ -13,6 +13,7 @@ from pydantic import (
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    model_validator,
 )
 
 from reshard.pipeline.errors import ReshardError
@@ -175,6 +176,15 @@ class Problem(Answer):
     message: str
     hint: str
     facts: dict[str, Any]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_error(cls, data: Any) -> Any:
+        return data.to_dict() if isinstance(data, ReshardError) else data
+
+    def checks(self) -> list[Check]:
+        """The failed ones that it tells of."""
+        return [Check.model_validate(check, extra="ignore") for check in self.facts.get("checks", ())]
 
     def error(self) -> ReshardError:
         """The error itself, to be raised again."""

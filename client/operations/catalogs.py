@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import json
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
@@ -13,6 +14,9 @@ from reshard.pipeline.errors import NoSuchFailures
 from reshard.pipeline.limits import CATALOG_MAX
 from reshard.worker.followers.records import AT_ONCE, AT_ONCE_MAX, COUNT_MAX, NAME_MAX, CatalogStatus, Definition
 from reshard.worker.followers.schedules import ScheduleStatus
+
+if TYPE_CHECKING:
+    from reshard.worker.followers.catalogs import Now
 
 
 class Submission(Body):
@@ -45,13 +49,17 @@ class Only(Body):
 @operation("GET", "/catalogs")
 def list_catalogs(session: InProcess) -> catalogs.Catalogs:
     """List catalogs by name, each without its models."""
-    return catalogs.Catalogs(catalogs=[_now(session.queue, name) for name in session.queue.catalogs.names()])
+    of = session.queue.catalogs
+    success = of.successes()
+    return catalogs.Catalogs(catalogs=[_now(name, of.now(name), success.get(name)) for name in of.names()])
 
 
-def _now(queue: Queue, name: str) -> catalogs.CatalogNow:
-    now = queue.catalogs.now(name)
+def _now(name: str, now: Now, success: float | None) -> catalogs.CatalogNow:
     counts = {what: number for what, number in now.counts.items() if number}
-    return catalogs.CatalogNow.of(now, name=name, state=now.shown, counts=counts)
+    moments = {"started": now.started / 1000, "since": now.since / 1000, "success": success}
+    return catalogs.CatalogNow.of(
+        now, name=name, state=now.shown, counts=counts, empty=json.loads(now.empty), **moments
+    )
 
 
 @operation("POST", "/catalogs")
@@ -87,6 +95,7 @@ def told(seen: CatalogStatus) -> catalogs.Catalog:
         name=seen.definition.name,
         digest=seen.definition.digest,
         asked_by=seen.definition.asked_by,
+        at_once=seen.definition.at_once,
         counts=seen.counts(),
         read=sum(one.read for _, one in seen.ended),
         uploaded=sum(one.uploaded for _, one in seen.ended),
@@ -97,7 +106,8 @@ def told(seen: CatalogStatus) -> catalogs.Catalog:
 @operation("GET", "/catalogs/{name}/now")
 def show_progress(session: InProcess, name: str) -> catalogs.CatalogProgress:
     """Show a catalog's progress without its models, and why nothing of it moves."""
-    now = _now(session.queue, name)
+    of = session.queue.catalogs
+    now = _now(name, of.now(name), of.successes().get(name))
     return catalogs.CatalogProgress(**dict(now), waits=session.queue.waits(bulk=True))
 
 
@@ -106,7 +116,7 @@ def show_failures(session: InProcess, name: str) -> catalogs.CatalogFailures:
     """Show failures by error code."""
     groups = show_catalog.run(session, name).failures()
     told = {
-        code: [catalogs.CatalogFailure(repo=one.repo, job=one.job, **dict(one.error)) for one in group if one.error]
+        code: [catalogs.CatalogFailure.of(one.error, repo=one.repo, job=one.job) for one in group]
         for code, group in groups.items()
     }
     return catalogs.CatalogFailures(name=name, failures=told)
@@ -123,7 +133,7 @@ def pause_catalog(session: InProcess, name: str) -> catalogs.CatalogState:
 def resume_catalog(session: InProcess, name: str) -> catalogs.CatalogState:
     """Resume a catalog that was paused or stopped by a limit."""
     session.queue.catalogs.resume(name)
-    return catalogs.CatalogState(name=name, state=_now(session.queue, name).state)
+    return catalogs.CatalogState.of(None, name=name, state=session.queue.catalogs.now(name).shown)
 
 
 @operation("POST", "/catalogs/{name}/cancel")

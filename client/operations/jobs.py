@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import AfterValidator, Field, ValidationError, WithJsonSchema
@@ -119,20 +118,6 @@ def now(queue: Queue, job: Job) -> jobs.JobNow:
     return jobs.JobNow(**dict(shown(job)), waits=None if job.state.ended else waits(queue, job))
 
 
-def record(job: jobs.Job) -> Job:
-    """The record that a document was made of."""
-    from reshard.worker.queue.record import Claim, Job  # which a client that only submits need not wait for
-
-    data = job.document()
-    typed = {
-        "state": JobState.known(job.state),
-        "request": job.request,
-        "claims": tuple(Claim(**claim) for claim in data["claims"]),
-        "notes": tuple(job.notes),
-    }
-    return Job(**{field.name: data[field.name] for field in fields(Job)} | typed)
-
-
 @operation("GET", "/jobs")
 def list_jobs(session: InProcess, query: Listed) -> jobs.JobsPage:
     """List jobs, newest first; fewer than `limit` where they are long."""
@@ -197,30 +182,29 @@ def show(session: InProcess, job: str) -> jobs.JobNow:
 @operation("GET", "/jobs/{job}/report")
 def report(session: InProcess, job: str) -> jobs.JobReport:
     """Show the checks of a job."""
-    return report_of(session.queue.jobs.get(job))
+    return report_of(shown(session.queue.jobs.get(job)))
 
 
-def report_of(job: Job) -> jobs.JobReport:
+def report_of(job: jobs.Job) -> jobs.JobReport:
     """The checks of a job, and the error where one of them ended it."""
-    facts = shown(job)
-    error = facts.error.error() if facts.error else None
-    failed = isinstance(error, ProofError | CheckpointError) or any(c["result"] == "failed" for c in job.checks)
+    error, checks = job.error and job.error.error(), job.all_checks
+    failed = isinstance(error, ProofError | CheckpointError) or any(check.result == "failed" for check in checks)
     result = "failed" if failed else "passed" if job.confirmed else "unfinished"
-    attested = (job.published or {}).get("attested", {})
-    return jobs.JobReport.of(facts, result=result, checks=job.checks, attested=attested)
+    attested = job.published.attested if job.published else {}
+    return jobs.JobReport.of(job, result=result, checks=checks, attested=attested)
 
 
 @operation("GET", "/jobs/{job}/plan")
 def show_plan(session: InProcess, job: str) -> Plan:
     """Show a job's plan, which is kept for an hour after its end."""
-    from reshard.client.plan import plan_facts  # which a client that only submits need not wait for
+    from reshard.client.plan import document_of  # which a client that only submits need not wait for
 
     found, plan = session.queue.jobs.get(job), session.queue.jobs.plan(job)
     if plan is None:
         raise WrongState(
             job=found.id, state=found.state, why="its plan is gone" if found.state.ended else "it has no plan yet"
         )
-    return Plan.model_validate(plan_facts(found.request, plan))
+    return document_of(found.request, plan)
 
 
 @operation("GET", "/jobs/{job}/attested")
@@ -260,13 +244,14 @@ def retry(session: InProcess, job: str, body: Again) -> jobs.Retried:
 @operation("POST", "/jobs/{job}/rollback")
 def roll_back(session: InProcess, job: str) -> jobs.RolledBack:
     """Undo the commit of a job, with the token of this service."""
-    from reshard.client.acts import published_by, roll_back
+    from reshard.client.acts import roll_back
 
-    found = session.queue.jobs.get(job)
-    published_by(found)  # before a token is needed
+    found = shown(session.queue.jobs.get(job))
+    if found.own is None:  # before a token is needed
+        raise WrongState(job=found.id, state=found.state, why="it published nothing that could be undone")
     with session.hub() as context:
         session.allow(found.request, context)
-        return roll_back(session.queue, found, context)
+        return roll_back(session.queue, found, found.own, context)
 
 
 @operation("DELETE", "/jobs/{job}")
@@ -283,7 +268,7 @@ def plan(session: InProcess, body: Drafted) -> Planned:
     request = body.request(session.caller)
     session.allow(request, has_target=request.target != NOWHERE)
     with session.hub() as context:
-        return Planned.model_validate(look(request, context).facts)
+        return look(request, context).document
 
 
 @operation("GET", "/service")

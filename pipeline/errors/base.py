@@ -85,6 +85,11 @@ class ReshardError(Exception):
         hint = self.hint.format_map({"job": "JOB", "command": "reshard", **on, **_told(self.facts)})
         return self._as_told(_agreed(hint))
 
+    @property
+    def logged(self) -> dict[str, object]:
+        """Fields of a log's line that tells it: its code, and the Hub's id of the call that it refused, if it did."""
+        return {"code": self.code, "request_id": self.facts.get("request_id")}
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, whatever the facts are: a job must be able to keep every error. ``from_dict`` reads it."""
         facts = json.loads(json.dumps(self.facts, default=str))

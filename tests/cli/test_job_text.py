@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 from unittest.mock import ANY
 
 import pytest
 
-from reshard.cli.job_text import SHORT_ROWS, describe, in_short, into, page, summary, took, undo_rows
+from reshard.cli.job_text import SHORT_ROWS, describe, ended, in_short, into, page, summary, took, undo_rows
 from reshard.cli.jobs import _row
+from reshard.client.models.jobs import Finished, JobNow, Moved
+from reshard.client.models.records import Check, Commit
+from reshard.client.operations.jobs import shown
 from reshard.client.queue import Queue, waits
 from reshard.pipeline.errors import HubUnreachable, NoWeights
-from reshard.pipeline.places import Folder, Hub
+from reshard.pipeline.places import AnyTarget, Folder, Hub
 from reshard.pipeline.request import Options, Request
 from reshard.worker.queue.record import Claim, Job
 from reshard.worker.queue.states import JobState
 
-PASSED = [{"name": name, "result": "passed", "reason": ""} for name in ("structure", "copy", "read back")]
-SKIPPED = [{"name": "reload model", "result": "skipped", "reason": "no class"}]
+
+def check(name: str, result: Any, reason: str) -> Check:
+    return Check(name=name, result=result, level="", reason=reason, figures={}, findings=[])
+
+
+PASSED = [check(name, "passed", "") for name in ("structure", "copy", "read back")]
+SKIPPED = [check("reload model", "skipped", "no class")]
+MANY = [check(f"reload model {number}", "skipped", "no class") for number in range(9)]
 
 
 @pytest.mark.parametrize(
@@ -53,48 +63,55 @@ def test_a_target_is_named_with_its_branch_or_pull_request(options: Options, say
     assert into(Request(source=Hub(repo="a/b"), target=Hub(repo="us/m"), options=options)) == says
 
 
+def done(target: AnyTarget, checks: Sequence[Check] = (), found: bool = False, **more: Any) -> Finished:
+    """How a run into ``target`` ended."""
+    ref = "main" if target.branch else ""
+    given: dict[str, Any] = {
+        "source_bytes": {},
+        "moved": Moved(read=2_000_000, uploaded=1_000, deduplicated=500_000, expected=1_000),
+        "seconds": 1.0,
+    }
+    published = Commit(commit="c" * 40, ref=ref, found=found)
+    return Finished(state="done", target=str(target), published=published, checks=[*checks], **given | more)
+
+
+HUB = Hub(repo="us/m", endpoint="https://hub.example")
+OUT = Folder(path="/out")
+
+
 def test_one_line_says_where_the_result_is_and_what_it_took() -> None:
-    hub, published = (
-        Hub(repo="us/m", endpoint="https://hub.example"),
-        {"ref": "main", "found": False, "commit": "c" * 40},
-    )
-    said = summary(hub, published, 12, 2_070_000_000, 94.2, PASSED + SKIPPED)
+    said = summary(done(HUB, PASSED + SKIPPED, seconds=94.2), HUB, 12, 2_070_000_000)
     assert said == "published https://hub.example/us/m: 12 files, 2.1 GB, 1 min 34 s, 3 checks passed, 1 skipped"
+    assert summary(done(OUT, PASSED), OUT, 12, 10) == "wrote /out: 12 files, 10 bytes, 1 s, 3 checks passed"
 
 
 def test_what_was_there_already_is_no_work_unless_this_job_did_it() -> None:
-    published = {"ref": "", "found": True, "commit": "c" * 64}
-    nothing = summary(Folder(path="/out"), published, 1, 10, 1.0, [])
-    assert nothing == "nothing to do: /out has this already, 1 s"
-    hub = Hub(repo="us/m", endpoint="https://hub.example")
-    nothing = summary(hub, published | {"ref": "main"}, 1, 10, 1.0, [])
+    assert summary(done(OUT, found=True), OUT, 1, 10) == "nothing to do: /out has this already, 1 s"
+    nothing = summary(done(HUB, found=True), HUB, 1, 10)
     assert nothing == f"nothing to do: https://hub.example/us/m has this already, commit {'c' * 12}, 1 s"
-    assert in_short(hub, published | {"ref": "main"}, (0, 0, 0), {}, []) == [], "which says it all"
-    assert summary(Folder(path="/out"), published, 1, 10, 1.0, PASSED).startswith("wrote /out: 1 file, ")
+    assert in_short(done(HUB, found=True), HUB, []) == [], "which says it all"
+    assert summary(done(OUT, PASSED, found=True), OUT, 1, 10).startswith("wrote /out: 1 file, ")
 
 
 def test_a_few_lines_follow_and_a_folder_has_neither_uploads_nor_a_branch() -> None:
-    published = {"ref": "main", "found": False, "commit": "c" * 40}
     levels = {"checked": ["a", "b"], "as delivered": ["c"]}
-    moved = (2_000_000, 1_000, 500_000)
-    assert in_short(Hub(repo="us/m"), published, moved, levels, PASSED + SKIPPED) == [
+    assert in_short(done(HUB, PASSED + SKIPPED, source_bytes=levels), HUB, []) == [
         ("commit", "cccccccccccc on main"),
         ("moved", "read 2.0 MB, sent 1.0 kB, 500.0 kB were there"),
         ("source", "2 files checked by sha256, 1 file as delivered"),
         ("reload model", "skipped: no class"),
     ]
-    assert ("source", "1 file signed") in in_short(Folder(path="/out"), published, moved, {"signed": ["a"]}, [])
-    rows = in_short(Folder(path="/out"), published, moved, levels, PASSED)
+    assert ("source", "1 file signed") in in_short(done(OUT, source_bytes={"signed": ["a"]}), OUT, [])
+    rows = in_short(done(OUT, PASSED, source_bytes=levels), OUT, [])
     assert rows == [("source", "2 files checked by sha256, 1 file as delivered")]
-    assert len(in_short(Hub(repo="us/m"), published, moved, levels, SKIPPED * 9)) == SHORT_ROWS
+    assert len(in_short(done(HUB, MANY, source_bytes=levels), HUB, [])) == SHORT_ROWS
 
 
 def test_the_end_tells_what_a_cast_made_infinite_and_no_other_reason_of_what_passed() -> None:
-    clean = {"name": "reload model", "result": "passed", "reason": "Llama takes every tensor and lacks none"}
-    lost = {"name": "read back", "result": "passed", "reason": "values that the cast made infinite: 3; tensors: 1"}
-    target, published = Folder(path="/out"), {"ref": "", "found": False, "commit": ""}
-    assert in_short(target, published, (0, 0, 0), {}, [clean, *PASSED]) == []
-    rows = in_short(target, published, (0, 0, 0), {}, [clean, *SKIPPED * 9, lost])
+    clean = check("reload model", "passed", "Llama takes every tensor and lacks none")
+    lost = check("read back", "passed", "values that the cast made infinite: 3; tensors: 1")
+    assert in_short(done(OUT, [clean, *PASSED]), OUT, []) == []
+    rows = in_short(done(OUT, [clean, *MANY, lost]), OUT, [])
     assert rows[0] == ("read back", "passed: values that the cast made infinite: 3; tensors: 1")
     assert len(rows) == SHORT_ROWS
 
@@ -112,23 +129,25 @@ def test_the_end_of_a_job_in_place_says_how_it_is_undone(
     target: str, options: dict[str, Any], says: str | None
 ) -> None:
     request = Request.of(target, target, **options)
-    rows = undo_rows(request, changes_source=True)
+    rows = undo_rows(request)
     assert rows == ([("undo", f"the source itself was changed; {says}")] if says else [])
-    assert in_short(request.target, {"ref": "", "commit": "", "found": False}, (0, 0, 0), {}, SKIPPED * 9, rows)[
-        :1
-    ] == (rows or ANY)
-    assert undo_rows(request, changes_source=False) == []
+    assert in_short(done(request.target, MANY), request.target, rows)[:1] == (rows or ANY)
+    assert "the source itself" not in ended(done(request.target), request, 1, 10, changes_source=False)
+
+
+def document(job: Job) -> JobNow:
+    return JobNow.of(shown(job), waits=None)
 
 
 def test_a_status_names_source_and_target() -> None:
     job = Job("id", JobState.queued, Request.of("them/m@v1", "us/m"), created=0, since=0)
-    assert {"source": "them/m@v1", "target": "us/m"}.items() <= dict(describe(job)).items()
+    assert {"source": "them/m@v1", "target": "us/m"}.items() <= dict(describe(document(job))).items()
 
 
 def test_a_failed_job_is_listed_with_its_error_code() -> None:
     error = NoWeights(place="them/m", found="").to_dict()
     job = Job("id", JobState.failed, Request.of("them/m", "us/m"), created=0, since=0, error=error)
-    assert _row(job)[:2] == ("id", "failed, source.no_weights")
+    assert _row(document(job))[:2] == ("id", "failed, source.no_weights")
 
 
 def test_a_job_between_two_tries_says_when_the_next_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +156,8 @@ def test_a_job_between_two_tries_says_when_the_next_one_is(monkeypatch: pytest.M
     told = Job("id", JobState.copying, Request.of("them/m", "us/m"), created=0, since=0, last_error=error)
 
     def trouble(**facts: float) -> str:
-        return dict(describe(replace(told, last_error=error | {"facts": error["facts"] | facts})))["trouble"]
+        job = replace(told, last_error=error | {"facts": error["facts"] | facts})
+        return dict(describe(document(job)))["trouble"]
 
     assert trouble(retry_at=1_090.0).endswith(
         " (tried again in 1 min 30 s; at once after `reshard cancel id` and `reshard retry id`)"
@@ -180,12 +200,12 @@ def test_what_a_job_took_counts_from_its_last_retry_and_is_never_negative(
     started: float, since: float, says: str
 ) -> None:
     request = Request.of("them/m", "us/m")
-    assert took(Job("id", JobState.done, request, created=0, since=since, started=started)) == says
+    assert took(document(Job("id", JobState.done, request, created=0, since=since, started=started))) == says
 
 
 def test_a_job_at_work_says_how_long_since_its_last_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.time", lambda: 1_000.0)
     job = Job("id", JobState.copying, Request.of("them/m", "us/m"), created=0, since=900, started=900)
-    assert took(job) == "1 min 40 s"
-    assert dict(describe(job))["took"] == "1 min 40 s so far"
-    assert dict(describe(replace(job, state=JobState.failed)))["took"] == "15 min 0 s"
+    assert took(document(job)) == "1 min 40 s"
+    assert dict(describe(document(job)))["took"] == "1 min 40 s so far"
+    assert dict(describe(document(replace(job, state=JobState.failed))))["took"] == "15 min 0 s"

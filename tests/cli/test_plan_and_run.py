@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from reshard.cli.plan_text import _occupied
+from reshard.client.models.plans import Plan, Replaced, Transports
 from tests.cli.conftest import Run
 from tests.pipeline.stores.conftest import write_files
 from tests.support.giants import save_sparse
@@ -197,9 +198,11 @@ def test_a_plan_and_a_run_in_place_say_how_they_are_undone(reshard: Run, model: 
     ],
 )
 def test_a_plan_in_place_says_what_brings_the_source_back(undo: str | None, transport: str, says: str) -> None:
-    facts = {"occupied": ["a", "b"], "replaced": [{"path": "a"}], "in_place": True, "may_replace": True}
-    facts |= {"undo": undo, "transports": {"target": transport}}
-    assert _occupied(facts, 8) == [("warning", f"this changes the source itself (a); {says}")]
+    plan = Plan.model_construct(
+        occupied=["a", "b"], in_place=True, may_replace=True, undo=undo,
+        replaced=[Replaced(path="a", size=1, deleted=False)], transports=Transports(source="", target=transport),
+    )  # fmt: skip
+    assert _occupied(plan, 8) == [("warning", f"this changes the source itself (a); {says}")]
 
 
 def test_a_tensor_larger_than_the_size_is_named(reshard: Run, model: Path) -> None:

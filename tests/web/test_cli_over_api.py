@@ -167,7 +167,8 @@ def test_the_fleet_is_steered_over_the_api(both: Both, api: Run, store: JobStore
     for command in ("drain", "undrain"):
         assert both("fleet", command, "nobody", code=10)[0]["error"]["code"] == "queue.no_worker"
     assert api("fleet", "undrain", "box").out == "worker box takes work again\n"
-    assert api("fleet", "drain", "../pause").err.startswith("error[queue.no_worker]: no worker is called ../pause")
+    said = "no worker is called ../pause; there are: box"
+    assert both("fleet", "drain", "../pause", code=10)[0]["error"]["message"] == said
     assert api("fleet", "pause", scope="read").err.startswith("error[access.scope]: ")
 
 
@@ -347,6 +348,18 @@ def test_what_no_job_is_said_to_be_is_not_the_api(reshard: Run, job: dict[str, A
     with answering(200, json.dumps({"schema": 1} | job).encode()) as url:
         done = reshard("status", "abcd", env={"RESHARD_API_URL": url})
     assert done.err.startswith(f"error[queue.not_the_api]: {url} ") and len(done.err.splitlines()) == 2, done.err
+
+
+def test_catalogs_are_listed_by_one_call(reshard: Run) -> None:
+    row = {"name": "mirror", "state": "running", "note": None, "started": 0.0, "since": 0.0, "success": None}
+    row |= {"empty": [1], "entries": 4, "todo": 0, "active": 1}
+    row |= {"counts": {"published": 2, "failed": 1, "failed:hub": 1}}
+    with answering(200, json.dumps({"schema": 1, "catalogs": [row, row | {"name": "other"}]}).encode()) as url:
+        done = reshard("catalog", "status", env={"RESHARD_API_URL": url})
+        assert reshard("catalog", "status", "--quiet", env={"RESHARD_API_URL": url}).out == "mirror\nother\n"
+    _, mirror, other = done.out.splitlines()
+    assert mirror.split()[:2] == ["mirror", "running"] and other.split()[0] == "other"
+    assert mirror.endswith("2 published, 1 failed, 1 at work; 1 entry that finds no model")
 
 
 def test_a_connection_that_is_not_safe_is_not_used(site: Site, reshard: Run) -> None:

@@ -24,13 +24,13 @@ def ask(source: str | None = None, target: str | None = None, config: str | None
 
 @pytest.mark.parametrize("where", ["source", "target", "config"])
 def test_a_hub_outside_the_list_is_refused_at_submit(where: str) -> None:
-    service = Served(NONE, "me", Settings(allowed_endpoints=(f"{OURS}/",)))
+    service = Served(NONE, Settings(allowed_endpoints=(f"{OURS}/",)), "me")
     with pytest.raises(EndpointNotAllowed, match=OTHER):
         service.allow(ask(**{where: OTHER}))
     service.allow(ask(**{where: OURS}))
     service.allow(ask(**{where: f"{OURS}/"}))
     service.allow(ask())
-    Served(NONE, "me", Settings()).allow(ask(**{where: OTHER}))  # the worker knows whose credentials it has
+    Served(NONE, Settings(), "me").allow(ask(**{where: OTHER}))  # the worker knows whose credentials it has
 
 
 def test_a_size_may_have_a_space_before_its_unit() -> None:

@@ -48,7 +48,7 @@ class Site:
         job = self.submit(name)
         wait_for(lambda: self.store.get(job).state.ended, "the job's end", 120)
         assert self.store.get(job).state == JobState.done
-        (figures,) = [check["figures"] for check in self.store.get(job).checks if check["name"].startswith("reload")]
+        (figures,) = [check["figures"] for check in self.store.get(job).checked if check["name"].startswith("reload")]
         assert "known" not in figures, "nobody was asked"
         (pid,) = self.machine.reload_children()
         return pid

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from reshard.cli.web import web_settings
 from reshard.pipeline.errors import BadSetting
-from reshard.web.settings import WebSettings, web_settings
+from reshard.web.settings import WebSettings
 from reshard.worker.settings import Settings, default_data_dir, secrets_of, settings
 
 

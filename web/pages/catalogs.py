@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from itertools import islice
 from typing import Any
 from urllib.parse import urlencode
 
 from reshard.client.catalog_report import markdown
-from reshard.client.facts import last_run, outcome_text
+from reshard.client.facts import outcome_text, upcoming
+from reshard.client.models.catalogs import Catalog, ScheduleRow
+from reshard.client.models.records import Run
 from reshard.client.operations import catalogs as operations
 from reshard.client.operations import schedules as of_schedules
-from reshard.client.operations.table import LISTED, read
+from reshard.client.operations.table import read
 from reshard.client.queue import Queue
+from reshard.client.served import Served
 from reshard.pipeline.errors import BadSchedule, ReshardError
 from reshard.web.documents import status_of
 from reshard.web.pages.site import Answer, Call, Page, Text, act, page
-from reshard.worker.followers.records import TURNS, UNDER_WAY, CatalogStatus
-from reshard.worker.followers.schedules import Run, ScheduleStatus
 
 TIMES = 5  # of a schedule that come next
 RESULTS = 14  # of a schedule that are shown
@@ -26,17 +26,12 @@ GRID_MAX = 1000  # models of a grid; those that failed come first
 
 @page("GET", "/catalogs")
 def catalogs(call: Call) -> Answer:
-    return _catalogs(call.queue)
+    return _catalogs(call.session)
 
 
-def _catalogs(queue: Queue, text: str = "", error: ReshardError | None = None) -> Page:
-    catalogs = [(name, queue.catalogs.now(name)) for name in queue.catalogs.names()]  # without their models
-    shown = {
-        "catalogs": catalogs,
-        "success": queue.catalogs.successes(),
-        "text": text,
-        "error": error.to_dict() if error else None,
-    }
+def _catalogs(session: Served, text: str = "", error: ReshardError | None = None) -> Page:
+    listed = operations.list_catalogs(session).catalogs
+    shown = {"catalogs": listed, "text": text, "error": error.to_dict() if error else None}
     return Page("catalogs.html", shown, status_of(error) if error else 200)
 
 
@@ -47,35 +42,23 @@ def submit(call: Call) -> Answer:
         done = operations.submit_catalog(call.session, read(operations.Submission, given, "the form"))
         return f"/catalogs/{done.name}"
     except ReshardError as error:
-        return _catalogs(call.queue, call.body.one("text"), error)
+        return _catalogs(call.session, call.body.one("text"), error)
 
 
 @page("GET", "/catalogs/{name}")
 def catalog(call: Call) -> Answer:
-    seen = call.queue.catalogs.get(call.path["name"])
-    nights = call.queue.catalogs.nights(call.path["name"])
-    shown = {"seen": seen, "nights": nights, "grid": _grid(seen, nights), "may": _may(seen)}
-    return Page("catalog.html", shown)
+    seen = operations.show_catalog(call.session, call.path["name"])
+    grid = _grid(seen, call.queue.catalogs.nights(seen.name))
+    return Page("catalog.html", {"seen": seen, "grid": grid, "may": seen.may()})
 
 
-def _grid(seen: CatalogStatus, nights: list[tuple[float, Any]]) -> dict[str, Any]:
+def _grid(seen: Catalog, nights: list[tuple[float, Any]]) -> dict[str, Any]:
     """A row for each model: what became of it in each night, the oldest first; those with trouble lately come first."""
-    models = {repo for _, night in nights for repo in night} | {repo for repo, _ in seen.ended} | seen.active.keys()
+    models = {repo for _, night in nights for repo in night} | {ended.repo for ended in seen.ended} | seen.active.keys()
     kept = [*reversed(nights)]
     rows = [(repo, [night.get(repo, ("", "")) for _, night in kept]) for repo in sorted(models)]
     rows.sort(key=lambda row: row[1][-1][0] not in {"failed", "cancelled"} if row[1] else True)
     return {"began": [began for began, _ in kept], "rows": rows[:GRID_MAX], "more": max(0, len(rows) - GRID_MAX)}
-
-
-def _may(seen: CatalogStatus) -> set[str]:
-    ways = {
-        "pause": seen.state in TURNS["paused"],
-        "resume": seen.state in TURNS["running"],
-        "cancel": seen.state in TURNS["cancelled"],
-        "retry": seen.state != "expanding" and any(not ended.in_file for _, ended in seen.ended if ended.error),
-        "remove": seen.state not in UNDER_WAY and not seen.active,
-    }
-    return {way for way, sense in ways.items() if sense}
 
 
 act("/catalogs/{name}/pause", operations.pause_catalog, "/catalogs/{name}")
@@ -99,36 +82,28 @@ def report(call: Call) -> Answer:
 @page("GET", "/schedules")
 def schedules(call: Call) -> Answer:
     after = call.query.one("after")
-    found = [_schedule(call.queue, seen) for seen in islice(call.queue.schedules.each(after), LISTED + 1)]
-    more = urlencode({"after": found[LISTED - 1]["name"]}) if len(found) > LISTED else ""
-    return Page("schedules.html", {"schedules": found[:LISTED], "after": after, "more": more})
+    found = of_schedules.list_schedules(call.session, read(of_schedules.Named, {"after": after}, "the address"))
+    more = urlencode({"after": found.next}) if found.next else ""
+    rows = [(row, _times(row), _results(call.queue, row)) for row in found.schedules]
+    return Page("schedules.html", {"schedules": rows, "after": after, "more": more})
 
 
-def _schedule(queue: Queue, seen: ScheduleStatus) -> dict[str, Any]:
-    """What is shown of it, which is not its catalog's text."""
-    kept = seen.schedule
-    times = [] if seen.next is None else [seen.next]
+def _times(row: ScheduleRow) -> list[float]:
+    found = list[float]()
     with suppress(BadSchedule):  # only another machine knows its time zone
-        while 0 < len(times) < TIMES:
-            times.append(kept.next_after(times[-1]))
-    runs = [*reversed(seen.runs[:RESULTS])]
+        for at in upcoming(row, TIMES):
+            found.append(at)
+    return found
+
+
+def _results(queue: Queue, row: ScheduleRow) -> list[dict[str, Any]]:
+    """Of each time that has passed: how what it fired ended, or why it fired nothing."""
+    runs = [*reversed(row.runs[:RESULTS])]
     states = {job.id: str(job.state) for job in queue.jobs.load([run.job for run in runs if run.job])}
-    return {
-        "name": kept.name,
-        "cron": kept.cron,
-        "tz": kept.tz,
-        "request": kept.request,
-        "catalog": kept.catalog.name if kept.catalog else None,
-        "paused": seen.next is None,
-        "outdated": seen.outdated,
-        "last": last_run(queue, seen),
-        "times": times,
-        "runs": [_result(run, states) for run in runs],
-    }
+    return [_result(run, states) for run in runs]
 
 
 def _result(run: Run, states: dict[str, str]) -> dict[str, Any]:
-    """One time that has passed: how what it fired ended, or why it fired nothing."""
     there = run.job in states
     how = states.get(run.job or "", "fired") if run.outcome == "fired" else run.outcome
     return {"at": run.due, "how": how, "text": outcome_text(run), "job": run.job if there else None}

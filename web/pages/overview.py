@@ -8,18 +8,18 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from reshard.client.models.jobs import OVER, UNDER_WAY, Job
+from reshard.client.models.records import Claim
 from reshard.client.operations import fleet as operations
-from reshard.client.operations.jobs import service
+from reshard.client.operations.jobs import Listed, list_jobs
 from reshard.client.queue import Day, Queue
-from reshard.client.text import count, human_bytes
+from reshard.client.text import clock, count, human_bytes
 from reshard.web.pages.charts import Chart, bars
-from reshard.web.pages.render import clock
 from reshard.web.pages.site import Answer, Call, Page, act, page
-from reshard.worker.queue.record import Claim, Job
-from reshard.worker.queue.states import ENDED, JobState
 
 SILENT = "no sign of life"  # of a worker that has work
 _CHILD = re.compile(r"\.\d+$")  # the number that a worker's child has behind its name
+RECENT = 8  # jobs that ended last
 AT_WORK_MAX = 200  # jobs that are looked at for who copies what; progress is told of as many
 
 
@@ -27,25 +27,24 @@ AT_WORK_MAX = 200  # jobs that are looked at for who copies what; progress is to
 def overview(call: Call) -> Answer:
     """What an operator looks at first."""
     queue = call.queue
-    jobs = [job for job in queue.jobs.recent([s for s in JobState if s not in ENDED], AT_WORK_MAX) if job.claims]
+    jobs = list_jobs(call.session, Listed(state=UNDER_WAY, limit=AT_WORK_MAX)).jobs
     seen, at_work = queue.fleet.seen(), _at_work(queue, jobs)
-    workers = [worker.document() for worker in operations.workers(queue, seen, {})]
-    silent = sorted(at_work.keys() - {worker["name"] for worker in workers})
-    workers += [{"name": name, "state": SILENT, "concurrency": 0} for name in silent]
+    workers = operations.workers(queue, seen, {})  # whose claims are those of ``jobs``
+    silent = sorted(at_work.keys() - {worker.name for worker in workers})
     day = queue.day()
     failures: Counter[str] = Counter()
     for _, counted in day.hours:
         failures.update({name[7:]: number for name, number in counted.items() if name.startswith("failed:")})
     shown = {
-        "fleet": operations.limits_of(seen).document() | {"workers": workers},
-        "service": service(call.session).document(),
+        "fleet": operations.limits_of(seen),
+        "workers": [*workers, *({"name": name, "state": SILENT, "concurrency": 0} for name in silent)],
         "at_work": at_work,
         "silent": SILENT,
         "jobs": queue.jobs.counts(),
         "lanes": queue.lanes(),
         "charts": [*_charts(day.hours), *_budgets(day)],
         "failures": failures.most_common(),
-        "recent": queue.jobs.recent(ENDED, 8),
+        "recent": list_jobs(call.session, Listed(state=OVER, limit=RECENT)).jobs,
     }
     return Page("overview.html", shown)
 
@@ -60,6 +59,8 @@ def _at_work(queue: Queue, jobs: list[Job]) -> dict[str, list[dict[str, Any]]]:
     """By worker: the units that it has, and how fast each was copied since it was taken up."""
     found: dict[str, list[dict[str, Any]]] = {}
     for job in jobs:
+        if not job.claims:
+            continue
         since = round(min(claim.since for claim in job.claims) * 1000)
         events = queue.jobs.events(job.id, str(since - 1))  # ids are ms; it may have thousands
         for claim in job.claims:
@@ -81,7 +82,7 @@ def _charts(hours: list[tuple[float, dict[str, int]]]) -> list[Chart]:
     """What was read in each hour, and how jobs ended."""
     read = [(_hour(began), [("read", size, human_bytes(size))]) for began, of in hours for size in [of.get("read", 0)]]
     ended = [
-        (_hour(began), [(state, n, f"{n} {state}") for state in sorted(ENDED) if (n := of.get(f"ended:{state}", 0))])
+        (_hour(began), [(state, n, f"{n} {state}") for state in sorted(OVER) if (n := of.get(f"ended:{state}", 0))])
         for began, of in hours
     ]
     size = sum(of.get("read", 0) for _, of in hours)

@@ -67,7 +67,7 @@ def preview(call: Call) -> Answer:
             looked = look(request, context)
     except ReshardError as error:
         return _page(_typed(call.body), error)
-    return _page(_typed(call.body), None, looked.facts, drawing(picture(looked.plan)))
+    return _page(_typed(call.body), None, looked.document, drawing(picture(looked.plan)))
 
 
 @page("POST", "/jobs")

@@ -23,7 +23,6 @@ from reshard.pipeline.errors import CrossSite, ReshardError, SignInNeeded
 from reshard.web.auth import COOKIE, Caller, Scope, Tokens, same_site
 from reshard.web.documents import status_of
 from reshard.web.pages.render import render
-from reshard.worker.settings import Settings
 
 STATIC = Path(__file__).with_name("static")
 # Where a sign-in may lead: a path of ours, and not `//host`, which names another site.
@@ -33,9 +32,8 @@ _OURS = re.compile(r"/(?![/\\])[\x21-\x7e]*")
 class Site(Protocol):
     """What pages need of the service."""
 
-    queue: Queue
-    settings: Settings
     tokens: Tokens
+    session: Callable[[str], Served]
 
     def caller(self, request: Request, scope: Scope) -> Caller: ...
 
@@ -135,7 +133,7 @@ async def _answer(site: Site, run: Callable[[Call], Answer], request: Request) -
         if scope == Scope.act:
             body = _fields((await request.body()).decode("utf-8", "replace"))
         query = _fields(request.url.query)
-        call = Call(Served(site.queue, caller.name, site.settings), caller, request.path_params, query, body)
+        call = Call(site.session(caller.name), caller, request.path_params, query, body)
         return await run_in_threadpool(_run, run, call, request)
     except ReshardError as error:
         return failed(request, error)

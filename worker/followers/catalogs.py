@@ -75,6 +75,7 @@ class Now(NamedTuple):
     state: State | None  # None: there is no such catalog
     run: str
     started: int  # ms
+    since: int  # ms
     expander: str  # the token of the control that expands it
     expander_until: int  # ms
     failures: int
@@ -82,6 +83,7 @@ class Now(NamedTuple):
     schedule: str  # the one that fired it
     paused_from: str  # expanding or running, while it is paused
     note: str | None
+    empty: str  # JSON: the numbers of the file's entries that find no model
     entries: int
     todo: int
     active: int
@@ -90,13 +92,14 @@ class Now(NamedTuple):
     @classmethod
     def read(cls, pipe: Pipeline, name: str) -> Now:
         """From a pipeline that watches the catalog and has not begun to write."""
-        fields = ("state", "run", "expander", "fired_by", "paused_from", "note")
-        values = pipe.hmget(key(name), (*fields, "started", "expander_until", "failures", "bytes"))
-        state, run, expander, schedule, paused_from, note, *numbers = (value and value.decode() for value in values)
-        started, until, failures, read = (int(number or 0) for number in numbers)
+        fields = ("state", "run", "expander", "fired_by", "paused_from", "note", "empty")
+        values = pipe.hmget(key(name), (*fields, "started", "since", "expander_until", "failures", "bytes"))
+        known, numbers = values[: len(fields)], values[len(fields) :]
+        state, run, expander, schedule, paused_from, note, empty = (value and value.decode() for value in known)
+        started, since, until, failures, read = (int(number or 0) for number in numbers)
         return cls(
-            server_ms(pipe), state, run or "", started, expander or "", until,
-            failures, read, schedule or "", paused_from or "", note,
+            server_ms(pipe), state, run or "", started, since, expander or "", until,
+            failures, read, schedule or "", paused_from or "", note, empty or "[]",
             pipe.hlen(key(name, "entries")), pipe.zcard(key(name, "todo")), pipe.hlen(key(name, "active")),
             Counter({what: int(number) for what, number in hash_of(pipe, key(name, "counts")).items()}),
         )  # fmt: skip

@@ -17,7 +17,6 @@ from reshard.pipeline.errors import CatalogNotFound, CatalogState, ReshardError
 from reshard.pipeline.stores.connect import Context
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.records import Definition, Entry, entry_of
-from reshard.worker.logs import of_error
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +94,7 @@ class Expander:
             log.info("catalog %s: %s entries", name, len(rows))
             self._catalogs.fill(name, run, self._token, rows, empty)
         except ReshardError as error:
-            log.warning("catalog %s cannot be expanded: %s", name, error, extra=of_error(error))
+            log.warning("catalog %s cannot be expanded: %s", name, error, extra=error.logged)
             if error.retryable:
                 self._again[run] = time.monotonic() + EXPAND_AGAIN
                 self._catalogs.delay(name, run, self._token, error)

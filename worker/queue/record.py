@@ -55,13 +55,6 @@ class Job:
     confirmed: list[dict[str, Any]] = field(default_factory=list)  # the checks of what was published
     rolled_back: str | None = None  # the commit that rolled the published one back
 
-    @property
-    def checks(self) -> list[dict[str, Any]]:
-        """Every check that was made, in order; one that failed is kept with the error that the job ended with."""
-        copied = (self.published or {}).get("checks", ())
-        failed = (self.error or {}).get("facts", {}).get("checks", ())
-        return [*self.checked, *copied, *self.confirmed, *failed]
-
 
 def read(id: str, record: Any, units: Any) -> Job:
     """The job of these hashes, as the broker answers them; raises JobUnreadable for what no release of ours writes."""
