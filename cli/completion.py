@@ -27,9 +27,9 @@ def _offers(found: Callable[[Session], Iterable[tuple[str, str]]]) -> Offers:
 
 @_offers
 def jobs(session: Session) -> Iterable[tuple[str, str]]:
-    from reshard.client.operations.jobs import Listed, list_jobs
+    from reshard.client.operations.jobs import JobsQuery, list_jobs
 
-    for job in list_jobs(session, Listed(limit=OFFERED)).jobs:
+    for job in list_jobs(session, JobsQuery(limit=OFFERED)).jobs:
         yield job.id, f"{job.state}, {job.request.source} -> {job.request.target}"
 
 
@@ -42,9 +42,9 @@ def catalogs(session: Session) -> Iterable[tuple[str, str]]:
 
 @_offers
 def schedules(session: Session) -> Iterable[tuple[str, str]]:
-    from reshard.client.operations.schedules import Named, list_schedules
+    from reshard.client.operations.schedules import SchedulesQuery, list_schedules
 
-    return [(one.name, one.cron) for one in list_schedules(session, Named(limit=OFFERED)).schedules]
+    return [(one.name, one.cron) for one in list_schedules(session, SchedulesQuery(limit=OFFERED)).schedules]
 
 
 @_offers

@@ -136,7 +136,8 @@ def _listed(session: Session, states: list[JobState], limit: int) -> JobsPage:
     while True:
         left = min(PAGE_MAX, limit - len(jobs) - len(unreadable))
         # What a service says of its next page goes back to it as it is.
-        page = operations.list_jobs(session, operations.Listed.model_construct(state=states, limit=left, after=after))
+        query = operations.JobsQuery.model_construct(state=states, limit=left, after=after)
+        page = operations.list_jobs(session, query)
         jobs, unreadable, before, after = jobs + page.jobs, unreadable | page.unreadable, after, page.next
         if after in {None, "", before} or len(jobs) + len(unreadable) >= limit:
             return page.model_copy(update={"jobs": jobs, "unreadable": unreadable})

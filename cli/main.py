@@ -16,7 +16,7 @@ from reshard.cli.help import CATALOGS, JOBS, RESHARD, SERVICE, SectionedCommand,
 from reshard.pipeline.text import guard_logs
 
 
-class Listed(NamedTuple):
+class CommandListing(NamedTuple):
     """A command, or a group of them, as help lists it: that takes no time."""
 
     section: str
@@ -25,28 +25,28 @@ class Listed(NamedTuple):
 
 
 COMMANDS = {
-    "plan": Listed(RESHARD, "plan:plan", "Show what a job would write and delete; change nothing."),
-    "run": Listed(RESHARD, "run:run", "Reshard SRC into DST now, without a broker."),
-    "verify": Listed(RESHARD, "verify:verify", "Check a checkpoint, optionally against its source."),
-    "doctor": Listed(RESHARD, "doctor:doctor", "Find problems of this installation or of a repository."),
-    "submit": Listed(JOBS, "jobs:submit", "Queue a job that reshards SRC into DST."),
-    "status": Listed(JOBS, "jobs:status", "Show one job, or without JOB the queue and its workers."),
-    "list": Listed(JOBS, "jobs:list_", "List jobs, newest first."),
-    "watch": Listed(JOBS, "jobs:watch", "Follow a job to its end and exit with its exit code."),
-    "cancel": Listed(JOBS, "jobs:cancel", "Stop a job before its commit."),
-    "retry": Listed(JOBS, "jobs:retry", "Continue a failed or cancelled job with what it had copied."),
-    "rollback": Listed(JOBS, "jobs:rollback", "Undo the commit of a job, or the last one to DST."),
-    "delete": Listed(JOBS, "jobs:delete", "Delete jobs that have ended."),
-    "catalog": Listed(CATALOGS, "catalog:catalog", "Reshard many models from one YAML file."),
-    "schedule": Listed(CATALOGS, "schedule:schedule", "Submit a request or a catalog by a cron expression."),
-    "up": Listed(SERVICE, "service:up", "Start broker, worker, control and page on this machine."),
-    "down": Listed(SERVICE, "service:down", "Stop everything that `reshard up` started."),
-    "worker": Listed(SERVICE, "service:worker", "Run a worker in the foreground."),
-    "control": Listed(SERVICE, "service:control", "Run the scheduler: wake workers for jobs and schedules."),
-    "web": Listed(SERVICE, "web:web", "Serve the page and the API over HTTP."),
-    "ping": Listed(SERVICE, "ping:ping", "Check that the worker, control or page here is alive."),
-    "token": Listed(SERVICE, "web:token", "Make a token for the page and the API, and show it once."),
-    "fleet": Listed(SERVICE, "fleet:fleet", "Pause all workers, drain one, or set shared limits."),
+    "plan": CommandListing(RESHARD, "plan:plan", "Show what a job would write and delete; change nothing."),
+    "run": CommandListing(RESHARD, "run:run", "Reshard SRC into DST now, without a broker."),
+    "verify": CommandListing(RESHARD, "verify:verify", "Check a checkpoint, optionally against its source."),
+    "doctor": CommandListing(RESHARD, "doctor:doctor", "Find problems of this installation or of a repository."),
+    "submit": CommandListing(JOBS, "jobs:submit", "Queue a job that reshards SRC into DST."),
+    "status": CommandListing(JOBS, "jobs:status", "Show one job, or without JOB the queue and its workers."),
+    "list": CommandListing(JOBS, "jobs:list_", "List jobs, newest first."),
+    "watch": CommandListing(JOBS, "jobs:watch", "Follow a job to its end and exit with its exit code."),
+    "cancel": CommandListing(JOBS, "jobs:cancel", "Stop a job before its commit."),
+    "retry": CommandListing(JOBS, "jobs:retry", "Continue a failed or cancelled job with what it had copied."),
+    "rollback": CommandListing(JOBS, "jobs:rollback", "Undo the commit of a job, or the last one to DST."),
+    "delete": CommandListing(JOBS, "jobs:delete", "Delete jobs that have ended."),
+    "catalog": CommandListing(CATALOGS, "catalog:catalog", "Reshard many models from one YAML file."),
+    "schedule": CommandListing(CATALOGS, "schedule:schedule", "Submit a request or a catalog by a cron expression."),
+    "up": CommandListing(SERVICE, "service:up", "Start broker, worker, control and page on this machine."),
+    "down": CommandListing(SERVICE, "service:down", "Stop everything that `reshard up` started."),
+    "worker": CommandListing(SERVICE, "service:worker", "Run a worker in the foreground."),
+    "control": CommandListing(SERVICE, "service:control", "Run the scheduler: wake workers for jobs and schedules."),
+    "web": CommandListing(SERVICE, "web:web", "Serve the page and the API over HTTP."),
+    "ping": CommandListing(SERVICE, "ping:ping", "Check that the worker, control or page here is alive."),
+    "token": CommandListing(SERVICE, "web:token", "Make a token for the page and the API, and show it once."),
+    "fleet": CommandListing(SERVICE, "fleet:fleet", "Pause all workers, drain one, or set shared limits."),
 }
 GROUPS = {"catalog", "schedule", "fleet"}
 

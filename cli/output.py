@@ -19,7 +19,7 @@ from reshard.pipeline.text import printable, printable_json, printable_lines
 
 if TYPE_CHECKING:
     from reshard.cli.terminal import Terminal
-    from reshard.client.models.records import Answer
+    from reshard.client.models.records import Document
 
 WRAP_MIN = 16  # columns; a narrower column is harder to read than a long line
 _FIGURE = re.compile(r"(?<![^\s(])(\d(?:[\d.,]*\d)?) (?=[^\W\d]|%)")  # a number before its unit
@@ -38,11 +38,11 @@ class Output:
     def human(self) -> bool:
         return not self.json and not self.quiet
 
-    def result(self, data: Mapping[str, Any] | Answer, text: str, bare: str = "") -> None:
+    def result(self, data: Mapping[str, Any] | Document, text: str, bare: str = "") -> None:
         """One answer in its three forms: ``data`` for --json, ``text`` for people, ``bare`` for --quiet."""
         self.listing([data], text, [bare] if bare else [])
 
-    def listing(self, data: Iterable[Mapping[str, Any] | Answer], text: str, bare: Sequence[str]) -> None:
+    def listing(self, data: Iterable[Mapping[str, Any] | Document], text: str, bare: Sequence[str]) -> None:
         """Many answers of one kind: a document for each, or all of them in ``text`` or in ``bare``."""
         if self.json:
             for one in data:
@@ -52,7 +52,7 @@ class Output:
         elif bare:
             sys.stdout.write("\n".join([*map(printable_lines, bare), ""]))
 
-    def document(self, data: Mapping[str, Any] | Answer) -> None:
+    def document(self, data: Mapping[str, Any] | Document) -> None:
         """One line of JSON, written at once, so that a reader of a pipe sees it when it happens."""
         facts = dict(data) if isinstance(data, Mapping) else data.document()
         sys.stdout.write(json_line({"schema": SCHEMA} | facts) + "\n")

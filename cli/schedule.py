@@ -111,7 +111,8 @@ def list_(output: Output) -> None:
     with connect() as session:
         while True:
             # What a service says of its next page goes back to it as it is.
-            page = operations.list_schedules(session, operations.Named.model_construct(limit=PAGE_MAX, after=after))
+            query = operations.SchedulesQuery.model_construct(limit=PAGE_MAX, after=after)
+            page = operations.list_schedules(session, query)
             found += page.schedules
             if page.next in {None, "", after}:
                 break

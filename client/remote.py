@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from reshard.client import ROOT, SCHEMA
 from reshard.client.operations.fleet import show_fleet
-from reshard.client.operations.table import Document, Operation, P
+from reshard.client.operations.table import Answered, Operation, P
 from reshard.pipeline.errors import (
     ApiTokenRefused,
     ApiUnavailable,
@@ -56,7 +56,7 @@ class Remote:
         with httpx2.Client(base_url=url.rstrip("/") + ROOT, headers=headers, timeout=timeout, verify=tls) as client:
             yield cls(client, url)
 
-    def perform(self, operation: Operation[P, Document], /, *args: P.args, **kwargs: P.kwargs) -> Document:
+    def perform(self, operation: Operation[P, Answered], /, *args: P.args, **kwargs: P.kwargs) -> Answered:
         given = signature(operation.run).bind(None, *args, **kwargs).arguments
         sent: dict[str, Any] = {}
         # Without defaults: a service of an older release need not know an option that is not used.

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from importlib.metadata import version
 from typing import Any
 
-from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
 from pydantic_core import core_schema
 
@@ -36,9 +35,9 @@ def openapi(root: str, operations: Iterable[Operation[..., Any]]) -> dict[str, A
     """The document of all ``operations`` below the path ``root``."""
     known = list(operations)
     answers = {one.answer for one in known} | {Failed}
-    bodies = {one.body for one in known if one.body}
+    taken = {model for one in known for model in (one.body, one.query) if model}
     modes: list[tuple[Any, Any]] = [(model, "serialization") for model in sorted(answers, key=_name)]
-    modes += [(model, "validation") for model in sorted(bodies, key=_name)]
+    modes += [(model, "validation") for model in sorted(taken, key=_name)]
     refs, schemas = models_json_schema(modes, ref_template=REF, schema_generator=Schemas)
     paths: dict[str, dict[str, Any]] = {}
     for one in known:
@@ -49,7 +48,7 @@ def openapi(root: str, operations: Iterable[Operation[..., Any]]) -> dict[str, A
             "operationId": _operation(one),
             "security": [{"token": []}],
             "x-scope": one.scope,
-            "parameters": [*_in_path(one), *_in_query(one)],
+            "parameters": [*_in_path(one), *_in_query(one, schemas["$defs"])],
             "responses": {
                 "200": {"description": one.summary, **answer},
                 "default": {"description": "why not", **error},
@@ -66,7 +65,7 @@ def openapi(root: str, operations: Iterable[Operation[..., Any]]) -> dict[str, A
         "info": {"title": "reshard", "version": version("reshard")},
         "paths": paths,
         "components": {
-            "schemas": schemas.get("$defs", {}),
+            "schemas": schemas["$defs"],
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
@@ -93,23 +92,6 @@ def _in_path(one: Operation[..., Any]) -> list[dict[str, Any]]:
     return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
 
 
-def _in_query(one: Operation[..., Any]) -> list[dict[str, Any]]:
-    if one.query is None:
-        return []
-    schema = TypeAdapter(one.query).json_schema()
-    definitions = schema.get("$defs", {})
-    return [
-        {"name": name, "in": "query", "schema": _inlined(kind, definitions)}
-        for name, kind in schema["properties"].items()
-    ]
-
-
-def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
-    """The schema with what it refers to in its place: parameters have no definitions of their own."""
-    if isinstance(schema, list):
-        return [_inlined(one, definitions) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if "$ref" in schema:
-        return definitions[schema["$ref"].rpartition("/")[2]]
-    return {name: _inlined(one, definitions) for name, one in schema.items()}
+def _in_query(one: Operation[..., Any], schemas: dict[str, Any]) -> list[dict[str, Any]]:
+    said = schemas[_name(one.query)]["properties"] if one.query else {}
+    return [{"name": name, "in": "query", "schema": kind} for name, kind in said.items()]

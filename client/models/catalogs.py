@@ -6,11 +6,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from reshard.client.models.records import Answer, Bytes, Fired, Known, Moment, Outcome, Problem, Run, absent
+from reshard.client.models.records import Bytes, Document, Fired, Known, Moment, Outcome, Problem, Run, absent
 from reshard.worker.followers import records
 
 
-class OfModel(Answer):
+class OfModel(Document):
     repo: str
 
 
@@ -18,7 +18,7 @@ class CatalogWrong(Problem, OfModel):
     """Why a model cannot be done."""
 
 
-class CatalogEntry(Answer):
+class CatalogEntry(Document):
     repo: str
     target: str | None
     commit: str | None
@@ -28,7 +28,7 @@ class CatalogEntry(Answer):
     error: str | None
 
 
-class CatalogChecked(Answer):
+class CatalogChecked(Document):
     name: str
     models: int
     empty: list[int] = Field(description="numbers of entries that find no model")
@@ -45,7 +45,7 @@ class CatalogChecked(Answer):
     entries: list[CatalogEntry]
 
 
-class CatalogSubmitted(Answer):
+class CatalogSubmitted(Document):
     name: str
     digest: str
     existed: bool
@@ -53,7 +53,7 @@ class CatalogSubmitted(Answer):
     outdated_schedules: list[str]
 
 
-class Ended(Answer):
+class Ended(Document):
     outcome: Outcome
     job: str | None
     commit: str | None
@@ -69,7 +69,7 @@ class Ended(Answer):
         return self.error is not None and self.error.code in records.IN_FILE
 
 
-class Catalog(Answer):
+class Catalog(Document):
     name: str
     digest: str
     asked_by: str
@@ -116,18 +116,18 @@ class CatalogFailure(Problem, _Failing):
     """Why a model failed, and its job."""
 
 
-class CatalogFailures(Answer):
+class CatalogFailures(Document):
     name: str
     failures: dict[str, list[CatalogFailure]] = Field(description="by error code")
 
 
-class CatalogRetried(Answer):
+class CatalogRetried(Document):
     name: str
     again: int
     left: dict[str, int] = Field(description="by error code")
 
 
-class CatalogState(Answer):
+class CatalogState(Document):
     name: str
     state: str
 
@@ -136,13 +136,13 @@ class CatalogCancelled(CatalogState):
     jobs: int
 
 
-class CatalogRemoved(Answer):
+class CatalogRemoved(Document):
     name: str
     removed: Literal[True]
     schedules: list[str]
 
 
-class ScheduleFacts(Answer):
+class ScheduleFacts(Document):
     name: str
     cron: str
     tz: str
@@ -160,7 +160,7 @@ class Schedule(ScheduleFacts):
     catalog: records.Definition | None
 
 
-class CatalogKept(Answer):
+class CatalogKept(Document):
     """A catalog without its text."""
 
     name: str
@@ -175,12 +175,12 @@ class ScheduleRow(ScheduleFacts):
     catalog: CatalogKept | None
 
 
-class ScheduleNext(Answer):
+class ScheduleNext(Document):
     name: str
     next: Moment | None
 
 
-class WouldSubmit(Answer):
+class WouldSubmit(Document):
     source: str
     target: str
     published: str | None
@@ -188,27 +188,27 @@ class WouldSubmit(Answer):
     bytes: Bytes
 
 
-class Would(Answer):
+class Would(Document):
     outcome: str
     job: str | None
     request: WouldSubmit | None = Field(default=None, exclude_if=absent)
     catalog: CatalogChecked | None = Field(default=None, exclude_if=absent)
 
 
-class ScheduleTimes(Answer):
+class ScheduleTimes(Document):
     name: str
     next: list[Moment]
     would: Would | None = Field(default=None, exclude_if=absent, description="with --dry-run")
 
 
-class ScheduleFired(Answer):
+class ScheduleFired(Document):
     name: str
     outcome: str
     job: str | None
     waits: str | None
 
 
-class SchedulePreview(Answer):
+class SchedulePreview(Document):
     """What would become of a schedule that fires now."""
 
     name: str
@@ -216,17 +216,17 @@ class SchedulePreview(Answer):
     job: str | None = Field(description="that is at work on the same, or stands in the way")
 
 
-class ScheduleSet(Answer):
+class ScheduleSet(Document):
     name: str
     digest: str
 
 
-class ScheduleRemoved(Answer):
+class ScheduleRemoved(Document):
     name: str
     removed: Literal[True]
 
 
-class CatalogNow(Answer):
+class CatalogNow(Document):
     """A catalog without its models."""
 
     name: str
@@ -248,20 +248,20 @@ class CatalogProgress(CatalogNow):
     waits: str | None
 
 
-class Catalogs(Answer):
+class Catalogs(Document):
     """Every catalog."""
 
     catalogs: list[CatalogNow]
 
 
-class Schedules(Answer):
+class Schedules(Document):
     """Some schedules."""
 
     schedules: list[ScheduleRow]
     next: str | None = Field(description="for `after`; null on the last page")
 
 
-class Carried(Answer):
+class Carried(Document):
     """What became of a push for a schedule, or for a model of a catalog."""
 
     schedule: str | None
@@ -274,7 +274,7 @@ class Carried(Answer):
     error: Problem | None
 
 
-class Pushed(Answer):
+class Pushed(Document):
     """What a webhook of the Hub led to."""
 
     repo: str

@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from reshard.client.models.records import Answer, Bytes, Closed, Fault, Limits, Moment, Pause
+from reshard.client.models.records import Bytes, Closed, Document, Fault, Limits, Moment, Pause
 
 
-class FleetLimits(Answer):
+class FleetLimits(Document):
     paused: Pause | None
     limits: Limits
     bulk_rests: Closed | None
@@ -21,7 +21,7 @@ class FleetLimits(Answer):
     resting: dict[str, Fault]
 
 
-class WorkerNow(Answer):
+class WorkerNow(Document):
     name: str
     state: str
     concurrency: int
@@ -34,28 +34,28 @@ class Fleet(FleetLimits):
     workers: list[WorkerNow]
 
 
-class FleetPaused(Answer):
+class FleetPaused(Document):
     paused: Pause
     was_paused: bool
 
 
-class FleetResumed(Answer):
+class FleetResumed(Document):
     paused: None
     was_paused: bool
 
 
-class Drained(Answer):
+class Drained(Document):
     name: str
     drained: Literal[True]
 
 
-class Undrained(Answer):
+class Undrained(Document):
     name: str
     drained: Literal[False]
     was_drained: bool
 
 
-class Up(Answer):
+class Up(Document):
     broker: str
     started: list[str]
     found: list[str]
@@ -65,11 +65,11 @@ class Up(Answer):
     notes: list[str]
 
 
-class Down(Answer):
+class Down(Document):
     stopped: list[str]
 
 
-class Token(Answer):
+class Token(Document):
     name: str
     scope: Literal["read", "act"]
     token: str

@@ -17,11 +17,11 @@ from pydantic import (
 
 from reshard.client.models.plans import Plan
 from reshard.client.models.records import (
-    Answer,
     Bytes,
     Check,
     Claim,
     Commit,
+    Document,
     Known,
     Moment,
     Problem,
@@ -44,14 +44,14 @@ def _state(name: object) -> JobState:
 State = Annotated[JobState, PlainValidator(_state), WithJsonSchema({"type": "string"})]
 
 
-class Moved(Answer):
+class Moved(Document):
     read: Bytes
     uploaded: Bytes
     deduplicated: Bytes
     expected: Bytes
 
 
-class Finished(Answer):
+class Finished(Document):
     """The end of a run."""
 
     state: Literal["done"]
@@ -73,7 +73,7 @@ class Published(Commit):
     checks: list[Check] = Field(default_factory=list)
 
 
-class Job(Answer):
+class Job(Document):
     id: str
     state: State
     request: Known
@@ -146,7 +146,7 @@ class ProcessNow(Process):
     resting: bool
 
 
-class Service(Answer):
+class Service(Document):
     """The queue and its processes."""
 
     broker: str
@@ -156,7 +156,7 @@ class Service(Answer):
     processes: list[ProcessNow]
 
 
-class JobReport(Answer):
+class JobReport(Document):
     id: str
     state: str
     result: Literal["passed", "failed", "unfinished"]
@@ -165,39 +165,39 @@ class JobReport(Answer):
     error: Problem | None
 
 
-class Submitted(Answer):
+class Submitted(Document):
     id: str
     existed: bool
     waits: str | None
 
 
-class Cancelled(Answer):
+class Cancelled(Document):
     id: str
     was: str
     state: Literal["cancelled"]
 
 
-class Retried(Answer):
+class Retried(Document):
     id: str
     was: str
     state: str
     waits: str | None
 
 
-class RolledBack(Answer):
+class RolledBack(Document):
     id: str | None = Field(description="the job's, where one was named")
     undone: str
     commit: str
 
 
-class Deleted(Answer):
+class Deleted(Document):
     deleted: int
     dry_run: bool
     ids: list[str]
     kept: list[str]
 
 
-class Verified(Answer):
+class Verified(Document):
     place: str
     commit: str | None
     against: str | None
@@ -206,7 +206,7 @@ class Verified(Answer):
     checks: list[Check]
 
 
-class Probe(Answer):
+class Probe(Document):
     state: Literal["ok", "warning", "trouble"]
     name: str
     says: str
@@ -215,20 +215,20 @@ class Probe(Answer):
     facts: dict[str, Any]
 
 
-class Installation(Answer):
+class Installation(Document):
     """Without a repository: this installation and its queue."""
 
     state: Literal["ok", "warning", "trouble"]
     probes: list[Probe]
 
 
-class Refusals(Answer):
+class Refusals(Document):
     always: Problem | None
     on_hub: Problem | None
     require_model: Problem | None
 
 
-class Repository(Answer):
+class Repository(Document):
     """With a repository: its state, its symptoms, and what `reshard run` would refuse."""
 
     place: str
@@ -244,15 +244,15 @@ class Repository(Answer):
 # ---------------------------------------------------------------------------------------------------- on the way
 
 
-class Attested(Answer):
+class AttestedFiles(Document):
     attested: dict[str, str] = Field(description="what the bytes of each source file were held against")
 
 
-class PlanMade(Answer):
+class PlanMade(Document):
     plan: Plan
 
 
-class Waits(Answer):
+class Waits(Document):
     """Why nothing moves from now on; null: no more."""
 
     waits: str | None
@@ -294,31 +294,31 @@ Told = Annotated[
 ]
 
 
-class Event(Answer):
+class Event(Document):
     """What happened to a job."""
 
     event: Told
 
 
-class Failed(Answer):
+class Failed(Document):
     """The last document of a command that failed."""
 
     error: Problem
 
 
-class FailedModel(Answer):
+class FailedModel(Document):
     repo: str
     job: str | None
     error: Problem
 
 
-class ModelFailed(Answer):
+class ModelFailed(Document):
     """A model of a catalog failed."""
 
     failed: FailedModel
 
 
-class JobsPage(Answer):
+class JobsPage(Document):
     """Some jobs, newest first."""
 
     jobs: list[Job]
@@ -328,7 +328,7 @@ class JobsPage(Answer):
     waits: str | None = Field(description="why nothing is begun now")
 
 
-class Progress(Answer):
+class Progress(Document):
     """How far a job is."""
 
     id: str
@@ -340,7 +340,7 @@ class Progress(Answer):
     note: str | None
 
 
-class Changes(Answer):
+class Changes(Document):
     """What happened to a job since, and how it stands now."""
 
     events: list[Told]

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from reshard.client.models.records import Answer, Bytes, Forecast, Named, Needs, Sized, absent
+from reshard.client.models.records import Bytes, Document, Forecast, Named, Needs, Sized, absent
 
 
 class Shard(Sized):
@@ -14,22 +14,22 @@ class Shard(Sized):
     oversize: str | None = Field(default=None, exclude_if=absent, description="the tensor that is larger than the size")
 
 
-class Largest(Answer):
+class Largest(Document):
     file: Sized
     tensor: Named | None
 
 
-class Tie(Answer):
+class Tie(Document):
     names: list[str]
     written: list[str]
 
 
-class Group(Answer):
+class Group(Document):
     files: int
     bytes: Bytes
 
 
-class LeftOut(Answer):
+class LeftOut(Document):
     path: str
     why: str
 
@@ -38,26 +38,26 @@ class Replaced(Sized):
     deleted: bool = Field(description="or else overwritten")
 
 
-class Transports(Answer):
+class Transports(Document):
     source: str
     target: str
 
 
-class Device(Answer):
+class Device(Document):
     device: str
     limit: Bytes | None
     bytes: Bytes
     files: list[str]
 
 
-class Block(Answer):
+class Block(Document):
     name: str
     device: str
     bytes: Bytes
     files: list[str]
 
 
-class DeviceMap(Answer):
+class DeviceMap(Document):
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
     checkpoint: str
     result: str
@@ -69,7 +69,7 @@ class DeviceMap(Answer):
     notes: list[str] | None = None
 
 
-class Plan(Answer):
+class Plan(Document):
     """What will be written, carried, deleted and kept."""
 
     source: str

@@ -55,7 +55,7 @@ def absent(value: object) -> bool:
     return value is None
 
 
-class Answer(BaseModel):
+class Document(BaseModel):
     """No field but these."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -74,7 +74,7 @@ class Answer(BaseModel):
 # ------------------------------------------------------------------------------------------------------ records
 
 
-class Check(Answer):
+class Check(Document):
     name: str
     result: Checked
     level: str
@@ -83,13 +83,13 @@ class Check(Answer):
     findings: list[str]
 
 
-class Commit(Answer):
+class Commit(Document):
     commit: str
     ref: str
     found: bool
 
 
-class Claim(Answer):
+class Claim(Document):
     unit: str
     worker: str
     since: Moment
@@ -98,7 +98,7 @@ class Claim(Answer):
     waits: str
 
 
-class Process(Answer):
+class Process(Document):
     name: str
     kind: str
     version: str
@@ -111,32 +111,32 @@ class Process(Answer):
     temporary: OnDisk
 
 
-class Pause(Answer):
+class Pause(Document):
     since: Moment
     by: str
     reason: str | None
 
 
-class Closed(Answer):
+class Closed(Document):
     why: Literal["window", "night"]
     until: Moment
 
 
-class Fault(Answer):
+class Fault(Document):
     since: Moment
     code: str
     message: str
     hint: str
 
 
-class Limits(Answer):
+class Limits(Document):
     bandwidth: int | None
     night_bytes: int | None
     window: str | None
     tz: str
 
 
-class Forecast(Answer):
+class Forecast(Document):
     reads: int
     read: int
     written: int
@@ -146,7 +146,7 @@ class Forecast(Answer):
     amplification: float
 
 
-class Needs(Answer):
+class Needs(Document):
     memory: int
     disk: int
     least_disk: int
@@ -156,20 +156,20 @@ class Needs(Answer):
     history: int
 
 
-class Symptom(Answer):
+class Symptom(Document):
     kind: str
     text: str
     cure: str
 
 
-class Run(Answer):
+class Run(Document):
     at: Moment
     due: Moment
     outcome: Fired
     job: str | None
 
 
-class Problem(Answer):
+class Problem(Document):
     """What went wrong: an error's code, what it says, the next step, and the facts in it."""
 
     code: str
@@ -191,11 +191,11 @@ class Problem(Answer):
         return ReshardError.from_dict(self.document())
 
 
-class Sized(Answer):
+class Sized(Document):
     path: str
     size: Bytes
 
 
-class Named(Answer):
+class Named(Document):
     name: str
     size: Bytes

@@ -58,7 +58,7 @@ class Drafted(Asked):
     target: TargetPlace = NOWHERE
 
 
-class Listed(Body):
+class JobsQuery(Body):
     state: list[JobState] = Field(default_factory=list, max_length=STATES_MAX)
     limit: int = Field(default=LISTED, ge=1, le=PAGE_MAX)
     after: str | None = Field(
@@ -119,7 +119,7 @@ def now(queue: Queue, job: Job) -> jobs.JobNow:
 
 
 @operation("GET", "/jobs")
-def list_jobs(session: InProcess, query: Listed) -> jobs.JobsPage:
+def list_jobs(session: InProcess, query: JobsQuery) -> jobs.JobsPage:
     """List jobs, newest first; fewer than `limit` where they are long."""
     store = session.queue.jobs
     try:
@@ -208,9 +208,9 @@ def show_plan(session: InProcess, job: str) -> Plan:
 
 
 @operation("GET", "/jobs/{job}/attested")
-def attested(session: InProcess, job: str) -> jobs.Attested:
+def attested(session: InProcess, job: str) -> jobs.AttestedFiles:
     """Show what the bytes of a job's source were held against, for an hour after its end."""
-    return jobs.Attested(attested=session.queue.jobs.attested(job))
+    return jobs.AttestedFiles(attested=session.queue.jobs.attested(job))
 
 
 @operation("GET", "/jobs/{job}/changes")

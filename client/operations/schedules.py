@@ -22,7 +22,7 @@ def _only(name: str) -> dict[str, Any]:
     return {"required": [name], "properties": {name: {"type": "object"}}}
 
 
-class Named(Body):
+class SchedulesQuery(Body):
     limit: int = Field(default=LISTED, ge=1, le=PAGE_MAX)
     after: str = Field(default="", max_length=NAME_MAX, description="`next` of the page before")
 
@@ -53,7 +53,7 @@ def _facts(queue: Queue, seen: ScheduleStatus) -> dict[str, Any]:
 
 
 @operation("GET", "/schedules")
-def list_schedules(session: InProcess, query: Named) -> catalogs.Schedules:
+def list_schedules(session: InProcess, query: SchedulesQuery) -> catalogs.Schedules:
     """List schedules by name, without the text of catalogs; fewer than `limit` where they are long."""
     rows, size = list[catalogs.ScheduleRow](), 0
     for seen in session.queue.schedules.each(query.after):

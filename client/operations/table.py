@@ -24,7 +24,7 @@ from typing import (
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from reshard.client.models.records import Answer
+from reshard.client.models.records import Document
 from reshard.pipeline.errors import BadBody
 from reshard.pipeline.limits import REQUEST_MAX
 from reshard.pipeline.request import Request
@@ -38,7 +38,7 @@ BODY_MAX = 1_000_000  # bytes; the longest catalog has some hundred kilobytes
 LISTED = 50  # jobs or schedules of a page, unless told otherwise
 
 P = ParamSpec("P")
-Document = TypeVar("Document", bound=Answer)
+Answered = TypeVar("Answered", bound=Document)
 Model = TypeVar("Model", bound=BaseModel)
 Method = Literal["GET", "POST", "DELETE"]
 
@@ -65,7 +65,7 @@ class Session(Protocol):
     Every operation raises the QueueError family when the queue cannot be asked, and what its act is refused with.
     """
 
-    def perform(self, operation: Operation[P, Document], /, *args: P.args, **kwargs: P.kwargs) -> Document: ...
+    def perform(self, operation: Operation[P, Answered], /, *args: P.args, **kwargs: P.kwargs) -> Answered: ...
 
     def linger(self, job: str, after: str, seconds: float) -> None:
         """Wait until something happens to a job after that event, or so long."""
@@ -78,7 +78,7 @@ class InProcess:
         self.queue = queue
         self.caller = caller  # who asks, for the record
 
-    def perform(self, operation: Operation[P, Document], /, *args: P.args, **kwargs: P.kwargs) -> Document:
+    def perform(self, operation: Operation[P, Answered], /, *args: P.args, **kwargs: P.kwargs) -> Answered:
         with self.queue.answering():
             return operation.run(self, *args, **kwargs)
 
@@ -98,17 +98,17 @@ class InProcess:
             yield context
 
 
-class Operation(Generic[P, Document]):
+class Operation(Generic[P, Answered]):
     """One row of the table; ``run`` carries it out on a queue."""
 
-    def __init__(self, method: Method, path: str, run: Callable[Concatenate[InProcess, P], Document]) -> None:
+    def __init__(self, method: Method, path: str, run: Callable[Concatenate[InProcess, P], Answered]) -> None:
         self.method = method
         self.path = path  # below the API's root; {names} are arguments
         self.run = run
         self.scope: Literal["read", "act"] = "read" if method == "GET" else "act"
         self.summary = (run.__doc__ or "").partition("\n")[0]
 
-    def __call__(self, session: Session, /, *args: P.args, **kwargs: P.kwargs) -> Document:
+    def __call__(self, session: Session, /, *args: P.args, **kwargs: P.kwargs) -> Answered:
         return session.perform(self, *args, **kwargs)
 
     @cached_property
@@ -116,7 +116,7 @@ class Operation(Generic[P, Document]):
         return get_type_hints(self.run)
 
     @property
-    def answer(self) -> type[Document]:
+    def answer(self) -> type[Answered]:
         return self._hints["return"]  # type: ignore[no-any-return]
 
     @property
@@ -130,6 +130,6 @@ class Operation(Generic[P, Document]):
 
 def operation(
     method: Method, path: str
-) -> Callable[[Callable[Concatenate[InProcess, P], Document]], Operation[P, Document]]:
+) -> Callable[[Callable[Concatenate[InProcess, P], Answered]], Operation[P, Answered]]:
     """Makes a function a row of the table, with its docstring's first line. What is no GET needs the scope ``act``."""
     return lambda run: Operation(method, path, run)

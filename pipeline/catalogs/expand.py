@@ -44,7 +44,7 @@ LIST_FIELDS = ["sha", "private", "gated", "downloads", "tags", "library_name", "
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class HubModel:
     """A model as a Hub lists it."""
 
     repo: str
@@ -60,8 +60,8 @@ class Wanted:
 
     repo: str
     request: Request | None  # None when its template gives no target
-    source: Listed | None  # None when it is not there for us
-    target: Listed | None  # None when it is not there yet
+    source: HubModel | None  # None when it is not there for us
+    target: HubModel | None  # None when it is not there yet
     error: ReshardError | None = None  # why there can be no job
 
 
@@ -105,7 +105,7 @@ def expand(catalog: Catalog, context: Context) -> Expansion:
     for request, repo in asked.items():
         source, target = sources[request.source], targets[request.target]
         others = [str(rival.source) for rival in rivals[request.slot(default)][: NAMED + 1] if rival != request][:NAMED]
-        found, there = (answer if isinstance(answer, Listed) else None for answer in (source, target))
+        found, there = (answer if isinstance(answer, HubModel) else None for answer in (source, target))
         errors = (
             source if isinstance(source, ReshardError) else None,
             target if isinstance(target, AccessError) else None,
@@ -197,10 +197,10 @@ def _fits(query: Query, item: ListedModel | CollectionItem) -> bool:
     )
 
 
-def _lookup(places: Iterable[Hub], context: Context, use: Use) -> dict[AnyPlace, Listed | ReshardError | None]:
+def _lookup(places: Iterable[Hub], context: Context, use: Use) -> dict[AnyPlace, HubModel | ReshardError | None]:
     """Each place as it is now; an error says why it is not there, and None that an owner's whole list has it not."""
     groups: dict[tuple[HubApi, str], dict[str, list[Hub]]] = defaultdict(lambda: defaultdict(list))
-    found: dict[AnyPlace, Listed | ReshardError | None] = {}
+    found: dict[AnyPlace, HubModel | ReshardError | None] = {}
     for place in dict.fromkeys(places):
         try:
             groups[context.api(place, use), place.namespace][place.repo].append(place)
@@ -217,12 +217,12 @@ def _lookup(places: Iterable[Hub], context: Context, use: Use) -> dict[AnyPlace,
     return found
 
 
-def _list_owner(api: HubApi, owner: str, wanted: set[str]) -> tuple[dict[str, Listed], bool]:
+def _list_owner(api: HubApi, owner: str, wanted: set[str]) -> tuple[dict[str, HubModel], bool]:
     """Those of ``wanted`` that a list shows, and whether it was read to its end.
 
     It takes no more calls than asking for each would. Where no list is given, asking for each says why.
     """
-    found: dict[str, Listed] = {}
+    found: dict[str, HubModel] = {}
     params: dict[str, Any] = {"author": owner, "expand": LIST_FIELDS, "limit": str(PAGE)}
     most = PAGE * len(wanted)
     try:
@@ -238,7 +238,7 @@ def _list_owner(api: HubApi, owner: str, wanted: set[str]) -> tuple[dict[str, Li
     return found, True
 
 
-def _ask(api: HubApi, place: Hub) -> Listed | ReshardError:
+def _ask(api: HubApi, place: Hub) -> HubModel | ReshardError:
     path = f"/api/models/{place.repo}/revision/{quote(place.branch, safe='')}"
     try:
         return _listed(api.data(ModelInfo, "GET", path, params={"expand": LIST_FIELDS}))
@@ -246,5 +246,5 @@ def _ask(api: HubApi, place: Hub) -> Listed | ReshardError:
         return refusal.as_source(place.repo, place.revision)
 
 
-def _listed(item: ListedModel | ModelInfo) -> Listed:
-    return Listed(item.id, item.sha or "", item.visibility, bool(item.gated), item.usedStorage or 0)
+def _listed(item: ListedModel | ModelInfo) -> HubModel:
+    return HubModel(item.id, item.sha or "", item.visibility, bool(item.gated), item.usedStorage or 0)

@@ -48,11 +48,11 @@ Repo = Annotated[str, AfterValidator(_repo)]
 Url = Annotated[str, AfterValidator(_url)]
 
 
-class Answer(BaseModel):
+class HubAnswer(BaseModel):
     model_config = ConfigDict(hide_input_in_errors=True, coerce_numbers_to_str=True)
 
 
-class Access(Answer):
+class Access(HubAnswer):
     """A repository, with or without commits."""
 
     id: Repo
@@ -86,7 +86,7 @@ class ListedModel(Access):
     usedStorage: Size | None = None
 
 
-class CollectionItem(Answer):
+class CollectionItem(HubAnswer):
     """A model, or something else."""
 
     type: str
@@ -94,15 +94,15 @@ class CollectionItem(Answer):
     usedStorage: Size | None = None
 
 
-class Collection(Answer):
+class Collection(HubAnswer):
     items: list[CollectionItem]
 
 
-class _LfsPointer(Answer):
+class _LfsPointer(HubAnswer):
     oid: Sha256
 
 
-class TreeItem(Answer):
+class TreeItem(HubAnswer):
     """A file or a folder; a file has the git id of its content, or the sha256 of a large file's."""
 
     type: str
@@ -119,46 +119,46 @@ class TreeItem(Answer):
         return self
 
 
-class _Author(Answer):
+class _Author(HubAnswer):
     user: Text = ""
 
 
-class HistoryItem(Answer):
+class HistoryItem(HubAnswer):
     id: CommitId
     title: Text = ""
     message: Text = ""
     authors: list[_Author] | None = None
 
 
-class _Organization(Answer):
+class _Organization(HubAnswer):
     name: str
     roleInOrg: str | None = None
 
 
-class _Entity(Answer):
+class _Entity(HubAnswer):
     name: str
 
 
-class _Scope(Answer):
+class _Scope(HubAnswer):
     entity: _Entity
     permissions: list[str]
 
 
-class FineGrained(Answer):
+class FineGrained(HubAnswer):
     canReadGatedRepos: bool | None = None
     scoped: list[_Scope] = []
 
 
-class _Token(Answer):
+class _Token(HubAnswer):
     role: str | None = None
     fineGrained: FineGrained | None = None
 
 
-class _Auth(Answer):
+class _Auth(HubAnswer):
     accessToken: _Token | None = None
 
 
-class Account(Answer):
+class Account(HubAnswer):
     """Whose a credential is, and what it may do."""
 
     name: str
@@ -191,7 +191,7 @@ class Account(Answer):
         return bool({repo.lower(), repo.partition("/")[0].lower()} & {name.lower() for name in self.writable})
 
 
-class Opened(Answer):
+class Opened(HubAnswer):
     """A new discussion."""
 
     num: Size
@@ -201,29 +201,29 @@ class _Discussion(Opened):
     status: str
 
 
-class Discussions(Answer):
+class Discussions(HubAnswer):
     discussions: list[_Discussion]
     count: int
 
 
-class _Comment(Answer):
+class _Comment(HubAnswer):
     raw: Text = ""
 
 
-class _EventData(Answer):
+class _EventData(HubAnswer):
     latest: _Comment | None = None
 
 
-class _Event(Answer):
+class _Event(HubAnswer):
     type: str
     data: _EventData | None = None
 
 
-class _Name(Answer):
+class _Name(HubAnswer):
     name: Text = ""
 
 
-class Discussion(Answer):
+class Discussion(HubAnswer):
     status: str
     author: _Name | None = None
     events: list[_Event]
@@ -240,28 +240,28 @@ class Discussion(Answer):
         return first.latest.raw if first and first.latest else ""
 
 
-class _Mode(Answer):
+class _Mode(HubAnswer):
     path: str
     uploadMode: Literal["regular", "lfs"]
 
 
-class Modes(Answer):
+class Modes(HubAnswer):
     files: list[_Mode]
 
 
-class _Failure(Answer):
+class _Failure(HubAnswer):
     sha256: str
 
 
-class Duplicated(Answer):
+class Duplicated(HubAnswer):
     failed: list[_Failure]
 
 
-class Committed(Answer):
+class Committed(HubAnswer):
     commitOid: CommitId
 
 
-class LfsAction(Answer):
+class LfsAction(HubAnswer):
     href: Url
     header: Annotated[dict[HeaderName, HeaderValue], BeforeValidator(lambda value: value or {})] = {}
 
@@ -275,46 +275,46 @@ class LfsAction(Answer):
         return size, urls
 
 
-class LfsActions(Answer):
+class LfsActions(HubAnswer):
     upload: LfsAction | None = None
     verify: LfsAction | None = None
 
 
-class _LfsError(Answer):
+class _LfsError(HubAnswer):
     message: Text = "no reason given"
 
 
-class _LfsObject(Answer):
+class _LfsObject(HubAnswer):
     oid: Sha256
     error: _LfsError | None = None
     actions: LfsActions | None = None
 
 
-class LfsBatchAnswer(Answer):
+class LfsBatchAnswer(HubAnswer):
     objects: list[_LfsObject]
 
 
-class XetToken(Answer):
+class XetToken(HubAnswer):
     casUrl: Url
     accessToken: HeaderValue
     exp: float = 0.0  # when it ends, in seconds since the epoch by the Hub's clock; of a Hub that does not say, now
 
 
-class _Term(Answer):
+class _Term(HubAnswer):
     hash: str
 
 
-class _Span(Answer):
+class _Span(HubAnswer):
     start: Size
     end: Size
 
 
-class _Fetch(Answer):
+class _Fetch(HubAnswer):
     url: Url
     url_range: _Span
 
 
-class Reconstruction(Answer):
+class Reconstruction(HubAnswer):
     """Where the content store has the parts of a file."""
 
     terms: Annotated[list[_Term], Field(min_length=1)]

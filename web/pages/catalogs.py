@@ -17,7 +17,7 @@ from reshard.client.queue import Queue
 from reshard.client.served import Served
 from reshard.pipeline.errors import BadSchedule, ReshardError
 from reshard.web.documents import status_of
-from reshard.web.pages.site import Answer, Call, Page, Text, act, page
+from reshard.web.pages.site import Call, Page, Reply, Text, act, page
 
 TIMES = 5  # of a schedule that come next
 RESULTS = 14  # of a schedule that are shown
@@ -25,7 +25,7 @@ GRID_MAX = 1000  # models of a grid; those that failed come first
 
 
 @page("GET", "/catalogs")
-def catalogs(call: Call) -> Answer:
+def catalogs(call: Call) -> Reply:
     return _catalogs(call.session)
 
 
@@ -36,7 +36,7 @@ def _catalogs(session: Served, text: str = "", error: ReshardError | None = None
 
 
 @page("POST", "/catalogs")
-def submit(call: Call) -> Answer:
+def submit(call: Call) -> Reply:
     given = call.body.given("text", "at_once", "max_failures", "max_bytes")
     try:
         done = operations.submit_catalog(call.session, read(operations.Submission, given, "the form"))
@@ -46,7 +46,7 @@ def submit(call: Call) -> Answer:
 
 
 @page("GET", "/catalogs/{name}")
-def catalog(call: Call) -> Answer:
+def catalog(call: Call) -> Reply:
     seen = operations.show_catalog(call.session, call.path["name"])
     grid = _grid(seen, call.queue.catalogs.nights(seen.name))
     return Page("catalog.html", {"seen": seen, "grid": grid, "may": seen.may()})
@@ -74,15 +74,16 @@ act("/catalogs/{name}/remove", operations.remove_catalog, "/catalogs")
 
 
 @page("GET", "/catalogs/{name}/report")
-def report(call: Call) -> Answer:
+def report(call: Call) -> Reply:
     """For an issue, a mail, or who keeps them."""
     return Text(markdown(operations.show_catalog(call.session, call.path["name"])), f"{call.path['name']}.md")
 
 
 @page("GET", "/schedules")
-def schedules(call: Call) -> Answer:
+def schedules(call: Call) -> Reply:
     after = call.query.one("after")
-    found = of_schedules.list_schedules(call.session, read(of_schedules.Named, {"after": after}, "the address"))
+    query = read(of_schedules.SchedulesQuery, {"after": after}, "the address")
+    found = of_schedules.list_schedules(call.session, query)
     more = urlencode({"after": found.next}) if found.next else ""
     rows = [(row, _times(row), _results(call.queue, row)) for row in found.schedules]
     return Page("schedules.html", {"schedules": rows, "after": after, "more": more})

@@ -15,7 +15,7 @@ from reshard.client.operations.table import read
 from reshard.client.queue import Queue
 from reshard.client.text import human_bytes, lasted
 from reshard.web.pages.picture import Drawing, drawing, picture
-from reshard.web.pages.site import Answer, Call, Page, act, page
+from reshard.web.pages.site import Call, Page, Reply, act, page
 
 LISTED = 100  # jobs of a page
 EVENTS_SHOWN = 200  # the newest
@@ -40,13 +40,13 @@ class Drawn(NamedTuple):
 
 
 @page("GET", "/jobs")
-def jobs(call: Call) -> Answer:
+def jobs(call: Call) -> Reply:
     """A page of them, newest first, of some states or all; or the one whose id was typed."""
     if id := call.query.one("id"):
         return f"/jobs/{operations.show(call.session, id).id}"
     after, asked = call.query.one("after") or None, call.query.get("state", [])
     query = {"state": asked, "limit": LISTED, "after": after}
-    found = operations.list_jobs(call.session, read(operations.Listed, query, "the address"))
+    found = operations.list_jobs(call.session, read(operations.JobsQuery, query, "the address"))
     more = urlencode([*(("state", state) for state in asked), ("after", found.next)]) if found.next else ""
     return Page("jobs.html", {"found": found, "asked": asked, "more": more, "after": after})
 
@@ -63,7 +63,7 @@ act("/jobs/{job}/delete", operations.delete, "/jobs")
 
 
 @page("GET", "/jobs/{job}")
-def job(call: Call) -> Answer:
+def job(call: Call) -> Reply:
     """One job."""
     queue, seen = call.queue, operations.changes(call.session, call.path["job"], operations.Since())
     job, events = seen.job, seen.events

@@ -11,11 +11,11 @@ from typing import Any
 from reshard.client.models.jobs import OVER, UNDER_WAY, Job
 from reshard.client.models.records import Claim
 from reshard.client.operations import fleet as operations
-from reshard.client.operations.jobs import Listed, list_jobs
+from reshard.client.operations.jobs import JobsQuery, list_jobs
 from reshard.client.queue import Day, Queue
 from reshard.client.text import clock, count, human_bytes
 from reshard.web.pages.charts import Chart, bars
-from reshard.web.pages.site import Answer, Call, Page, act, page
+from reshard.web.pages.site import Call, Page, Reply, act, page
 
 SILENT = "no sign of life"  # of a worker that has work
 _CHILD = re.compile(r"\.\d+$")  # the number that a worker's child has behind its name
@@ -24,10 +24,10 @@ AT_WORK_MAX = 200  # jobs that are looked at for who copies what; progress is to
 
 
 @page("GET", "/")
-def overview(call: Call) -> Answer:
+def overview(call: Call) -> Reply:
     """What an operator looks at first."""
     queue = call.queue
-    jobs = list_jobs(call.session, Listed(state=UNDER_WAY, limit=AT_WORK_MAX)).jobs
+    jobs = list_jobs(call.session, JobsQuery(state=UNDER_WAY, limit=AT_WORK_MAX)).jobs
     seen, at_work = queue.fleet.seen(), _at_work(queue, jobs)
     workers = operations.workers(queue, seen, {})  # whose claims are those of ``jobs``
     silent = sorted(at_work.keys() - {worker.name for worker in workers})
@@ -44,7 +44,7 @@ def overview(call: Call) -> Answer:
         "lanes": queue.lanes(),
         "charts": [*_charts(day.hours), *_budgets(day)],
         "failures": failures.most_common(),
-        "recent": list_jobs(call.session, Listed(state=OVER, limit=RECENT)).jobs,
+        "recent": list_jobs(call.session, JobsQuery(state=OVER, limit=RECENT)).jobs,
     }
     return Page("overview.html", shown)
 

@@ -15,7 +15,7 @@ from reshard.pipeline.renaming import parse_rules
 from reshard.pipeline.request import Options
 from reshard.web.documents import status_of
 from reshard.web.pages.picture import drawing, picture
-from reshard.web.pages.site import Answer, Call, Fields, Page, page
+from reshard.web.pages.site import Call, Fields, Page, Reply, page
 
 PLAIN = ("source", "target", "priority")
 FILES_SHOWN = 200
@@ -50,14 +50,14 @@ def inputs() -> list[Input]:
 
 
 @page("GET", "/plan")
-def form(call: Call) -> Answer:
+def form(call: Call) -> Reply:
     """The empty form, or one that is filled in from the address."""
     defaults = {one.name: one.default for one in inputs()} | {"size": "5GB", "priority": "interactive"}
     return _page(defaults | call.query.given(*PLAIN, "size", *Options.model_fields))
 
 
 @page("POST", "/plan")
-def preview(call: Call) -> Answer:
+def preview(call: Call) -> Reply:
     """What would come out; nothing is changed."""
     try:
         asked = _asked(call.body)
@@ -71,7 +71,7 @@ def preview(call: Call) -> Answer:
 
 
 @page("POST", "/jobs")
-def submit(call: Call) -> Answer:
+def submit(call: Call) -> Reply:
     """Queue it, or find the job that already carries it out."""
     try:
         asked = _asked(call.body)

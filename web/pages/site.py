@@ -80,14 +80,14 @@ class Text:
     name: str
 
 
-Answer = Page | Text | str  # a str is where to go next
-_PAGES: list[tuple[Literal["GET", "POST"], str, Callable[[Call], Answer]]] = []
+Reply = Page | Text | str  # a str is where to go next
+_PAGES: list[tuple[Literal["GET", "POST"], str, Callable[[Call], Reply]]] = []
 
 
-def page(method: Literal["GET", "POST"], path: str) -> Callable[[Callable[[Call], Answer]], Callable[[Call], Answer]]:
+def page(method: Literal["GET", "POST"], path: str) -> Callable[[Callable[[Call], Reply]], Callable[[Call], Reply]]:
     """Adds a page, which takes ``read``, or what a form does, which takes ``act``."""
 
-    def add(run: Callable[[Call], Answer]) -> Callable[[Call], Answer]:
+    def add(run: Callable[[Call], Reply]) -> Callable[[Call], Reply]:
         _PAGES.append((method, path, run))
         return run
 
@@ -101,7 +101,7 @@ def act(path: str, do: Operation[..., Any], goes_to: str, body: Callable[[Fields
     """
 
     @page("POST", path)
-    def carry_out(call: Call) -> Answer:
+    def carry_out(call: Call) -> Reply:
         do(call.session, **call.path, **({"body": body(call.body)} if body else {}))
         return goes_to.format_map({name: quote(value) for name, value in call.path.items()})
 
@@ -125,7 +125,7 @@ def failed(request: Request, error: ReshardError, status: int | None = None) -> 
     return HTMLResponse(render("error.html", {"error": told, "caller": None, "path": ""}), status or status_of(error))
 
 
-async def _answer(site: Site, run: Callable[[Call], Answer], request: Request) -> Response:
+async def _answer(site: Site, run: Callable[[Call], Reply], request: Request) -> Response:
     try:
         scope = Scope.read if request.method in {"GET", "HEAD"} else Scope.act
         caller = await run_in_threadpool(site.caller, request, scope)
@@ -139,7 +139,7 @@ async def _answer(site: Site, run: Callable[[Call], Answer], request: Request) -
         return failed(request, error)
 
 
-def _run(run: Callable[[Call], Answer], call: Call, request: Request) -> Response:
+def _run(run: Callable[[Call], Reply], call: Call, request: Request) -> Response:
     with call.queue.answering():
         answer = run(call)
         if isinstance(answer, str):

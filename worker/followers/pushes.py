@@ -213,14 +213,14 @@ def _scheduled(seen: Sequence[ScheduleStatus]) -> Iterator[Watch]:
             yield Watch(schedule=one.schedule.name, request=one.schedule.request)
 
 
-class Named(NamedTuple):
+class NamedSources(NamedTuple):
     """What a catalog's file names, as little of it as a request is made of: 100,000 entries take some 30 MB."""
 
     catalog: Catalog  # without its entries
     entries: Mapping[str, list[bytes]]  # by their repository, in small letters
 
     @classmethod
-    def read(cls, definition: Definition) -> Named:
+    def read(cls, definition: Definition) -> NamedSources:
         """Raises BadCatalog."""
         catalog, entries = parse(definition.text, definition.name), defaultdict[str, list[bytes]](list)
         for repo, entry in named(catalog):
@@ -233,7 +233,7 @@ class Files:
 
     def __init__(self) -> None:
         self._parsing = Lock()  # or all that come while one is parsed would parse it again
-        self._parsed: dict[str, Named] = {}  # by digest, the latest used last
+        self._parsed: dict[str, NamedSources] = {}  # by digest, the latest used last
 
     def watches(self, definition: Definition, repo: str) -> Iterator[Watch]:
         """What the file itself asks for ``repo``; raises BadCatalog."""
@@ -241,7 +241,7 @@ class Files:
             return
         digest = definition.digest
         with self._parsing:
-            found = self._parsed.pop(digest) if digest in self._parsed else Named.read(definition)
+            found = self._parsed.pop(digest) if digest in self._parsed else NamedSources.read(definition)
             self._parsed[digest] = found
             for oldest in [*self._parsed][:-FILES_KEPT]:
                 del self._parsed[oldest]

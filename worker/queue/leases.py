@@ -33,7 +33,7 @@ from reshard.worker.settings import HAND_BACK, KEEP_DETAILS, LEASE, YIELD_PAUSE
 
 NOTHING = Moved()
 
-Answer = Literal["ok", "lost", "cancelled", "yield", "alone", "often"]  # the last three of one step each
+StepAnswer = Literal["ok", "lost", "cancelled", "yield", "alone", "often"]  # the last three of one step each
 Kind = Literal["plan", "check", "group", "publish", "confirm"]
 
 
@@ -118,7 +118,7 @@ class Leases(Wakes):
             return unknown_names(error)
         return ""
 
-    def renew(self, lease: Lease, copied: int, progress: bool, waits: str = "") -> Answer:
+    def renew(self, lease: Lease, copied: int, progress: bool, waits: str = "") -> StepAnswer:
         """Keep the unit for another lease if there was ``progress``; ``yield`` when it is somebody else's turn.
 
         ``copied`` counts bytes since the last seal; ``waits`` says what the work waits for, if it does.
@@ -126,11 +126,11 @@ class Leases(Wakes):
         _, shut = self._night()
         return self._answer(lease, "renew", copied, self._lease, int(progress), ms(YIELD_PAUSE), shut, waits)
 
-    def seal(self, lease: Lease, receipts: Iterable[Receipt], moved: Moved = NOTHING) -> Answer:
+    def seal(self, lease: Lease, receipts: Iterable[Receipt], moved: Moved = NOTHING) -> StepAnswer:
         """Keep receipts, which is lasting progress, and count what moved for them."""
         return self._answer(lease, "seal", *moved, *(x for r in receipts for x in (r.shard, r.to_json(), r.size)))
 
-    def planned(self, lease: Lease, plan: Plan) -> Answer:
+    def planned(self, lease: Lease, plan: Plan) -> StepAnswer:
         """Write the plan, once, and open its units."""
         stored = encode(plan)
         rows = [x for i, shard in enumerate(plan.shards) for x in (shard.digest, shard.size, stored.shards[i])]
@@ -139,28 +139,28 @@ class Leases(Wakes):
             len(plan.groups), json.dumps(plan.notes), forecast(plan).uploaded, *rows,
         )  # fmt: skip
 
-    def done(self, lease: Lease, result: object) -> Answer:
+    def done(self, lease: Lease, result: object) -> StepAnswer:
         """The unit is finished; ``result`` is JSON-able."""
         return self._answer(lease, "done", ms(KEEP_DETAILS), json.dumps(result))
 
-    def begin(self, lease: Lease) -> Answer:
+    def begin(self, lease: Lease) -> StepAnswer:
         """Pass the point of no return, unless a cancel came first."""
         return self._answer(lease, "begin")
 
-    def again(self, lease: Lease, error: Mapping[str, Any], after: float) -> Answer:
+    def again(self, lease: Lease, error: Mapping[str, Any], after: float) -> StepAnswer:
         """The unit failed and may be tried again ``after`` so many seconds."""
         facts = error["facts"] | {"retry_at": time.time() + after}  # for people, so by any clock
         return self._answer(lease, "fail", json.dumps({**error, "facts": facts}), "retry", ms(after))
 
-    def fail(self, lease: Lease, error: Mapping[str, Any], unsure: bool = False) -> Answer:
+    def fail(self, lease: Lease, error: Mapping[str, Any], unsure: bool = False) -> StepAnswer:
         """The job ends with this error; ``unsure`` when nobody knows whether its commit stands."""
         return self._answer(lease, "fail", json.dumps(error), "unsure" if unsure else "final")
 
-    def release(self, lease: Lease, why: str) -> Answer:
+    def release(self, lease: Lease, why: str) -> StepAnswer:
         """Hand the unit back unfinished; costs no attempt."""
         return self._answer(lease, "release", why)
 
-    def hand_over(self, lease: Lease, error: Mapping[str, Any]) -> Answer:
+    def hand_over(self, lease: Lease, error: Mapping[str, Any]) -> StepAnswer:
         """The fault is this worker's: leave the unit to another one, which costs no attempt.
 
         ``alone`` when every worker that is alive has failed it so; then nothing is changed but that.
@@ -169,7 +169,7 @@ class Leases(Wakes):
 
     def invalidate(
         self, lease: Lease, error: Mapping[str, Any], shards: Iterable[Shard], groups: Sequence[int] = ()
-    ) -> Answer:
+    ) -> StepAnswer:
         """Forget the receipts of ``shards`` and have ``groups`` copied again; ``often`` when it was done too often.
 
         Without groups the unit stays this worker's; with groups it is theirs no more.
@@ -178,12 +178,12 @@ class Leases(Wakes):
         rows = [item for shard in shards for item in (shard.digest, shard.size)]
         return self._answer(lease, "invalidate", COPIES, json.dumps(error), len(units), *units, *rows)
 
-    def _answer(self, lease: Lease, step: str, *arguments: str | bytes | int) -> Answer:
+    def _answer(self, lease: Lease, step: str, *arguments: str | bytes | int) -> StepAnswer:
         answer, wake, *attempts = texts(self._run(step, lease.job, lease.unit, lease.token, *arguments))
         if attempts:
             lease.attempts = int(attempts[0])
         self.wake(wake, lease.job)
-        return cast(Answer, answer)
+        return cast(StepAnswer, answer)
 
     # -------------------------------------------------------------------------------------------- what a step needs
 
