@@ -22,7 +22,7 @@ from pathlib import Path
 from reshard.worker import broker
 from reshard.worker.queue.jobs import JobStore, without_password
 from reshard.worker.settings import Settings
-from tests.support.hub import HubProcess
+from tests.hub import HubProcess
 
 SOURCE = "sentence-transformers/all-MiniLM-L6-v2"
 TARGET = "you/all-MiniLM-L6-v2-30MB"

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the Hub on loopback is the
 
 from demo.__main__ import PUBLISHER_TOKEN, SOURCE, publish_source
 from reshard.web.settings import PORT
-from tests.support.hub import HubProcess
+from tests.hub import HubProcess
 from tests.support.models import save_model
 from tests.support.procs import free_port
 

@@ -22,7 +22,7 @@ from reshard.worker.fleet.rate_limit import rate_limiters
 from reshard.worker.followers.counters import HOUR, hour_key
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.scripts import server_ms
-from tests.support.hub import HubProcess
+from tests.hub import HubProcess
 from tests.support.models import save_model
 from tests.support.procs import Broker, Machine, free_port, wait_for
 from tests.web.browser import MISSING, Browser, browsing, installed

@@ -7,7 +7,6 @@ or the keys of GGUF, all of which the first file of a model has.
 
 from __future__ import annotations
 
-import re
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import NamedTuple
 from reshard.pipeline.checkpoint.formats import gguf
 from reshard.pipeline.checkpoint.formats.safetensors import build_header, entry_sizes, metadata_size, padded
 from reshard.pipeline.errors import Oversize, SizeTooSmall
+from reshard.pipeline.planning.blocks import block_of, natural
 from reshard.pipeline.planning.model import Entry
 from reshard.pipeline.tensors import DTYPE_BITS, size_in_bytes
 
@@ -384,40 +384,6 @@ def layers(entries: Sequence[Entry], limit: int, about: About) -> list[Bin]:
             files.append(current)
             current = range(block.stop, block.stop)
     return _bins(row, [*files, current] if current else files)
-
-
-# The parts of a name up to the first that is a number, ``head`` or ``...embeddings`` and not the last.
-_BLOCK = re.compile(r"(?:[^.]*\.)*?(?:\d+|head|[^.]*embeddings)(?=\.)")
-
-
-def block_of(name: str) -> str:
-    """The block that a tensor belongs to: its name up to the first number, ``model.layers.12``, or ``embeddings``.
-
-    Names, and not the class, decide, so that a plan does not depend on what is installed. Every module of a class's
-    no-split list is one such block for 682 of the 727 classes in transformers 5.23 that have a list; the others, mostly
-    detectors and speech codecs, keep some module together that holds several. A name with neither is its own block.
-
-    >>> block_of("model.layers.12.mlp.up_proj.weight"), block_of("lm_head.weight")
-    ('model.layers.12', 'lm_head')
-    """
-    block = _BLOCK.match(name)
-    return block[0] if block else name.rpartition(".")[0] or name
-
-
-def natural(name: str) -> str:
-    """A sort key in which numbers count as numbers, and come before words.
-
-    >>> sorted(["layers.10", "layers.2"], key=natural)
-    ['layers.2', 'layers.10']
-    """
-    return "\0".join(map(_natural_part, name.split(".")))
-
-
-@lru_cache(maxsize=65536)  # the words and numbers of a model: one text each, however many names have them
-def _natural_part(part: str) -> str:
-    # Not by int, which refuses more than 4,300 digits; a name may have as many as a header has bytes, 100 million.
-    digits = part.lstrip("0") if part.isascii() and part.isdecimal() else None
-    return f"\2{part}" if digits is None else f"\1{len(digits):09}{digits}"
 
 
 Packing = Callable[[Sequence[Entry], int, About], list[Bin]]

@@ -13,8 +13,8 @@ from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.states import JobState
 from tests.benchmarks.figures import Figure
 from tests.benchmarks.scale import Scale
+from tests.hub import HubProcess
 from tests.support.at_fault import WAYS, spoil, spoil_started
-from tests.support.hub import HubProcess
 from tests.support.models import arrays, numbered, save_sharded
 from tests.support.procs import Broker, Machine, wait_for
 

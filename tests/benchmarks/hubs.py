@@ -14,8 +14,8 @@ from tests.benchmarks.figures import COMMAND, Figure, Race, aim
 from tests.benchmarks.profiles import profile_of
 from tests.benchmarks.race import Contender, once, python, race
 from tests.benchmarks.scale import Scale
+from tests.hub import HubProcess
 from tests.support.giants import deepseek_v3_fp8, save_sparse
-from tests.support.hub import HubProcess
 from tests.support.measured import measured
 
 OURS, DOWNLOAD, BY_HAND = (

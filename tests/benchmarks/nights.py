@@ -22,8 +22,8 @@ from reshard.worker.fleet.rate_limit import RESERVE
 from reshard.worker.queue.scripts import PREFIX
 from tests.benchmarks.figures import Figure
 from tests.benchmarks.scale import Scale
+from tests.hub import HubProcess
 from tests.support import mirror
-from tests.support.hub import HubProcess
 from tests.support.models import arrays, save_single
 from tests.support.procs import Broker, Machine, Proc
 

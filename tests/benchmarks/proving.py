@@ -31,7 +31,7 @@ from reshard.pipeline.verifying.verify import verify
 from tests.benchmarks.figures import Figure, Profile, aim
 from tests.benchmarks.profiles import Sampler
 from tests.benchmarks.scale import Scale
-from tests.support.hub import HubProcess
+from tests.hub import HubProcess
 from tests.support.measured import measured
 from tests.support.models import save_single
 

@@ -21,8 +21,8 @@ from reshard.worker.queue.states import JobState
 from tests.benchmarks.figures import COMMAND, Figure, Profile, aim
 from tests.benchmarks.profiles import processes
 from tests.benchmarks.scale import Scale
+from tests.hub import HubProcess
 from tests.support import mirror
-from tests.support.hub import HubProcess
 from tests.support.measured import measured
 from tests.support.procs import Broker, Machine, wait_for
 

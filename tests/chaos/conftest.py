@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.service import TOKEN, USER, Service, put_models, servers
-from tests.support.hub.process import HubProcess
+from tests.hub.process import HubProcess
 
 
 @pytest.fixture(scope="session")

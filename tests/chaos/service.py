@@ -38,8 +38,8 @@ from reshard.worker.queue.record import Job
 from reshard.worker.queue.scripts import job_key
 from reshard.worker.queue.states import TRANSITIONS, JobState
 from tests.chaos.growing_worker import GROW
+from tests.hub.process import ROOT, HubProcess
 from tests.support.checker import Tensors, from_hub, read_checkpoint
-from tests.support.hub.process import ROOT, HubProcess
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 from tests.support.procs import Broker, Machine, Proc, wait_for
 

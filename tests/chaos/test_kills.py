@@ -11,7 +11,7 @@ import pytest
 from tests.chaos import scenarios
 from tests.chaos.scenarios import MOMENTS
 from tests.chaos.service import TRANSPORTS, Service, Transport, servers
-from tests.support.hub.process import HubProcess
+from tests.hub.process import HubProcess
 from tests.support.procs import Broker
 
 Scenario = Callable[[Service, Transport], None]

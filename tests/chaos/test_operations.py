@@ -6,7 +6,7 @@ import re
 
 from reshard.pipeline.errors import by_code
 from reshard.worker.queue.states import ENDED, TRANSITIONS, JobState, mermaid
-from tests.support.hub.process import ROOT
+from tests.hub.process import ROOT
 
 OPERATIONS = (ROOT / "docs/operations.md").read_text()
 

@@ -27,7 +27,7 @@ from reshard.worker.queue.wakes import QUEUES
 from reshard.worker.settings import REST_MAX
 from tests.chaos.growing_worker import growing_worker_command
 from tests.chaos.service import RELOADED, SIZE, TRANSPORTS, Service, Transport, Work, credentials, servers, token
-from tests.support.hub.process import HubProcess
+from tests.hub.process import HubProcess
 from tests.support.procs import Machine, Proc, wait_for
 
 SCHEDULES = 50

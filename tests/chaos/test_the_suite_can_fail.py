@@ -11,7 +11,7 @@ import pytest
 from tests.chaos import scenarios
 from tests.chaos.broken_worker import GUARDS, broken_worker_command
 from tests.chaos.service import Service, Transport, Violated, servers
-from tests.support.hub.process import HubProcess
+from tests.hub.process import HubProcess
 
 
 def killed_after_the_commit(service: Service, transport: Transport) -> None:

@@ -25,7 +25,7 @@ from tests.chaos import scenarios
 from tests.chaos.scenarios import MOMENTS, Moment
 from tests.chaos.service import SIZE, TOKEN, USER, Service, Transport, Work, model, servers
 from tests.chaos.test_kills import LONG, Scenario
-from tests.support.hub.process import ROOT, HubProcess
+from tests.hub.process import ROOT, HubProcess
 
 THEM, THEIR_TOKEN = "them", "hf_them"  # whose models we read
 TEAM = "team"  # to which we belong too

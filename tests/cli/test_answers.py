@@ -11,7 +11,7 @@ from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.queue.jobs import JobStore, Process
 from tests.cli.conftest import Queue
-from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.models import arrays, save_single
 from tests.worker.conftest import another, followed
 from tests.worker.followers.test_catalogs import begin, definition, fail, jobs

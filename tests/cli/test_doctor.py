@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.cli.conftest import Run
-from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.models import save_single
 
 __all__ = ["hub", "hub_process", "namespace"]

@@ -11,8 +11,8 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.cli.test_over_the_hub import source
+from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.checker import from_folder, read_checkpoint
-from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 
 __all__ = ["hub", "hub_process", "namespace", "source"]
 

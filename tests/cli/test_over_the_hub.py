@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from reshard.pipeline.limits import MB
 from tests.cli.conftest import Run
 from tests.cli.test_progress import read
-from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 
 __all__ = ["hub", "hub_process", "namespace"]
 

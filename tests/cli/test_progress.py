@@ -21,7 +21,7 @@ from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.request import Request
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
-from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.procs import Broker
 from tests.worker.conftest import ask, broker, claimed, leases, plan, receipts, store, wakes
 

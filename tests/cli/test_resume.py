@@ -17,9 +17,9 @@ import pytest
 
 from reshard.pipeline.limits import SETTLE
 from tests.cli.conftest import Run
+from tests.hub.admin import HubAdmin
+from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.giants import Spec, save_sparse
-from tests.support.hub.admin import HubAdmin
-from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.models import arrays, numbered, save_sharded
 from tests.support.procs import wait_for
 from tests.support.warm import COMMAND

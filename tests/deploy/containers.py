@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.deploy.engine import Engine
+from tests.hub import HubProcess
 from tests.support.checker import from_hub, read_checkpoint
-from tests.support.hub import HubProcess
 from tests.support.models import save_model
 
 BASE, IMAGE = "reshard-base", "reshard"

@@ -22,7 +22,7 @@ from reshard.worker.broker import find_server
 from tests.deploy.manifests import ALL, BASE, CHART, ROOT, Manifest, as_base, base, manifests, pod, rendered
 from tests.deploy.schemas import check
 from tests.deploy.tools import Missing, tool
-from tests.support.hub import HubProcess
+from tests.hub import HubProcess
 from tests.support.models import save_model
 from tests.support.procs import Proc, free_port, wait_for
 from tests.worker.test_health import answer

@@ -10,7 +10,7 @@ import pytest
 from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.states import JobState
-from tests.support.hub.fixtures import hub, hub_process, namespace
+from tests.hub.fixtures import hub, hub_process, namespace
 from tests.support.procs import Broker, Machine, wait_for
 from tests.worker.test_workers import Site, site
 

@@ -18,7 +18,7 @@ import pytest
 
 from tests.deploy import prepare
 from tests.deploy.debian import Debian
-from tests.support.hub import HubProcess
+from tests.hub import HubProcess
 from tests.support.models import save_model
 from tests.support.procs import free_port, wait_for
 

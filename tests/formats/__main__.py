@@ -16,8 +16,8 @@ from tests.formats.gguf_rows import gguf_rows
 from tests.formats.refused import refusals
 from tests.formats.run import run_cases
 from tests.formats.table import between, cells_of, falls, rendered, replaced
-from tests.support.hub.fixtures import Namespace
-from tests.support.hub.process import HubProcess
+from tests.hub.fixtures import Namespace
+from tests.hub.process import HubProcess
 
 
 def main() -> None:

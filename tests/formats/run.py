@@ -22,8 +22,8 @@ from reshard.pipeline.reshard import Report, run
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.formats.cases import CASES, Case
+from tests.hub.fixtures import Namespace
 from tests.support.checker import Tensors, from_hub, read_checkpoint
-from tests.support.hub.fixtures import Namespace
 from tests.support.s3 import S3, in_s3, s3_served
 
 COLUMNS = ("tensors", "tokenizer", "transformers", "accelerate", "disk offload")

@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from reshard.pipeline.planning.pack import block_of
+from reshard.pipeline.planning.blocks import block_of
 from tests.formats.models import CONFIGS
 
 

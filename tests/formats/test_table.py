@@ -11,9 +11,9 @@ from tests.formats.gguf_rows import gguf_rows
 from tests.formats.refused import refusals
 from tests.formats.run import COLUMNS, EQUAL, Row, judged, run_cases
 from tests.formats.table import between, cells_of, falls, rendered, replaced
-from tests.support.hub.admin import HubAdmin
-from tests.support.hub.fixtures import Namespace, hub_process
-from tests.support.hub.process import HubProcess
+from tests.hub.admin import HubAdmin
+from tests.hub.fixtures import Namespace, hub_process
+from tests.hub.process import HubProcess
 
 __all__ = ["hub_process"]
 

@@ -17,9 +17,9 @@ from reshard.pipeline.planning.model import Transports
 from reshard.pipeline.reshard import Report, Watcher, draft, run
 from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.verifying.meta_load import MetaLoader
+from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import asked, upload
 from tests.support.checker import from_folder, from_hub, read_checkpoint
-from tests.support.hub.fixtures import Namespace
 from tests.support.measured import measured
 from tests.support.models import save_model
 

@@ -25,8 +25,8 @@ from reshard.pipeline.verifying.verify import verify
 from tests.formats import quantized, saving
 from tests.formats.models import model_of
 from tests.formats.saving import State
+from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import Run, upload
-from tests.support.hub.fixtures import Namespace
 
 WISHES = {"dtype": "bfloat16", "dequantize": True}
 DTYPES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.float8_e4m3fn: "F8_E4M3", torch.float16: "F16",

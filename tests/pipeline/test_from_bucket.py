@@ -16,8 +16,8 @@ from reshard.pipeline.reshard import plan, source_of
 from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.verify import verify
+from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import Run, asked
-from tests.support.hub.fixtures import Namespace
 from tests.support.models import save_model
 from tests.support.s3 import S3, bucket, s3_server
 

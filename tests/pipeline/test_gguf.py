@@ -41,9 +41,9 @@ from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.stores.folder.source import FolderSource
 from reshard.pipeline.tensors import Piece, Tensor
 from reshard.pipeline.verifying.job_checks import check_structure
+from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import Run, upload
 from tests.support import ggufs
-from tests.support.hub.fixtures import Namespace
 
 SIZE = 120_000  # bytes; the model has 590,000, 8,000 of them keys
 SPLIT = {"split.no", "split.count", "split.tensors.count"}

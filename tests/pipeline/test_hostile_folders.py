@@ -13,8 +13,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from reshard.pipeline.errors import ReshardError, UnsafeName, UnsafePath
+from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import Run
-from tests.support.hub.fixtures import Namespace
 
 SIZE = 5000
 

@@ -9,8 +9,8 @@ import pytest
 
 from reshard.pipeline.checkpoint.formats.safetensors import build_header
 from reshard.pipeline.limits import GB, MB, MEMORY_FLOOR
+from tests.hub.fixtures import Namespace
 from tests.support.giants import deepseek_v3_fp8, save_sparse
-from tests.support.hub.fixtures import Namespace
 from tests.support.measured import measured, slowness
 
 JOBS = "tests.pipeline.jobs"

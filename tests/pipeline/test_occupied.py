@@ -19,10 +19,10 @@ from reshard.pipeline.publishing.rollback import rollback
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.stores.folder.target import FolderTarget
+from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import Run, asked, upload
 from tests.pipeline.stores.conftest import write_files
 from tests.support.checker import from_folder, from_hub, read_checkpoint
-from tests.support.hub.fixtures import Namespace
 from tests.support.models import arrays, save_model, save_single
 
 SIZE = 20_000

@@ -40,9 +40,9 @@ from reshard.pipeline.reshard import source_of
 from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.verifying import job_checks
 from reshard.pipeline.verifying.meta_load import MetaLoader
+from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import Run, upload
 from tests.support.checker import from_folder, from_hub, read_checkpoint
-from tests.support.hub.fixtures import Namespace
 from tests.support.models import arrays, numbered, save_model, save_sharded, save_single
 
 SIZE = 20_000  # bytes; a few tensors of 4 kB a file

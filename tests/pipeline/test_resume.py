@@ -22,9 +22,9 @@ from reshard.pipeline.planning.model import Receipt
 from reshard.pipeline.reshard import Report, Watcher, run
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.verifying.meta_load import MetaLoader
+from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import TRANSPORT, asked, upload
 from tests.support.checker import from_folder, from_hub, read_checkpoint
-from tests.support.hub.fixtures import Namespace
 from tests.support.models import save_model
 
 SIZE = 2_100_000  # bytes; above what a store reads at once

@@ -22,9 +22,9 @@ from reshard.pipeline.errors import (
     UnsafePath,
     Unsupported,
 )
+from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import Run, upload
 from tests.pipeline.test_sources import SIZE, assert_same, output, state_of_plain
-from tests.support.hub.fixtures import Namespace
 
 STATE = state_of_plain()
 

@@ -15,9 +15,9 @@ from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from reshard.pipeline.errors import BadArchive, DiskFull, LfsPointer, NoWeights, SourceCorrupt, UnsafePickle
 from reshard.pipeline.places import parse_place
+from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import Run, upload
 from tests.support.canary import touch
-from tests.support.hub.fixtures import Namespace
 from tests.support.models import add_friends, save_single
 from tests.support.save_zero import optimizer_path, training
 

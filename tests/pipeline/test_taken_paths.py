@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from reshard.pipeline.errors import PathTaken
+from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import Run, upload
 from tests.pipeline.stores.conftest import write_files
 from tests.support.checker import from_folder, from_hub, read_checkpoint
-from tests.support.hub.fixtures import Namespace
 from tests.support.models import arrays, numbered, save_model, save_sharded, save_single
 
 SIZE = 20_000

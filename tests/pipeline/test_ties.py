@@ -13,9 +13,9 @@ from reshard.pipeline.places import parse_place
 from reshard.pipeline.stores.connect import Context, open_source
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.verify import verify
+from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import Run, upload
 from tests.support.checker import from_folder, from_hub, read_checkpoint
-from tests.support.hub.fixtures import Namespace
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import pytest
 
 from reshard.pipeline.errors import BadSize, ReshardError, TooLargeForHub
 from reshard.pipeline.limits import GB, HUB_FILE_MAX
+from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import Run
 from tests.pipeline.jobs import do_plan
 from tests.support.giants import save_sparse
-from tests.support.hub.fixtures import Namespace
 
 
 def matrix(name: str, size: int) -> tuple[str, str, tuple[int, int]]:

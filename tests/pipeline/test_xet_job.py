@@ -13,7 +13,7 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.utils import disable_progress_bars
 
 from reshard.pipeline.limits import MB, MEMORY_FLOOR_XET
-from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.measured import Measured, measured
 from tests.support.models import save_single
 

@@ -15,11 +15,11 @@ from reshard.pipeline.planning.build import request_key
 from reshard.pipeline.publishing import history as publication
 from reshard.pipeline.request import Request
 from reshard.pipeline.tensors import Pin
-from tests.support.hub import HubProcess
-from tests.support.hub.git import Commit
-from tests.support.hub.hub import Hub
-from tests.support.hub.repo import MAIN, Repo
-from tests.support.hub.settings import Settings
+from tests.hub import HubProcess
+from tests.hub.git import Commit
+from tests.hub.hub import Hub
+from tests.hub.repo import MAIN, Repo
+from tests.hub.settings import Settings
 from tests.support.measured import measured
 from tests.support.models import arrays, numbered, save_sharded
 

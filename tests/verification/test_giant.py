@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from reshard.pipeline.limits import MB
+from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.pipeline.verifying.models import deepseek_fp8
 from tests.support.giants import save_sparse
-from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.measured import measured
 
 __all__ = ["hub", "hub_process", "namespace"]

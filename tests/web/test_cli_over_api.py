@@ -25,7 +25,7 @@ from reshard.worker.queue.jobs import JobStore, Process
 from reshard.worker.queue.scripts import PREFIX
 from reshard.worker.settings import settings as cached
 from tests.cli.conftest import Run, clean, model, reshard
-from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.procs import Broker, Machine, free_port
 from tests.support.warm import COMMAND
 from tests.test_architecture import HEAVY, breaks, loaded_by

@@ -17,7 +17,7 @@ from reshard.web.auth import Scope, add_token
 from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.followers.schedules import Schedule, Schedules
 from reshard.worker.queue.jobs import JobStore
-from tests.support.hub import HubProcess
+from tests.hub import HubProcess
 from tests.support.models import save_model
 from tests.support.procs import Broker, Machine, free_port, wait_for
 from tests.web.browser import MISSING, Browser, browsing, installed

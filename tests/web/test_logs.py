@@ -10,7 +10,7 @@ import pytest
 
 from reshard.web.auth import Scope, add_token
 from reshard.worker.queue.jobs import JobStore
-from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 from tests.support.procs import Broker, Machine, free_port, wait_for
 from tests.web.conftest import SECRET, Site, start

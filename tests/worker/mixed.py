@@ -26,10 +26,10 @@ from tests.formats import saving
 from tests.formats.cases import CASES
 from tests.formats.child import described
 from tests.formats.saving import State
+from tests.hub.admin import HubAdmin, HubRefused
+from tests.hub.process import ROOT, HubProcess
 from tests.support import ggufs
 from tests.support.checker import Tensors, from_hub, read_checkpoint
-from tests.support.hub.admin import HubAdmin, HubRefused
-from tests.support.hub.process import ROOT, HubProcess
 
 US, TOKEN = "us", "hf_us"  # whose workers they are
 LAB, LAB_TOKEN = "lab", "hf_lab"  # who lends them a token, under a name

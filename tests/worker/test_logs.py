@@ -25,7 +25,7 @@ from reshard.worker.logs import JsonFormatter, at_work
 from reshard.worker.queue.events import TOTALS, Reader, follow
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
-from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.models import arrays, save_single
 from tests.support.procs import Broker, Machine, Proc, wait_for
 from tests.worker.conftest import another, ask, claimed, copied, copying, followed

@@ -17,7 +17,7 @@ from reshard.client.operations.catalogs import told
 from reshard.worker.followers.catalogs import Catalogs
 from reshard.worker.followers.records import CatalogStatus as Seen
 from reshard.worker.queue.jobs import JobStore
-from tests.support.hub.process import HubProcess
+from tests.hub.process import HubProcess
 from tests.support.procs import Broker, Machine, Proc, wait_for
 from tests.worker.mixed import FORCED, LAB, LAB_TOKEN, MODELS, PUBLISHED, TOKEN, US, World, build, credentials, table
 

@@ -9,7 +9,7 @@ from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import job_key
 from reshard.worker.queue.states import JobState
-from tests.support.hub.fixtures import hub, hub_process, namespace
+from tests.hub.fixtures import hub, hub_process, namespace
 from tests.worker.conftest import ask, claimed
 from tests.worker.test_workers import SIZE, Site, site
 

@@ -32,9 +32,9 @@ from reshard.worker.queue.record import Job
 from reshard.worker.queue.scripts import job_key
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import ATTEMPTS_AT_A_BUG, Settings
+from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.checker import from_folder, read_checkpoint
 from tests.support.giants import save_sparse
-from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.models import add_friends, arrays, numbered, save_sharded, save_single
 from tests.support.procs import Broker
 from tests.worker.conftest import SIZE, age, another

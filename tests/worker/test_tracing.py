@@ -27,7 +27,7 @@ from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import Settings
-from tests.support.hub.fixtures import hub, hub_process, namespace
+from tests.hub.fixtures import hub, hub_process, namespace
 from tests.support.procs import wait_for
 from tests.worker.conftest import ask, claimed, followed
 from tests.worker.test_workers import SIZE, Site, site

@@ -13,8 +13,8 @@ from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.connect import Context
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.states import JobState
+from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.checker import from_hub, read_checkpoint
-from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.models import arrays, numbered, save_sharded
 from tests.support.procs import Broker, Machine, wait_for
 

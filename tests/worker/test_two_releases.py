@@ -34,7 +34,7 @@ from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX, job_key
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import HAND_BACK, LEASE
-from tests.support.hub.fixtures import hub, hub_process, namespace
+from tests.hub.fixtures import hub, hub_process, namespace
 from tests.support.procs import Machine, wait_for
 from tests.worker.conftest import SIZE, age, another, ask, claimed, copied, copying, planned, receipts
 from tests.worker.followers.test_catalogs import begin, definition

@@ -23,8 +23,8 @@ from reshard.worker.local import worker_command
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.record import Job
 from reshard.worker.queue.states import JobState
+from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.checker import from_hub, read_checkpoint
-from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.models import arrays, numbered, save_model, save_sharded, save_single
 from tests.support.procs import Broker, Machine, Proc, wait_for
 from tests.worker.conftest import draft_plan

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from reshard.client.text import count
+from reshard.pipeline.planning.blocks import block_of
 from reshard.pipeline.planning.model import Plan
-from reshard.pipeline.planning.pack import block_of
 from reshard.pipeline.planning.ranges import part
 
 FILES_MAX = 32  # boxes of a side

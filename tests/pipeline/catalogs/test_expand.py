@@ -17,7 +17,7 @@ from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.stores.pace import LocalRateLimiter
 from reshard.pipeline.verifying.meta_load import MetaLoader
-from tests.support.hub.fixtures import Namespace
+from tests.hub.fixtures import Namespace
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 
 

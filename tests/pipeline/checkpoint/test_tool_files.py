@@ -8,8 +8,8 @@ import pytest
 
 from reshard.pipeline.checkpoint.tool_files import is_tool_file, leftover
 from reshard.pipeline.stores.folder.source import list_folder
+from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import Run, upload
-from tests.support.hub.fixtures import Namespace
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 
 TOOLS = [

@@ -18,8 +18,8 @@ from reshard.pipeline.errors import NoWeights, ReshardError
 from reshard.pipeline.places import Folder
 from reshard.pipeline.stores.folder.source import FolderSource
 from reshard.pipeline.verifying.meta_load import MetaLoader
+from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import Run
-from tests.support.hub.fixtures import Namespace
 from tests.support.models import arrays, save_model, save_single
 
 INDEX = "model.safetensors.index.json"

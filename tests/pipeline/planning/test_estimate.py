@@ -13,8 +13,8 @@ import pytest
 from reshard.pipeline.api import plan
 from reshard.pipeline.planning.estimate import forecast
 from reshard.pipeline.planning.model import Transports
+from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import TRANSPORT, Run, asked, upload
-from tests.support.hub.fixtures import Namespace
 from tests.support.models import arrays, numbered, save_sharded
 
 

@@ -19,9 +19,9 @@ from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import draft
 from reshard.pipeline.stores.connect import Context, open_source, open_target
+from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import TRANSPORT, Run, upload
 from tests.support.giants import save_sparse
-from tests.support.hub.fixtures import Namespace
 from tests.support.models import save_model
 
 SIZE = 20_000

@@ -16,13 +16,11 @@ from reshard.pipeline.planning.pack import (
     Packing,
     aligned,
     balanced,
-    block_of,
     check_size,
     file_size,
     greedy,
     in_source_order,
     layers,
-    natural,
 )
 from reshard.pipeline.tensors import Piece, Tensor
 
@@ -205,17 +203,6 @@ def test_layers_keeps_each_block_in_one_file_and_counts_naturally() -> None:
     assert order == sorted(order) and len(bins) > 3
 
 
-@given(st.lists(st.sampled_from(["0", "7", "007", "12", "100", "layers", "layers2", "a", ""]), min_size=1), st.data())
-def test_natural_order_takes_numbers_by_value_and_before_words(parts: list[str], data: st.DataObject) -> None:
-    other = data.draw(st.permutations(parts))
-
-    def meant(parts: list[str]) -> list[tuple[int, int, str]]:
-        return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
-
-    assert (natural(".".join(parts)) < natural(".".join(other))) == (meant(parts) < meant(other))
-    assert natural(".".join(parts)) < natural(".".join([*parts, "b"])), "what a name is the beginning of comes later"
-
-
 def test_a_number_of_more_digits_than_int_takes_is_one() -> None:
     names = ["a.2.w", f"a.{'9' * 5000}.w", f"a.1{'0' * 5000}.w"]
     assert [e.name for e in layers([entry(name, 1) for name in reversed(names)], 100_000, METADATA)[0]] == names
@@ -226,22 +213,3 @@ def test_a_block_that_fits_no_file_is_cut_and_the_rest_stays_whole() -> None:
     bins = layers(entries, 1500, METADATA)
     assert [len(b) for b in bins] == [1] * 6
     assert [len(b) for b in layers(entries, 2700, METADATA)] == [2, 2, 2]
-
-
-@pytest.mark.parametrize(
-    ("name", "block"),
-    [
-        ("model.layers.12.self_attn.q_proj.weight", "model.layers.12"),
-        ("encoder.block.3.layer.0.SelfAttention.q.weight", "encoder.block.3"),
-        ("model.layers.3.mlp.experts.5.w1.weight", "model.layers.3"),
-        ("lm_head.weight", "lm_head"),
-        ("shared", "shared"),
-        ("0.auto_model.x", "0"),
-        ("bert.embeddings.word_embeddings.weight", "bert.embeddings"),
-        ("bert.embeddings.LayerNorm.weight", "bert.embeddings"),
-        ("transformer.word_embeddings.weight", "transformer.word_embeddings"),
-        ("vision_model.head.attention.out_proj.weight", "vision_model.head"),
-    ],
-)
-def test_a_block_is_named_up_to_its_first_number_or_its_embeddings(name: str, block: str) -> None:
-    assert block_of(name) == block

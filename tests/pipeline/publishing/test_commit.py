@@ -23,10 +23,10 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.publishing.commit import Published, spoiled
 from reshard.pipeline.reshard import confirm
 from reshard.pipeline.verifying.meta_load import MetaLoader
+from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import upload
 from tests.pipeline.publishing.jobs import Job
 from tests.support.checker import from_hub, read_checkpoint
-from tests.support.hub.fixtures import Namespace
 from tests.support.models import save_model
 
 COMMIT = "POST /api/models/.*/commit/"

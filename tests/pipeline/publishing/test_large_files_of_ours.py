@@ -14,9 +14,9 @@ from reshard.pipeline.errors import MadeTooLarge
 from reshard.pipeline.limits import REGULAR_MAX
 from reshard.pipeline.planning.estimate import of_our_own
 from reshard.pipeline.planning.model import MANIFEST
+from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import Run
 from tests.support.checker import from_folder, from_hub, read_checkpoint
-from tests.support.hub.fixtures import Namespace
 from tests.support.models import Arrays, save_model, save_sharded
 
 SIZE, LIMIT = 20_000, 1200  # bytes; of a file inside a commit, as these tests set it on the Hub

@@ -27,9 +27,9 @@ from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.verifying.manifest_check import check_manifest, described_by
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.verify import verify
+from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import Run, upload
 from tests.support.checker import from_hub
-from tests.support.hub.fixtures import Namespace
 from tests.support.models import arrays, numbered, save_sharded, save_single
 
 SIZE = 20_000

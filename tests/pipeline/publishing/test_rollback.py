@@ -12,9 +12,9 @@ from reshard.pipeline.protocols import Target
 from reshard.pipeline.publishing.rollback import rollback
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores.connect import Context, open_target
+from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import Run, upload
 from tests.support.checker import from_hub, read_checkpoint
-from tests.support.hub.fixtures import Namespace
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 
 SIZE = 20_000

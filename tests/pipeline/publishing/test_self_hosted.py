@@ -10,9 +10,9 @@ import pytest
 from reshard.pipeline.errors import ChangeOverwritten, TargetRaced
 from reshard.pipeline.publishing.commit import Published
 from reshard.pipeline.publishing.rollback import rollback
+from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import Run, upload
 from tests.pipeline.publishing.test_commit import COMMIT, Job, commits, job, repo
-from tests.support.hub.fixtures import Namespace
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 
 __all__ = ["job", "repo"]

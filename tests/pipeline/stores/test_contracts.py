@@ -21,9 +21,9 @@ from huggingface_hub import utils
 from reshard.pipeline.limits import MEMORY_FLOOR_XET, MIB, RECEIVE
 from reshard.pipeline.stores import xet
 from reshard.pipeline.stores.xet import is_not_found, settings
+from tests.hub.admin import HubAdmin
+from tests.hub.fixtures import Namespace
 from tests.pipeline.stores.conftest import noise
-from tests.support.hub.admin import HubAdmin
-from tests.support.hub.fixtures import Namespace
 
 CHANGED = f"hf_xet {version('hf_xet')} or huggingface_hub {version('huggingface_hub')} changed: "
 

@@ -32,9 +32,9 @@ from reshard.pipeline.stores.credentials import Credential, Credentials
 from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi
 from reshard.pipeline.tensors import StoredFile
+from tests.hub.admin import HubAdmin
+from tests.hub.fixtures import Namespace
 from tests.pipeline.stores.conftest import Impatient, MakeSource, noise, read
-from tests.support.hub.admin import HubAdmin
-from tests.support.hub.fixtures import Namespace
 
 DATA = noise(5_000_000, 7)
 CDN = "GET /_cdn/"

@@ -31,9 +31,9 @@ from reshard.pipeline.protocols import Addition, AnswerLost, Change, HeadMoved
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.stores.hub_target import HubTarget
+from tests.hub.admin import HubAdmin
+from tests.hub.fixtures import Namespace
 from tests.pipeline.stores.conftest import Impatient, MakeSource, MakeTarget, noise, read
-from tests.support.hub.admin import HubAdmin
-from tests.support.hub.fixtures import Namespace
 
 SMALL = Change("Small", "digest d1", (Addition("x.json", content=b"{}"),), ())
 

@@ -17,10 +17,10 @@ from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.lfs import LfsBatch, LfsSink
 from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.tensors import StoredFile
+from tests.hub.admin import HubAdmin
+from tests.hub.fixtures import Namespace
 from tests.pipeline.stores.conftest import Impatient, noise
 from tests.support.full_disk import small_files
-from tests.support.hub.admin import HubAdmin
-from tests.support.hub.fixtures import Namespace
 
 __all__ = ["small_files"]
 

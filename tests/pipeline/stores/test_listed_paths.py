@@ -13,8 +13,8 @@ from reshard.pipeline.places import Hub
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.xet import XetSource
-from tests.support.hub.admin import HubAdmin
-from tests.support.hub.fixtures import Namespace
+from tests.hub.admin import HubAdmin
+from tests.hub.fixtures import Namespace
 
 HOSTILE = [
     "../../../secret/resolve/main/token.txt", "a/../../b", "..", "/etc/passwd", "a//b", "a/", "./a", "",

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from reshard.pipeline.limits import MB, MEMORY_FLOOR
-from tests.support.hub.admin import HubAdmin
-from tests.support.hub.fixtures import Namespace
+from tests.hub.admin import HubAdmin
+from tests.hub.fixtures import Namespace
 from tests.support.s3 import OddStore
 
 ROOT = Path(__file__).parents[3]

@@ -24,9 +24,9 @@ from reshard.pipeline.stores.lfs import Upload, missing
 from reshard.pipeline.stores.network import is_public
 from reshard.pipeline.stores.refusal import Refusal
 from reshard.pipeline.tensors import StoredFile
+from tests.hub.admin import HubAdmin
+from tests.hub.fixtures import Namespace
 from tests.pipeline.stores.conftest import Impatient
-from tests.support.hub.admin import HubAdmin
-from tests.support.hub.fixtures import Namespace
 
 SECRET = b"instance-role: admin"
 PUBLIC = "93.184.215.14"

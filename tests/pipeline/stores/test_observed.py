@@ -15,9 +15,9 @@ from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi
 from reshard.pipeline.stores.network import GuardedClient
 from reshard.pipeline.stores.observed import Call
+from tests.hub.admin import HubAdmin
+from tests.hub.fixtures import Namespace
 from tests.pipeline.stores.conftest import Impatient, noise
-from tests.support.hub.admin import HubAdmin
-from tests.support.hub.fixtures import Namespace
 
 DATA = noise(5_000_000, 3)
 

@@ -12,8 +12,8 @@ from xxhash import xxh3_128_hexdigest
 from reshard.pipeline.errors import ObjectLost, ReshardError, SourceCorrupt, SourceError, TargetConflict
 from reshard.pipeline.protocols import Addition, Change, HeadMoved, HistoryRewritten, Target
 from reshard.pipeline.tensors import StoredFile
+from tests.hub.admin import HubAdmin
 from tests.pipeline.stores.conftest import MakeSource, MakeTarget, noise, read
-from tests.support.hub.admin import HubAdmin
 from tests.support.procs import wait_for
 
 WEIGHTS = noise(2_500_000, 1)

@@ -38,10 +38,10 @@ from reshard.pipeline.request import Options
 from reshard.pipeline.stores.connect import Context, Transport, open_source, open_target
 from reshard.pipeline.stores.hub_target import HubTarget
 from reshard.pipeline.stores.xet import XetSink, XetSource, XetWriter, plain, write_token_route
+from tests.hub.admin import HubAdmin
+from tests.hub.fixtures import Namespace
 from tests.pipeline.stores.conftest import MakeSource, MakeTarget, noise, read
 from tests.pipeline.stores.test_memory import ROOT, move
-from tests.support.hub.admin import HubAdmin
-from tests.support.hub.fixtures import Namespace
 
 STORE = "/_cas/"
 _seeds = itertools.count(1000)

@@ -20,8 +20,8 @@ from reshard.pipeline import Options, Verification, verify
 from reshard.pipeline.check import Check
 from reshard.pipeline.stores.folder import marks
 from reshard.pipeline.stores.folder.record import RECORD
+from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import Run, upload
-from tests.support.hub.fixtures import Namespace
 
 SWAP: Any = [{"^good$": "?"}, {"^bad$": "good"}, {"^[?]$": "bad"}]
 TOLD = "good holds the source's bad"

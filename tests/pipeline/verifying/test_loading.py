@@ -20,8 +20,8 @@ from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.connect import Context, open_source
 from reshard.pipeline.verifying.load import LoadOptions, check_load
 from reshard.pipeline.verifying.meta_load import MetaLoader
+from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.pipeline.verifying.models import Saved
-from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 
 __all__ = ["hub", "hub_process", "namespace"]
 

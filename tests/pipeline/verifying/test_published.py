@@ -15,9 +15,9 @@ from reshard.pipeline.publishing.commit import Published
 from reshard.pipeline.reshard import confirm
 from reshard.pipeline.verifying.manifest_check import check_manifest
 from reshard.pipeline.verifying.meta_load import MetaLoader
+from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import upload
 from tests.pipeline.publishing.jobs import Job
-from tests.support.hub.fixtures import Namespace
 from tests.support.models import save_model
 
 pytestmark = pytest.mark.parametrize("on_hub", ["http"], indirect=True)

@@ -8,7 +8,7 @@ import pytest
 
 from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.queue.states import JobState
-from tests.support.hub.fixtures import hub, hub_process, namespace
+from tests.hub.fixtures import hub, hub_process, namespace
 from tests.support.models import arrays, save_single
 from tests.support.procs import Proc, wait_for
 from tests.worker.test_workers import Site, site

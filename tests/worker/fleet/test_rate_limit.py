@@ -18,7 +18,7 @@ from reshard.pipeline.stores.hub_api import HubApi
 from reshard.pipeline.stores.pace import RateLimitWindow
 from reshard.worker.fleet.rate_limit import RESERVE, SharedRateLimiter, rate_limiters
 from reshard.worker.queue.jobs import JobStore
-from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.procs import Broker
 
 __all__ = ["hub", "hub_process", "namespace"]

@@ -21,8 +21,8 @@ from reshard.worker.queue.jobs import JobStore, Process
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import ATTEMPTS_AT_A_BUG, Settings
+from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.at_fault import WAYS, spoil, spoil_started
-from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.procs import Proc, wait_for
 from tests.worker.conftest import Wakes, age, another, ask, claimed
 from tests.worker.followers.test_metrics import port, scrape

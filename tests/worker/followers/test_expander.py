@@ -18,8 +18,8 @@ from reshard.worker.followers.expander import Expander, expanded
 from reshard.worker.followers.records import Definition, Entry
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.scripts import PREFIX
+from tests.hub import HubProcess
 from tests.support import mirror
-from tests.support.hub import HubProcess
 from tests.support.procs import wait_for
 from tests.worker.conftest import followed
 

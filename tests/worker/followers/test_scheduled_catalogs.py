@@ -12,7 +12,7 @@ from huggingface_hub import HfApi
 from reshard.worker.followers.catalogs import Catalogs
 from reshard.worker.followers.records import CatalogStatus as Seen
 from reshard.worker.queue.jobs import JobStore
-from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 from tests.support.procs import Broker, Machine, wait_for
 

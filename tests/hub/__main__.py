@@ -16,7 +16,7 @@ PARENT_POLL_SECONDS = 0.2
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.support.hub", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.hub", description=__doc__)
     parser.add_argument("--dir", type=Path, required=True, help="where all state is kept; made if missing")
     parser.add_argument("--address", default="127.0.0.1", help="where it listens; its CDN is `cdn.` before its name")
     parser.add_argument("--port", type=int, default=0, help="0: any free port")

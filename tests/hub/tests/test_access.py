@@ -7,8 +7,8 @@ import pytest
 from huggingface_hub import CommitOperationAdd, HfApi, hf_hub_download
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
-from tests.support.hub import HubAdmin
-from tests.support.hub.fixtures import Namespace
+from tests.hub import HubAdmin
+from tests.hub.fixtures import Namespace
 
 
 @pytest.fixture

@@ -1,13 +1,23 @@
 """The Hub's own tests speak to it through the real client, in this process; each test chooses LFS or Xet."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi, constants
 
-from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.proven import proven
 
 __all__ = ["hub", "hub_process", "namespace"]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without slow tests, those that passed on this very Hub are left out."""
+    ours = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
+    if ours and "not slow" in config.option.markexpr and proven():
+        config.hook.pytest_deselected(items=ours)
+        items[:] = [item for item in items if item not in set(ours)]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from .admin import HubAdmin
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class HubProcess:

@@ -25,12 +25,12 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils._headers import build_hf_headers
 from safetensors.numpy import save
 
-from tests.support.hub import HubAdmin, HubProcess, User
-from tests.support.hub.cas import shard as shards
-from tests.support.hub.cas.hashes import file_hash, from_hex, to_hex, xorb_hash
-from tests.support.hub.cas.xorb import GROUPED_LZ4, LZ4, checked, ungroup
-from tests.support.hub.fixtures import Namespace
-from tests.support.hub.process import ROOT
+from tests.hub import HubAdmin, HubProcess, User
+from tests.hub.cas import shard as shards
+from tests.hub.cas.hashes import file_hash, from_hex, to_hex, xorb_hash
+from tests.hub.cas.xorb import GROUPED_LZ4, LZ4, checked, ungroup
+from tests.hub.fixtures import Namespace
+from tests.hub.process import ROOT
 
 RANDOM = numpy.random.default_rng(1).bytes(10_000_000)
 FLOATS = numpy.linspace(0, 1, 400_003, dtype=numpy.float32).tobytes()  # compressed, grouped by position

@@ -25,8 +25,8 @@ from huggingface_hub.errors import (
 from huggingface_hub.hf_api import RepoFile
 from safetensors.numpy import save
 
-from tests.support.hub import HubAdmin
-from tests.support.hub.fixtures import Namespace
+from tests.hub import HubAdmin
+from tests.hub.fixtures import Namespace
 
 CARD = b"---\nlicense: mit\n---\n# hello\n"
 WEIGHTS = numpy.random.default_rng(0).bytes(3_000_001)

@@ -16,9 +16,9 @@ import psutil
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 
-from tests.support.hub import HubAdmin, HubProcess
-from tests.support.hub.fixtures import Namespace
-from tests.support.hub.process import ROOT
+from tests.hub import HubAdmin, HubProcess
+from tests.hub.fixtures import Namespace
+from tests.hub.process import ROOT
 
 GIB = 1 << 30
 SIZE = GIB + (64 << 20)
@@ -191,7 +191,7 @@ def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from tests.support.hub import HubProcess\n"
+        "from tests.hub import HubProcess\n"
         "print(HubProcess(Path(sys.argv[1])).start().pid, flush=True)\n"
         "sys.stdin.read()\n"
     )

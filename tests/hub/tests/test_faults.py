@@ -13,8 +13,8 @@ import pytest
 from huggingface_hub import CommitOperationAdd, HfApi, hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError
 
-from tests.support.hub import HubAdmin, HubRefused
-from tests.support.hub.fixtures import Namespace
+from tests.hub import HubAdmin, HubRefused
+from tests.hub.fixtures import Namespace
 from tests.support.procs import wait_for
 
 DATA = bytes(range(256)) * 80_000  # 20 MB: the client reads in blocks of 10 MB
