@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -26,7 +27,7 @@ def is_started(loader: MetaLoader) -> bool:
 
 def test_each_one_s_death_is_the_other_s(tmp_path: Path) -> None:
     for killed in (0, 1):
-        with MetaLoader(tmpdir=tmp_path) as loader:
+        with closing(MetaLoader(tmpdir=tmp_path)) as loader:
             assert loader.warm() is None
             pair = sorted(at_work(tmp_path), key=lambda p: p.pid != loader.pid)
             assert [p.pid == loader.pid for p in pair] == [True, False]
@@ -38,10 +39,10 @@ def test_each_one_s_death_is_the_other_s(tmp_path: Path) -> None:
 def test_an_environment_of_its_own_or_a_test_of_the_child_has_one_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with MetaLoader(tmpdir=tmp_path) as loader:
+    with closing(MetaLoader(tmpdir=tmp_path)) as loader:
         assert loader.warm() is None and not is_started(loader)
-    with cold(), MetaLoader(tmpdir=tmp_path) as loader:
+    with cold(), closing(MetaLoader(tmpdir=tmp_path)) as loader:
         assert loader.warm() is None and is_started(loader)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with MetaLoader(tmpdir=tmp_path) as loader:
+    with closing(MetaLoader(tmpdir=tmp_path)) as loader:
         assert loader.warm() is None and is_started(loader)

@@ -69,7 +69,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     }
     with (
         Broker(tmp_path) as broker,
-        Machine(tmp_path, broker.url, **settings) as machine,
+        Machine(tmp_path, broker.url, cold=True, **settings) as machine,
         JobStore.at(broker.url) as store,
     ):
         yield Site(tmp_path, broker, store, machine)

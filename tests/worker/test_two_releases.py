@@ -17,7 +17,7 @@ import pytest
 
 from reshard.client.operations.catalogs import told
 from reshard.client.operations.jobs import shown as document
-from reshard.client.operations.schedules import Named, list_schedules
+from reshard.client.operations.schedules import SchedulesQuery, list_schedules
 from reshard.client.operations.table import InProcess
 from reshard.client.queue import Queue
 from reshard.pipeline.errors import NoWeights, ReshardError
@@ -208,7 +208,7 @@ def test_records_of_a_newer_release_are_shown_as_far_as_they_are_known(store: Jo
     kept = json.loads(store.redis.hget(ALL, "a") or "")
     kept["request"]["options"] = {"crop": 7}
     store.redis.hset(ALL, "a", json.dumps(kept | {"jitter": 60}))
-    assert [one.name for one in list_schedules(InProcess(Queue(store), "me"), Named()).schedules] == ["a"]
+    assert [one.name for one in list_schedules(InProcess(Queue(store), "me"), SchedulesQuery()).schedules] == ["a"]
     begin(Cursor(store), definition(1))
     kept = json.loads(store.redis.hget(f"{PREFIX}catalog:mirror", "definition") or "")
     store.redis.hset(f"{PREFIX}catalog:mirror", "definition", json.dumps(kept | {"shuffle": True}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -10,14 +11,14 @@ from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.support.warm_reload import cold
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def started() -> Iterator[None]:
     with cold():
         yield
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def meta_loader(started: None) -> Iterator[MetaLoader]:
-    with MetaLoader() as it:
+    with closing(MetaLoader()) as it:
         assert it.warm() is None
         yield it
