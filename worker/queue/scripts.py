@@ -15,8 +15,8 @@ from redis.commands.core import Script
 from reshard.worker.queue.states import CANCELLABLE, ENDED, JobState
 
 PREFIX = "reshard:"  # of every key that this service writes
-# The steps of a worker that has a unit; held.lua begins them.
-HELD = frozenset({"begin", "done", "fail", "hand_over", "invalidate", "planned", "release", "renew", "seal"})
+# The steps of a worker that has a unit; owned.lua begins them.
+OWNED = frozenset({"begin", "done", "fail", "hand_over", "invalidate", "planned", "release", "renew", "seal"})
 _FOLDER = Path(__file__).with_name("lua")
 
 
@@ -109,6 +109,6 @@ def decoded(fields: Any) -> dict[str, str]:
 @cache
 def _text(name: str) -> str:
     kinds = [", ".join(f"{state} = true" for state in sorted(kind)) for kind in (JobState, ENDED, CANCELLABLE)]
-    parts = ("common", "wakes", *(("held",) if name in HELD else ()), name)
+    parts = ("common", "wakes", *(("owned",) if name in OWNED else ()), name)
     files = [(_FOLDER / f"{part}.lua").read_text() for part in parts]
     return "\n".join(["local STATES, ENDED, CANCELLABLE = {{ {} }}, {{ {} }}, {{ {} }}".format(*kinds), *files])

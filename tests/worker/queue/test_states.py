@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from reshard.pipeline.errors import NoWeights, WrongState
 from reshard.pipeline.planning.model import SCHEMA, Plan
+from reshard.worker.queue import scripts
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Lease, Leases
 from reshard.worker.queue.scripts import job_key
 from reshard.worker.queue.states import TRANSITIONS, JobState
+from reshard.worker.queue.wakes import strays
 from tests.worker.conftest import age, another, ask, claimed, copied, planned
 
 ERROR = NoWeights(place="them/m", found="").to_dict()
@@ -131,9 +134,12 @@ def carried_out(driver: Driver) -> dict[str, list[Callable[[str, Lease | None], 
             held(lambda lease: leases.again(lease, ERROR, 0)),
         ],
         "release": [held(lambda lease: leases.release(lease, "drain"))],
+        "hand_over": [held(lambda lease: leases.hand_over(lease, ERROR))],
         "cancel": [lambda job, lease: store.cancel(job)],
         "retry": [lambda job, lease: store.retry(job), lambda job, lease: store.retry(job, anew=True)],
         "due": [lambda job, lease: leases.due()],
+        "stray": [lambda job, lease: leases.ring_strays()],
+        "rolled_back": [lambda job, lease: store.rolled_back(job, "c0ffee")],
         "delete": [lambda job, lease: store.delete([job])],
     }
 
@@ -161,7 +167,21 @@ def test_each_step_leads_only_where_the_table_says(store: JobStore, leases: Leas
             after = states(store, job)[len(before) :]
             walked = {(source, target, name) for source, target in zip([before[-1], *after], after, strict=False)}
             assert walked <= listed, f"{name} of a job that is {situation}"
+            assert strays(store.redis) == [], f"nobody would look again after {name} of a job that is {situation}"
             SEEN.update(walked)
+
+
+# Of lua/: what others begin with, and steps that take no job.
+SHARED = {"common", "wakes", "owned"}
+OF_NO_JOB = {
+    "append", "fleet_closed", "fleet_note", "fleet_take", "forget_jump", "full", "rate_limit_take", "rate_limit_update",
+    "relay",
+}  # fmt: skip
+
+
+def test_every_step_that_takes_a_job_is_carried_out_here(store: JobStore, leases: Leases, plan: Plan) -> None:
+    files = {path.stem for path in Path(scripts.__file__).with_name("lua").iterdir()}
+    assert carried_out(Driver(store, leases, plan)).keys() == files - SHARED - OF_NO_JOB
 
 
 SEEN: set[tuple[JobState | None, JobState, str]] = set()

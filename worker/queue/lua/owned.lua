@@ -1,4 +1,4 @@
--- What each step of a worker that has a unit begins with (HELD in scripts.py); ARGV: id, unit, token, and its own.
+-- What each step of a worker that has a unit begins with (OWNED in scripts.py); ARGV: id, unit, token, and its own.
 -- It answers {'ok' | 'lost' | 'cancelled' | ..., queue to wake or ''}, and where it was refused changes nothing.
 local id, name, token, t = ARGV[1], ARGV[2], ARGV[3], now()
 if get(id, 'state') == 'cancelled' then return { 'cancelled', '' } end
