@@ -123,6 +123,8 @@ class Declared:
     late: bool = False  # a key names it only where it is not the default, so that those of before it stay as they are
     told: Callable[[Any], str] | None = None  # of the options: what those who find the result are told of it
     expect: str = ""  # help of `reshard verify --against`, which then expects it
+    # Where only the output's manifest says it: verify compares by it and tells of the claim, or only hints at it.
+    claimed: Literal["taken", "hinted"] | None = None
 
 
 def _option(
@@ -163,6 +165,7 @@ class Options(Strict):
         decides="weights",
         told=lambda o: "" if o.dequantize else f"wider floating tensors were cast to {o.dtype}",
         expect="Expect the cast that `reshard run --dtype` does.",
+        claimed="hinted",
     )
     dequantize: bool = _option(
         False,
@@ -172,6 +175,7 @@ class Options(Strict):
         late=True,
         told=lambda o: f"quantised weights became {o.dtype} by their scales",
         expect="Expect plain weights, as of `reshard run --dequantize`.",
+        claimed="hinted",
     )
     strict_dtype: bool = _option(
         False, "Fail if a cast turns a finite value into infinity.", WEIGHTS, decides="weights"
@@ -193,6 +197,7 @@ class Options(Strict):
         decides="weights",
         told=lambda _: "wrappers' prefixes were taken off names",
         expect="Expect names without this prefix.",
+        claimed="hinted",
     )
     experts: Experts = _option(
         "keep",
@@ -202,6 +207,7 @@ class Options(Strict):
         late=True,
         told=lambda o: "experts were stacked" if o.experts == "fused" else "stacks of experts were cut",
         expect="Expect experts so arranged (default: as the manifest claims).",
+        claimed="taken",
     )
     rename: Rules = _option(
         (),
@@ -213,6 +219,7 @@ class Options(Strict):
         late=True,
         told=lambda _: "tensors were renamed by rules",
         expect="Expect names as these rules make them (default: as the manifest claims).",
+        claimed="taken",
     )
     config_from: Place | None = _option(
         None,

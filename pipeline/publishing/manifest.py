@@ -19,7 +19,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
@@ -61,17 +61,9 @@ class Making(BaseModel, frozen=True):
     plan: str
     options: dict[str, Any]  # those that decide the bytes of the weights
 
-    @property
-    def names(self) -> dict[str, Any]:
-        """The options that gave its tensors other names; none that cannot be read here."""
-        return self._used("experts", "rename")
-
-    @property
-    def changes(self) -> dict[str, Any]:
-        """The other options that made tensors differ from the source's."""
-        return self._used("dtype", "dequantize", "strip_prefix")
-
-    def _used(self, *names: str) -> dict[str, Any]:
+    def claims(self, how: Literal["taken", "hinted"]) -> dict[str, Any]:
+        """The options that made tensors differ from the source's, of those so ``claimed``; none that is unknown here."""
+        names = [name for name in Options.model_fields if Options.declared(name).claimed == how]
         try:
             chosen = Options(**{name: self.options[name] for name in names if name in self.options})
         except ValidationError:

@@ -64,7 +64,7 @@ def verify(
     if any(basename(path) == "config.json" for path in output.files()):
         threading.Thread(target=meta_loader.warm, daemon=True).start()  # its imports take seconds, and so do headers
     recorded = check_manifest(output, described)
-    told = _unlike(recorded.manifest.made.names, changes) if recorded.manifest else {}
+    told = _unlike(recorded.manifest.made.claims("taken"), changes) if recorded.manifest else {}
     their_side, told = _their_side(source, changes, told) if source else (None, {})
     side = OpenedSide.attempt(output)
 
@@ -94,7 +94,7 @@ def verify(
         if told:
             same = _by_its_word(same, told, ours_by_commit())
         if same.result == "failed" and recorded.manifest:
-            same = _with_hint(same, _unlike(recorded.manifest.made.changes, changes))
+            same = _with_hint(same, _unlike(recorded.manifest.made.claims("hinted"), changes))
         checks += [same, check_files(matched.source, side, changes, deep, tick)]
     checks += [_check_model(name, verdict, alone=source is None) for name, verdict in models.items()]
     checks += check_tokenizers(output, source, meta_loader, tmpdir)

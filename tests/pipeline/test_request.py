@@ -85,3 +85,10 @@ def test_a_digest_made_in_parts_is_that_of_the_whole(value: object, at_once: int
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(request, "_AT_ONCE", at_once)
         assert key_of(value) == hashlib.sha256(canonical(value)).hexdigest()
+
+
+def test_what_verify_can_be_told_of_tensors_is_also_read_from_a_manifest() -> None:
+    declared = {name: Options.declared(name) for name in Options.model_fields}
+    told = {name for name, one in declared.items() if one.expect and one.decides == "weights"}
+    # Which copies of tied tensors were dropped a manifest says tensor by tensor, and not by this option.
+    assert told - {"ties"} == {name for name, one in declared.items() if one.claimed}

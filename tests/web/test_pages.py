@@ -21,6 +21,7 @@ from reshard.pipeline.reshard import draft
 from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.stores.pace import RateLimitWindow
 from reshard.web.guard import HEADERS
+from reshard.web.pages.planning import Input, inputs
 from reshard.worker.fleet.rate_limit import rate_limiters
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.schedules import ALL, Schedule, Schedules
@@ -147,6 +148,26 @@ def test_errors_are_pages_with_their_status(site: Site, store: JobStore) -> None
         assert wrong.status_code == 400 and "invalid perl operator" in wrong.text
         assert client.get("/static/../app.py").status_code == 404
         assert client.get("/static/%2e%2e/app.py").status_code == 404
+
+
+# What is sent for a field, and the option that it makes, as text.
+SENT = {
+    "rename": ("- '^a': b", "(Rule(pattern='^a', replacement='b'),)"),
+    "strip_prefix": ("a.", "a."),
+    "config_from": ("a/b", "a/b"),
+    "branch": ("next", "next"),
+}
+BY_KIND = {"checkbox": ("on", "True"), "words": ("x y", "('x', 'y')")}
+
+
+@pytest.mark.parametrize("field", inputs(), ids=lambda one: one.name)
+def test_each_field_of_the_form_is_an_option_as_it_was_sent(site: Site, store: JobStore, field: Input) -> None:
+    value, made_of_it = SENT.get(field.name) or BY_KIND.get(field.kind) or (field.choices[-1],) * 2
+    with signed_in(site) as client:
+        made = client.post("/jobs", data={"source": "a/model", "target": "b/model", field.name: value})
+    assert made.status_code == 200, made.text
+    options = store.get(made.url.path.rpartition("/")[2]).request.options
+    assert str(getattr(options, field.name)) == made_of_it
 
 
 def test_a_form_submits_what_it_says(site: Site, store: JobStore) -> None:

@@ -25,7 +25,7 @@ class Input(NamedTuple):
     """A field of the form; ``choices`` of a select, none of a text."""
 
     name: str
-    kind: Literal["select", "checkbox", "text"]
+    kind: Literal["select", "checkbox", "text", "words"]  # the last are several, with spaces between
     choices: tuple[str, ...]
     default: str  # of a checkbox "on" or nothing
     about: str
@@ -45,7 +45,8 @@ def inputs() -> list[Input]:
         elif kind is bool:
             found.append(Input(name, "checkbox", (), "on" if field.default else "", about))
         else:
-            found.append(Input(name, "text", (), "", about))
+            words = get_origin(kind) is tuple and name != "rename"
+            found.append(Input(name, "words" if words else "text", (), "", about))
     return found
 
 
@@ -90,7 +91,7 @@ def _asked(body: Fields) -> Drafted:
         value = body.one(one.name)
         if one.kind == "checkbox":
             options[one.name] = one.name in body
-        elif one.name in {"include", "exclude"}:
+        elif one.kind == "words":
             options[one.name] = tuple(value.split())
         elif one.name == "rename" and value:
             options[one.name] = parse_rules(value, "of the form")

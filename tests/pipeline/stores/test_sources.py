@@ -97,3 +97,8 @@ def test_its_pin_says_which_state_it_is(make_source: MakeSource) -> None:
     source = make_source(FILES)
     assert source.pin.commit and source.pin.repo in str(source.place)
     assert make_source({**FILES, "config.json": b"{}"}).pin.commit != source.pin.commit
+
+
+def test_other_bytes_of_the_same_length_are_another_state(make_source: MakeSource) -> None:
+    before = make_source(FILES).pin.commit
+    assert make_source({**FILES, "config.json": b'{"a": 2}'}).pin.commit != before
