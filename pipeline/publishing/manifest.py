@@ -62,7 +62,7 @@ class Making(BaseModel, frozen=True):
     options: dict[str, Any]  # those that decide the bytes of the weights
 
     def claims(self, how: Literal["taken", "hinted"]) -> dict[str, Any]:
-        """The options that made tensors differ from the source's, of those so ``claimed``; none that is unknown here."""
+        """The options so ``claimed`` that made tensors differ from the source's; none where one is unknown here."""
         names = [name for name in Options.model_fields if Options.declared(name).claimed == how]
         try:
             chosen = Options(**{name: self.options[name] for name in names if name in self.options})

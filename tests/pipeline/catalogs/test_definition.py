@@ -150,7 +150,8 @@ def test_any_text_is_a_catalog_or_one_clear_error(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("entries: " + "[" * 400_000, "nested deeper"),  # libyaml ends the process where nobody looks first
+        # Some versions of libyaml end the process where nobody looks first, and newer ones of PyYAML look themselves.
+        ("entries: " + "[" * 400_000, "nested deeper|maximum nesting depth"),
         ("- " * 400_000, "nested deeper"),
         ("{a: " * 100_000, "nested deeper"),
         ("entries: &a [*a]\n", "stands for nothing"),
