@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -17,10 +15,13 @@ from reshard.cli.main import COMMANDS
 from reshard.cli.ping import PROBES
 from reshard.pipeline.places import PLACES
 from reshard.web.settings import PORT
+from tests.support.loaded import HEAVY, breaks, loaded_by
 from tests.support.models import save_model
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(p for folder in ("pipeline", "worker", "client", "web", "cli") for p in (ROOT / folder).rglob("*.py"))
+# tests/hub is a package of its own.
+TESTS = [p for p in sorted((ROOT / "tests").rglob("*.py")) if not p.is_relative_to(ROOT / "tests" / "hub")]
 
 PLACE_CLASSES = {place.__name__ for place in PLACES}
 
@@ -63,14 +64,17 @@ def _imports(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def breaks(names: frozenset[str], forbidden: set[str]) -> set[str]:
-    return {name for name in names for banned in forbidden if name == banned or name.startswith(f"{banned}.")}
-
-
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_dependencies_point_one_way(path: Path) -> None:
     place = path.relative_to(ROOT)
     assert not breaks(imports(path), FORBIDDEN[place.parts[0]] - MAY.get(place.as_posix(), set()))
+
+
+def test_tests_share_what_builders_make_and_import_no_other_tests() -> None:
+    """What two of them use is in a builder, a conftest or tests/support: a module of tests may be split or go."""
+    imported = {path.relative_to(ROOT).as_posix(): imports(path) for path in TESTS}
+    shared = {path: {name for name in names if name.startswith("tests.")} for path, names in imported.items()}
+    assert {path: found for path, names in shared.items() if (found := {n for n in names if ".test_" in n})} == {}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())
@@ -206,25 +210,6 @@ def test_the_rules_see_an_import_inside_a_function(tmp_path: Path) -> None:
     module = tmp_path / "module.py"
     module.write_text("def f():\n    from celery import Celery\n    import torch.nn\n")
     assert breaks(imports(module), {"celery", "torch"}) == {"celery", "celery.Celery", "torch.nn"}
-
-
-def loaded_by(*arguments: str, ends_with: int = 0) -> set[str]:
-    """The modules that are loaded after `reshard` ran with these arguments in a process of its own."""
-    script = (
-        "import sys\n"
-        f"sys.argv = ['reshard', *{arguments!r}]\n"
-        "from reshard.cli.start import main\n"
-        "try:\n    main()\n"
-        "except SystemExit as end:\n    code = end.code\n"
-        "sys.stderr.write(f'ENDED {code}\\n' + '\\n'.join(name for name, module in sys.modules.items() if module))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    code, *modules = done.stderr.rpartition("ENDED ")[2].splitlines()
-    assert code == str(ends_with), done.stderr
-    return set(modules)
-
-
-HEAVY = {"torch", "transformers", "huggingface_hub.hf_api", "hf_xet", "celery", "numpy"}
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("submit", "--help"), ("--version",)])

@@ -22,7 +22,7 @@ from reshard.worker.queue.leases import Leases
 from tests.cli.conftest import Done, Run
 from tests.support.warm import COMMAND
 from tests.worker.conftest import broker, leases, store, wakes
-from tests.worker.followers.test_catalogs import begin, definition, fail, finish, jobs
+from tests.worker.followers.builders import begin, definition, fail, finish, jobs
 
 __all__ = ["broker", "leases", "store", "wakes"]
 

@@ -21,6 +21,7 @@ from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.request import Request
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
+from tests.cli.conftest import read
 from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.procs import Broker
 from tests.worker.conftest import ask, broker, claimed, leases, plan, receipts, store, wakes
@@ -263,14 +264,6 @@ def test_who_follows_a_job_sees_the_same_phases(broker: Broker, store: JobStore,
     os.close(ours)
     assert watch.returncode == 0, seen.decode()
     assert [*dict.fromkeys(re.findall("|".join(PHASES), seen.decode()))] == PHASES
-
-
-def read(terminal: int) -> bytes:
-    """What comes next; nothing once the other side is closed (EIO on Linux)."""
-    try:
-        return os.read(terminal, 65536)
-    except OSError:
-        return b""
 
 
 def test_bytes_are_decimal_as_sizes_are_typed() -> None:

@@ -15,8 +15,7 @@ import uvicorn
 from reshard.web import connections
 from reshard.web.connections import STRANGERS_OF_PEER, Connection, State
 from tests.support.procs import Broker, Machine, free_port
-from tests.web.conftest import Site, start
-from tests.web.test_attacks import PROXY, ROOT, dial, is_ended, readable
+from tests.web.conftest import PROXY, ROOT, Site, dial, is_ended, readable, start
 
 
 def test_requests_that_came_at_once_from_one_address_are_all_answered(site: Site) -> None:

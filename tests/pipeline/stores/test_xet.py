@@ -41,7 +41,7 @@ from reshard.pipeline.stores.xet import XetSink, XetSource, XetWriter, plain, wr
 from tests.hub.admin import HubAdmin
 from tests.hub.fixtures import Namespace
 from tests.pipeline.stores.conftest import MakeSource, MakeTarget, noise, read
-from tests.pipeline.stores.test_memory import ROOT, move
+from tests.pipeline.stores.moves import ROOT, move
 
 STORE = "/_cas/"
 _seeds = itertools.count(1000)

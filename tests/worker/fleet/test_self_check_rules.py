@@ -28,9 +28,8 @@ from reshard.worker.fleet.self_check import SelfCheck
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.settings import REST_AFTER
 from tests.support.procs import wait_for
-from tests.worker.conftest import age, another, ask, claimed
-from tests.worker.fleet.test_self_check import process
-from tests.worker.test_steps import DISK, EXPIRED, raising
+from tests.worker.bench import DISK, EXPIRED, raising
+from tests.worker.conftest import age, another, ask, claimed, process
 
 ME = "here:1"
 PACKAGE = PackageMissing(what="no module named x")

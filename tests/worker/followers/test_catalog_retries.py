@@ -14,7 +14,7 @@ from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX
 from reshard.worker.queue.states import JobState
-from tests.worker.followers.test_catalogs import Rows, begin, definition, fail, finish, jobs, rows
+from tests.worker.followers.builders import Rows, begin, definition, fail, finish, jobs, rows
 
 
 @pytest.fixture

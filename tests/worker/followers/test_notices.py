@@ -41,9 +41,8 @@ from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX, server_ms
 from reshard.worker.settings import NOTIFY_FIRST, NOTIFY_FOR, NOTIFY_LEASE, Settings, settings
 from tests.support.procs import Broker, Machine, wait_for
-from tests.worker.conftest import Wakes, another, ask, followed, restricted
-from tests.worker.followers.test_catalogs import begin, definition, fail, finish, jobs, rows
-from tests.worker.followers.test_schedules import DAY, Clock, nightly
+from tests.worker.conftest import Clock, Wakes, another, ask, followed, restricted
+from tests.worker.followers.builders import DAY, begin, definition, fail, finish, jobs, nightly, rows
 
 SECRET = "s3cr3t-in-the-url"
 

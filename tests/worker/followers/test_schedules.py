@@ -11,7 +11,6 @@ from reshard.client.operations.schedules import show_schedule
 from reshard.client.operations.table import InProcess
 from reshard.client.queue import Queue
 from reshard.pipeline.errors import BadSchedule, ScheduleExists, ScheduleNotFound, ScheduleUnreadable
-from reshard.pipeline.request import Request
 from reshard.worker.control import Control
 from reshard.worker.followers.catalogs import Catalogs
 from reshard.worker.followers.records import Definition
@@ -23,8 +22,7 @@ from reshard.worker.settings import Settings
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 from tests.support.procs import Broker, Machine, wait_for
 from tests.worker.conftest import Clock, ask, followed
-
-DAY = 86_400.0
+from tests.worker.followers.builders import DAY, nightly
 
 
 @pytest.fixture
@@ -35,10 +33,6 @@ def clock() -> Clock:
 @pytest.fixture
 def schedules(store: JobStore, clock: Clock) -> Schedules:
     return Schedules(store, clock)
-
-
-def nightly(name: str = "nightly", request: Request | None = None, **fields: object) -> Schedule:
-    return Schedule(**{"name": name, "cron": "0 3 * * *", "request": request or ask(), **fields})
 
 
 def outcomes(schedules: Schedules) -> list[str]:
