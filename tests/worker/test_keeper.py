@@ -178,12 +178,13 @@ def test_a_cancel_is_heard_while_a_copy_waits_for_its_share(store: JobStore, lea
     "unit, gives_way", [("plan", True), ("check", True), ("group:00000", True), ("publish", False), ("confirm", False)]
 )
 def test_bulk_work_that_waits_for_calls_makes_room_for_interactive_work_unless_it_publishes(
-    store: JobStore, leases: Leases, unit: str, gives_way: bool
+    store: JobStore, leases: Leases, unit: str, gives_way: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = store.submit(ask(priority="bulk")).id
     lease = claimed(leases, job, "plan")
+    monkeypatch.setattr(leases, "renew", lambda *_: "yield")
     with LeaseKeeper(leases, replace(lease, unit=unit), QUICK) as kept:
-        kept._yield = True
+        wait_for(kept.should_yield, "the renewal")
         if gives_way:
             with pytest.raises(Stopped, match="yield"):
                 kept.check()

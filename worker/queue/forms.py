@@ -59,7 +59,7 @@ def _any(text: str) -> bool:
 
 _STEP = {"job": _word, "unit": _word}
 # What each kind has; a `?` behind a name: if it is there.
-_KINDS: Mapping[str, Mapping[str, Field]] = {
+KINDS: Mapping[str, Mapping[str, Field]] = {
     "state": {"job": _word, "state": _word},
     "claimed": {**_STEP, "waited?": _or_nothing(_number)},
     "finished": {**_STEP, "took?": _or_nothing(_number)},
@@ -83,11 +83,11 @@ def check(size: int, fields: Mapping[str, str]) -> None:
         raise Malformed(f"it is larger than {EVENT_MAX:,} bytes")
     if len(fields) > FIELDS_MAX:
         raise Malformed(f"it has more than {FIELDS_MAX} fields")
-    if (kind := fields.get("kind", "")) not in _KINDS:
+    if (kind := fields.get("kind", "")) not in KINDS:
         raise Malformed("its kind is unknown" if kind else "it has no kind")
     if not _number(fields.get("at", "")):
         raise Malformed("its time is not a number")
-    for field, fits in _KINDS[kind].items():
+    for field, fits in KINDS[kind].items():
         name = field.removesuffix("?")
         if name not in fields and name == field:
             raise Malformed(f"a {kind} event without {name}")

@@ -47,7 +47,7 @@ def begin(catalogs: Cursor, wanted: Definition, found: Rows | None = None) -> No
 
 def jobs(catalogs: Cursor) -> list[str]:
     """What is at work once control has heard what happened."""
-    followed(catalogs._store)
+    followed(catalogs.store)
     return list(catalogs.get("mirror").active.values())
 
 

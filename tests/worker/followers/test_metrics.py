@@ -10,6 +10,7 @@ import subprocess
 from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import yaml
@@ -32,7 +33,7 @@ from reshard.worker.queue.events import TOTALS
 from reshard.worker.queue.jobs import JobStore, Process
 from reshard.worker.queue.lanes import SEEN
 from reshard.worker.queue.leases import Leases
-from reshard.worker.queue.scripts import PREFIX, server_ms
+from reshard.worker.queue.scripts import PREFIX, server_ms, transact
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import Settings
 from tests.support.procs import Broker, Machine, wait_for
@@ -208,7 +209,8 @@ def test_the_calls_that_a_hub_takes_are_those_of_the_credential_with_least(store
     assert seen["reshard_hub_refused_calls_total"] == {("https://hub",): 2}
     assert "secret" not in page(port) and "credential" not in page(port)
 
-    store.redis.hset(f"{other._key}:resolve", "ends", 1)
+    (window,) = store.redis.scan_iter(f"{PREFIX}pace:*:resolve")
+    store.redis.hset(window, "ends", 1)
     assert scrape(port).one("reshard_hub_calls_left", "https://hub", "resolve") == 5000, "its window is over"
 
 
@@ -301,13 +303,13 @@ def test_a_catalog_that_is_expanded_again_is_counted_once(
     absent = SourceNotFound(repo="them/m0", endpoint="https://hub")
     (entry, _), other = rows(wanted)
 
-    def died(*_: object) -> None:
+    def died(*_: object) -> NoReturn:
         raise ConnectionError("a control that died after its first rows")
 
     with monkeypatch.context() as patched, pytest.raises(ConnectionError):
         patched.setattr(cursor, "FILL", 1)
-        steps = iter([catalogs._change, died])
-        patched.setattr(catalogs, "_change", lambda *step: next(steps)(*step))
+        steps = iter([transact, died])
+        patched.setattr("reshard.worker.followers.catalogs.transact", lambda *step: next(steps)(*step))
         catalogs.fill("mirror", run, "one", [(entry, absent), other])
     assert scrape(port).one("reshard_catalog_failures", "mirror", "source.not_found") == 1
     assert catalogs.fill("mirror", run, "one", [(entry, absent), other])

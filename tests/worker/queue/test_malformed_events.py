@@ -18,7 +18,7 @@ from reshard.worker.followers.outcomes import Outcomes
 from reshard.worker.followers.pushes import WAITING, Pushes
 from reshard.worker.followers.schedules import AWAITED, DUE
 from reshard.worker.queue.events import EVENTS, TOLD, TOTALS
-from reshard.worker.queue.forms import _KINDS, EVENT_MAX
+from reshard.worker.queue.forms import EVENT_MAX, KINDS
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.settings import Settings
@@ -151,10 +151,10 @@ _VALUES = st.one_of(
     st.integers().map(lambda number: str(number).encode()),
     st.sampled_from([b"", b"x", b"1", b"{}", b"[]", b"running", b"mirror", b"done", ERROR.encode(), b'{"failed": 1}']),
 )
-_NAMES = sorted({field.removesuffix("?") for fields in _KINDS.values() for field in fields} | {"kind", "at"})
+_NAMES = sorted({field.removesuffix("?") for fields in KINDS.values() for field in fields} | {"kind", "at"})
 _EVENTS = st.builds(
     lambda kind, at, rest: {**kind, **at, **rest},
-    st.sampled_from([{}, *({"kind": kind.encode()} for kind in _KINDS)]),
+    st.sampled_from([{}, *({"kind": kind.encode()} for kind in KINDS)]),
     st.sampled_from([{}, {"at": b"1"}]),
     st.dictionaries(st.sampled_from(_NAMES) | st.text("abc", min_size=1, max_size=3), _VALUES, max_size=8),
 ).filter(bool)
