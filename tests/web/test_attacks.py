@@ -142,7 +142,7 @@ def test_what_a_browser_sends_by_itself_counts_from_our_own_page_only(
     assert len(store.recent()) == ours
 
 
-@pytest.mark.parametrize("path", [path for method, path, _ in pages._PAGES if method == "POST"])
+@pytest.mark.parametrize("path", [path for method, path, _ in pages.PAGES if method == "POST"])
 def test_no_form_does_anything_for_who_may_only_read_or_was_misled(site: Site, store: JobStore, path: str) -> None:
     url = re.sub(r"{\w+}", "some", path)
     for token, sent, status in (
