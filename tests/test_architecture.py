@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -75,6 +76,54 @@ def test_tests_share_what_builders_make_and_import_no_other_tests() -> None:
     imported = {path.relative_to(ROOT).as_posix(): imports(path) for path in TESTS}
     shared = {path: {name for name in names if name.startswith("tests.")} for path, names in imported.items()}
     assert {path: found for path, names in shared.items() if (found := {n for n in names if ".test_" in n})} == {}
+
+
+PRIVATE = re.compile(r"_[a-zA-Z]\w*")
+# What tests may call by a name that is private here: whose it is, or what nothing else can show.
+REACHED = {
+    ("pipeline/checkpoint/formats/test_rank_files.py", "_spec"): "torch's, of a tensor that is cut for several ranks",
+    ("pipeline/stores/test_http.py", "_transport"): "httpx's: how many connections a client holds is told nowhere else",
+    ("pipeline/stores/test_xet.py", "_lock"): "that kept tokens are touched under it shows only where threads meet",
+    ("pipeline/stores/test_xet.py", "_xet_tokens"): "the same",
+}
+
+
+def bound(path: Path) -> Iterator[str]:
+    """What a file gives a name to, anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.attr if isinstance(node, ast.Attribute) else node.id
+
+
+def reached(path: Path) -> Iterator[str]:
+    """The names by which a file reaches into objects but its own, and into modules of ours."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute):
+            if ast.unparse(node.value) not in {"self", "cls"}:
+                yield node.attr
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("reshard"):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.Call):  # setattr and its like
+            yield from (a.value for a in node.args[1:2] if isinstance(a, ast.Constant) and isinstance(a.value, str))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("reshard."):
+            yield from node.value.split(".")
+
+
+def test_tests_reach_into_nothing_that_is_private() -> None:
+    """A test that did would hold how a module is made, and not what it does; see REACHED for what is left."""
+    ours = {name for path in MODULES for name in bound(path) if PRIVATE.fullmatch(name)} - {"_replace", "_asdict"}
+    tests = ROOT / "tests"
+    found = {(path.relative_to(tests).as_posix(), name) for path in TESTS for name in reached(path) if name in ours}
+    assert found == REACHED.keys()
+
+
+def test_the_rules_see_a_private_name_however_it_is_reached(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    ways = ("one._a", "super()._b()", "self.one._c", "setattr(one, '_d', 1)", "patch('reshard.x.Y._e', 1)")
+    module.write_text("\n".join(["from reshard.x import _f", *ways, "self._g", "print('_h')"]))
+    assert {name for name in reached(module) if PRIVATE.fullmatch(name)} == {"_a", "_b", "_c", "_d", "_e", "_f"}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())
