@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from mmap import mmap
 from pathlib import Path
 
@@ -66,8 +67,11 @@ def test_files_are_filled_side_by_side(disk: Disk, tmp_path: Path) -> None:
 
 def descriptor_of(path: Path) -> int:
     """By which this process has the file open."""
-    (found,) = (int(one.name) for one in Path("/proc/self/fd").iterdir() if one.is_symlink() and one.readlink() == path)
-    return found
+    for one in Path("/dev/fd").iterdir():
+        with suppress(OSError):  # that of the listing is closed by now
+            if os.path.samestat(os.fstat(int(one.name)), path.stat()):
+                return int(one.name)
+    raise AssertionError(f"{path} is not open")
 
 
 def goes_around_the_cache(disk: Disk, path: Path, size: int) -> bool:
