@@ -123,7 +123,7 @@ def list_(
     there = sum(number for counted, number in page.counts.items() if not state or counted in state)
     left = there - len(page.jobs) - len(page.unreadable)
     more = [f"{left:,} more; --all shows them"] if left > 0 else []
-    rows = [_row(job) for job in page.jobs]
+    rows = [row(job) for job in page.jobs]
     text = "\n".join([lines([LIST_HEAD, *rows]), *more]) if rows else "no jobs"
     output.listing(page.jobs, text, [job.id for job in page.jobs])
 
@@ -143,7 +143,7 @@ def _listed(session: Session, states: list[JobState], limit: int) -> JobsPage:
             return page.model_copy(update={"jobs": jobs, "unreadable": unreadable})
 
 
-def _row(job: JobDocument) -> tuple[str, ...]:
+def row(job: JobDocument) -> tuple[str, ...]:
     undone = f", undone by {job.rolled_back[:12]}" if job.rolled_back else ""
     code = f", {job.error.code}" if job.error else ""
     places = f"{job.request.source} -> {into(job.request)}"

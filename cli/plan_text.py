@@ -64,7 +64,7 @@ def plan_text(plan: Plan, most: Shown = SHORT, stream: TextIO | None = None) -> 
         *(("left out", left) for left in _first(left_out, most.left_out)),
         *_replaced(plan, most),
         *_names("keeps", plan.kept, most.names),
-        *_occupied(plan, most.names),
+        *occupied(plan, most.names),
         *_drift(plan, most.drift),
         *(_needs(plan, plan.needs) if isinstance(plan, Planned) and plan.needs else []),
         *(("note", note) for note in _first(plan.notes, most.notes)),
@@ -123,7 +123,7 @@ def _replaced(plan: Plan, most: Shown) -> list[tuple[str, str]]:
     return rows
 
 
-def _occupied(plan: Plan, most: int) -> list[tuple[str, str]]:
+def occupied(plan: Plan, most: int) -> list[tuple[str, str]]:
     """What of the target others put there, and what becomes of it."""
     if not plan.occupied:
         return []

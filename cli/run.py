@@ -37,7 +37,7 @@ def run(*, request: Request, jobs: Jobs = None, verbose: Verbose = False, output
 
     reuse_blocks()
     with bar(output) as shown:
-        view = _View(request, output, shown, reshard.PHASES)
+        view = View(request, output, shown, reshard.PHASES)
         watcher = reshard.Watcher(
             view.exposing, view.planned, view.resumed, view.sealed, view.moved, view.step, shown.say
         )
@@ -56,7 +56,7 @@ def run(*, request: Request, jobs: Jobs = None, verbose: Verbose = False, output
     output.result(done, text, done.published.commit)
 
 
-class _View:
+class View:
     """What a person sees while the pipeline works."""
 
     def __init__(self, request: Request, output: Output, shown: Bar, phases: Mapping[str, str]) -> None:

@@ -70,7 +70,7 @@ def follow_catalog(session: Session, name: str, output: Output) -> Catalog:
     """Shows a catalog until nothing more of it is begun or at work; returns how it stands then."""
     try:
         with bar(output) as shown:
-            return _patiently(shown, _CatalogFollower(session, name, output, shown).look)
+            return _patiently(shown, CatalogFollower(session, name, output, shown).look)
     except KeyboardInterrupt:
         output.say(f"\ncatalog {name} continues; follow it again with `reshard catalog watch {name}`")
         raise Exit(INTERRUPTED) from None
@@ -158,7 +158,7 @@ class _Follower:
             self._bar.say(f"{event.fields['unit']}: worker {event.fields['worker']} is gone; another continues")
 
 
-class _CatalogFollower:
+class CatalogFollower:
     def __init__(self, session: Session, name: str, output: Output, shown: Bar) -> None:
         self._session, self._name, self._output, self._bar = session, name, output, shown
         self._told: set[tuple[str, str | None]] = set()  # models whose failure was told, each with its job

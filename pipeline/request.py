@@ -45,7 +45,7 @@ LAYOUT = 2  # 1: indexes without `total_parameters`
 # A size that no model reaches: everything goes into one file.
 SINGLE = 1 << 62  # bytes
 
-_AT_ONCE = 1000  # entries of an object whose JSON is made at once
+AT_ONCE = 1000  # entries of an object whose JSON is made at once
 
 _UNITS = {
     "": 1, "B": 1,
@@ -413,14 +413,14 @@ def _canonical_parts(value: object) -> Iterator[bytes]:
     names = sorted(value)
     nested = any(isinstance(one, Mapping) for one in value.values())
     yield b"{"
-    for start in range(0, len(names), 1 if nested else _AT_ONCE):
+    for start in range(0, len(names), 1 if nested else AT_ONCE):
         if start:
             yield b","
         if nested:
             yield canonical(names[start]) + b":"
             yield from _canonical_parts(value[names[start]])
         else:
-            yield canonical({name: value[name] for name in names[start : start + _AT_ONCE]})[1:-1]
+            yield canonical({name: value[name] for name in names[start : start + AT_ONCE]})[1:-1]
     yield b"}"
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
+import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -17,10 +16,13 @@ from reshard.cli.main import COMMANDS
 from reshard.cli.ping import PROBES
 from reshard.pipeline.places import PLACES
 from reshard.web.settings import PORT
+from tests.support.loaded import HEAVY, breaks, loaded_by
 from tests.support.models import save_model
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(p for folder in ("pipeline", "worker", "client", "web", "cli") for p in (ROOT / folder).rglob("*.py"))
+# tests/hub is a package of its own.
+TESTS = [p for p in sorted((ROOT / "tests").rglob("*.py")) if not p.is_relative_to(ROOT / "tests" / "hub")]
 
 PLACE_CLASSES = {place.__name__ for place in PLACES}
 
@@ -63,14 +65,65 @@ def _imports(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def breaks(names: frozenset[str], forbidden: set[str]) -> set[str]:
-    return {name for name in names for banned in forbidden if name == banned or name.startswith(f"{banned}.")}
-
-
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_dependencies_point_one_way(path: Path) -> None:
     place = path.relative_to(ROOT)
     assert not breaks(imports(path), FORBIDDEN[place.parts[0]] - MAY.get(place.as_posix(), set()))
+
+
+def test_tests_share_what_builders_make_and_import_no_other_tests() -> None:
+    """What two of them use is in a builder, a conftest or tests/support: a module of tests may be split or go."""
+    imported = {path.relative_to(ROOT).as_posix(): imports(path) for path in TESTS}
+    shared = {path: {name for name in names if name.startswith("tests.")} for path, names in imported.items()}
+    assert {path: found for path, names in shared.items() if (found := {n for n in names if ".test_" in n})} == {}
+
+
+PRIVATE = re.compile(r"_[a-zA-Z]\w*")
+# What tests may call by a name that is private here: whose it is, or what nothing else can show.
+REACHED = {
+    ("pipeline/checkpoint/formats/test_rank_files.py", "_spec"): "torch's, of a tensor that is cut for several ranks",
+    ("pipeline/stores/test_http.py", "_transport"): "httpx's: how many connections a client holds is told nowhere else",
+    ("pipeline/stores/test_xet.py", "_lock"): "that kept tokens are touched under it shows only where threads meet",
+    ("pipeline/stores/test_xet.py", "_xet_tokens"): "the same",
+}
+
+
+def bound(path: Path) -> Iterator[str]:
+    """What a file gives a name to, anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.attr if isinstance(node, ast.Attribute) else node.id
+
+
+def reached(path: Path) -> Iterator[str]:
+    """The names by which a file reaches into objects but its own, and into modules of ours."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute):
+            if ast.unparse(node.value) not in {"self", "cls"}:
+                yield node.attr
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("reshard"):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.Call):  # setattr and its like
+            yield from (a.value for a in node.args[1:2] if isinstance(a, ast.Constant) and isinstance(a.value, str))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("reshard."):
+            yield from node.value.split(".")
+
+
+def test_tests_reach_into_nothing_that_is_private() -> None:
+    """A test that did would hold how a module is made, and not what it does; see REACHED for what is left."""
+    ours = {name for path in MODULES for name in bound(path) if PRIVATE.fullmatch(name)} - {"_replace", "_asdict"}
+    tests = ROOT / "tests"
+    found = {(path.relative_to(tests).as_posix(), name) for path in TESTS for name in reached(path) if name in ours}
+    assert found == REACHED.keys()
+
+
+def test_the_rules_see_a_private_name_however_it_is_reached(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    ways = ("one._a", "super()._b()", "self.one._c", "setattr(one, '_d', 1)", "patch('reshard.x.Y._e', 1)")
+    module.write_text("\n".join(["from reshard.x import _f", *ways, "self._g", "print('_h')"]))
+    assert {name for name in reached(module) if PRIVATE.fullmatch(name)} == {"_a", "_b", "_c", "_d", "_e", "_f"}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())
@@ -206,25 +259,6 @@ def test_the_rules_see_an_import_inside_a_function(tmp_path: Path) -> None:
     module = tmp_path / "module.py"
     module.write_text("def f():\n    from celery import Celery\n    import torch.nn\n")
     assert breaks(imports(module), {"celery", "torch"}) == {"celery", "celery.Celery", "torch.nn"}
-
-
-def loaded_by(*arguments: str, ends_with: int = 0) -> set[str]:
-    """The modules that are loaded after `reshard` ran with these arguments in a process of its own."""
-    script = (
-        "import sys\n"
-        f"sys.argv = ['reshard', *{arguments!r}]\n"
-        "from reshard.cli.start import main\n"
-        "try:\n    main()\n"
-        "except SystemExit as end:\n    code = end.code\n"
-        "sys.stderr.write(f'ENDED {code}\\n' + '\\n'.join(name for name, module in sys.modules.items() if module))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    code, *modules = done.stderr.rpartition("ENDED ")[2].splitlines()
-    assert code == str(ends_with), done.stderr
-    return set(modules)
-
-
-HEAVY = {"torch", "transformers", "huggingface_hub.hf_api", "hf_xet", "celery", "numpy"}
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("submit", "--help"), ("--version",)])

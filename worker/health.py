@@ -39,7 +39,7 @@ def serve(port: int, address: str, *, healthy: Why, ready: Why, metrics: Collect
         start(status, [("Content-Type", "text/plain; charset=utf-8")])
         return [f"{said}\n".encode()]
 
-    server: WSGIServer = make_server(address, port, answer, _IPv6 if ":" in address else ThreadingWSGIServer, _Handler)
+    server: WSGIServer = make_server(address, port, answer, _IPv6 if ":" in address else ThreadingWSGIServer, Handler)
     threading.Thread(target=server.serve_forever, name="reshard-health", daemon=True).start()
     return server
 
@@ -57,7 +57,7 @@ class _IPv6(ThreadingWSGIServer):
     address_family = socket.AF_INET6
 
 
-class _Handler(WSGIRequestHandler):
+class Handler(WSGIRequestHandler):
     timeout = REQUEST_TIMEOUT
 
     def log_message(self, format: str, *args: object) -> None:

@@ -177,7 +177,7 @@ class _Copier:
         reads = sorted({place.file for shard in shards for part in parts(shard.entries) for place in part.places})
         batch = self.sink.batch([self.plan.files[number] for number in reads], self.source)
         try:
-            waiting: list[tuple[Shard, _Copy]] = []
+            waiting: list[tuple[Shard, Copy]] = []
             done = 0
             for shard in shards:
                 waiting.append((shard, self._shard(shard, batch)))
@@ -195,8 +195,8 @@ class _Copier:
         return done
 
     def _receive(
-        self, waiting: list[tuple[Shard, _Copy]], stored: Sequence[StoredFile], batch: Batch
-    ) -> list[tuple[Shard, _Copy]]:
+        self, waiting: list[tuple[Shard, Copy]], stored: Sequence[StoredFile], batch: Batch
+    ) -> list[tuple[Shard, Copy]]:
         """Hand on the receipts of the first of those that wait for the store's answer; returns the rest."""
         receipts = [
             Receipt(shard.digest, file.size, file.sha256 or "", file.xet, one.tensors, one.ranges, one.overflows)
@@ -206,9 +206,9 @@ class _Copier:
             self.sealed(receipts, Moved(self.stream.taken(), batch.traffic.uploaded, batch.traffic.deduplicated))
         return waiting[len(stored) :]
 
-    def _shard(self, shard: Shard, batch: Batch) -> _Copy:
+    def _shard(self, shard: Shard, batch: Batch) -> Copy:
         writer = batch.open(shard.path, shard.size)
-        one = _Copy(HashingWriter(shard, writer, self.lane), self.stream, self.plan.options.strict_dtype, self.disk)
+        one = Copy(HashingWriter(shard, writer, self.lane), self.stream, self.plan.options.strict_dtype, self.disk)
         one.written.write(memoryview(shard.header))
         with closing(Scales(self.disk, parts(shard.entries))) as scales:
             for part in parts(shard.entries):
@@ -221,7 +221,7 @@ class _Copier:
 
 
 @dataclass
-class _Copy:
+class Copy:
     """One shard on its way: what its tensors were when they were read, and what became of them."""
 
     written: HashingWriter

@@ -76,7 +76,7 @@ class Verdicts:
         self._kind = TypeAdapter(ModelCheck)
         self._folder = folder
         self._held: OrderedDict[str, ModelCheck] = OrderedDict()
-        self._answering = [sys.version, _code(), *map(version_of, PACKAGES)]
+        self._answering = [sys.version, code_digest(), *map(version_of, PACKAGES)]
         self._warned = False
 
     def key(self, question: str) -> str:
@@ -134,7 +134,7 @@ class Verdicts:
 
 
 @cache
-def _code() -> str:
+def code_digest() -> str:
     """The digest of the code that answers, which a checkout changes without another version."""
     here = Path(__file__)
     files = [*sorted(here.with_name("child").glob("*.py")), here.with_name("named.py")]

@@ -16,9 +16,9 @@ from reshard.worker.queue import scripts
 
 def without_text(old: str, new: str) -> None:
     """Every atomic step runs with ``new`` in the place of ``old``."""
-    original = scripts._text
+    original = scripts.step_text
     assert old in original("claim")
-    scripts._text = lambda name: original(name).replace(old, new)  # type: ignore[assignment]
+    scripts.step_text = lambda name: original(name).replace(old, new)  # type: ignore[assignment]
 
 
 def no_lease_check() -> None:

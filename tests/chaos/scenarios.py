@@ -142,3 +142,14 @@ def two_finishers(service: Service, transport: Transport) -> None:
     service.admin.wait_for_request(work.commit, timeout=60)
     service.admin.clear_faults()
     service.check(work)
+
+
+Scenario = Callable[[Service, Transport], None]
+SHORT: list[Scenario] = [
+    child_killed,
+    control_and_worker_killed,
+    woken_for_nothing,
+    zombie_comes_back,
+    two_finishers,
+]
+LONG: list[Scenario] = [*SHORT, broker_killed, all_killed]

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.chaos import scenarios
-from tests.chaos.scenarios import MOMENTS
+from tests.chaos.scenarios import LONG, MOMENTS, SHORT, Scenario
 from tests.chaos.service import TRANSPORTS, Service, Transport, servers
 from tests.hub.process import HubProcess
 from tests.support.procs import Broker
-
-Scenario = Callable[[Service, Transport], None]
-SHORT: list[Scenario] = [
-    scenarios.child_killed,
-    scenarios.control_and_worker_killed,
-    scenarios.woken_for_nothing,
-    scenarios.zombie_comes_back,
-    scenarios.two_finishers,
-]
-LONG: list[Scenario] = [*SHORT, scenarios.broker_killed, scenarios.all_killed]
 
 
 def by_server() -> list[object]:

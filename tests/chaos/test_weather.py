@@ -22,9 +22,8 @@ from reshard.pipeline.stores.connect import Context
 from reshard.worker.queue.scripts import job_key
 from reshard.worker.queue.states import JobState
 from tests.chaos import scenarios
-from tests.chaos.scenarios import MOMENTS, Moment
+from tests.chaos.scenarios import LONG, MOMENTS, Moment, Scenario
 from tests.chaos.service import SIZE, TOKEN, USER, Service, Transport, Work, model, servers
-from tests.chaos.test_kills import LONG, Scenario
 from tests.hub.process import ROOT, HubProcess
 
 THEM, THEIR_TOKEN = "them", "hf_them"  # whose models we read

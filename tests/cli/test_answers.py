@@ -14,7 +14,7 @@ from tests.cli.conftest import Queue
 from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.models import arrays, save_single
 from tests.worker.conftest import another, followed
-from tests.worker.followers.test_catalogs import begin, definition, fail, jobs
+from tests.worker.followers.builders import begin, definition, fail, jobs
 
 __all__ = ["hub", "hub_process", "namespace"]
 

@@ -14,7 +14,7 @@ from reshard.worker.followers.cursor import Cursor
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.settings import Settings
 from tests.cli.conftest import WHEN, Queue, Run
-from tests.worker.followers.test_catalogs import begin, definition, rows
+from tests.worker.followers.builders import begin, definition, rows
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from reshard.worker.queue.leases import Leases
 from tests.cli.conftest import Done, Run
 from tests.support.warm import COMMAND
 from tests.worker.conftest import broker, leases, store, wakes
-from tests.worker.followers.test_catalogs import begin, definition, fail, finish, jobs
+from tests.worker.followers.builders import begin, definition, fail, finish, jobs
 
 __all__ = ["broker", "leases", "store", "wakes"]
 
@@ -147,7 +147,7 @@ def test_progress_is_shown_at_each_look_on_a_terminal_and_every_ten_seconds_in_a
     terminal = Shown()
     with bar(Output()) as lines:
         session = InProcess(Opened(store), "me")
-        piped, seen = (watch._CatalogFollower(session, "mirror", Output(), shown) for shown in (lines, terminal))
+        piped, seen = (watch.CatalogFollower(session, "mirror", Output(), shown) for shown in (lines, terminal))
         begin(catalogs, definition(3))
         first, second, third = jobs(catalogs)
         for number in range(25):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run
-from tests.cli.test_over_the_hub import source
+from tests.cli.uploads import source
 from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.checker import from_folder, read_checkpoint
 

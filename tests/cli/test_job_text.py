@@ -10,7 +10,7 @@ from unittest.mock import ANY
 import pytest
 
 from reshard.cli.job_text import SHORT_ROWS, describe, ended, in_short, into, page, summary, took, undo_rows
-from reshard.cli.jobs import _row
+from reshard.cli.jobs import row
 from reshard.client.models.jobs import Finished, JobNow, Moved
 from reshard.client.models.records import Check, Commit
 from reshard.client.operations.jobs import shown
@@ -147,7 +147,7 @@ def test_a_status_names_source_and_target() -> None:
 def test_a_failed_job_is_listed_with_its_error_code() -> None:
     error = NoWeights(place="them/m", found="").to_dict()
     job = Job("id", JobState.failed, Request.of("them/m", "us/m"), created=0, since=0, error=error)
-    assert _row(document(job))[:2] == ("id", "failed, source.no_weights")
+    assert row(document(job))[:2] == ("id", "failed, source.no_weights")
 
 
 def test_a_job_between_two_tries_says_when_the_next_one_is(monkeypatch: pytest.MonkeyPatch) -> None:

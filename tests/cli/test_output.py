@@ -12,7 +12,7 @@ import pytest
 
 from reshard.cli.fleet import WORKERS_HEAD
 from reshard.cli.output import Output, console, lines
-from tests.cli.test_progress import read
+from tests.cli.conftest import read
 
 STYLE = r"\x1b\[[0-9;]*m"
 WORDS = "the temporary folder of this worker has less room than one shard of the largest file needs"

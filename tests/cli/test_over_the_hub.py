@@ -9,47 +9,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from reshard.pipeline.limits import MB
-from tests.cli.conftest import Run
-from tests.cli.test_progress import read
+from tests.cli.conftest import Run, read
+from tests.cli.uploads import ROWS, source
 from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 
-__all__ = ["hub", "hub_process", "namespace"]
+__all__ = ["hub", "hub_process", "namespace", "source"]
 
-ROWS = 12  # tensors of 1 MB each, which nothing compresses
 SEAM = 0.15 * MB  # bytes sent again at most wherever a new file begins or ends inside an old one
-
-UPLOAD = """
-import sys
-from huggingface_hub import HfApi
-api = HfApi()
-api.create_repo(sys.argv[1])
-api.upload_folder(repo_id=sys.argv[1], folder_path=sys.argv[2])
-"""
-
-
-@pytest.fixture
-def source(namespace: Namespace, tmp_path: Path) -> str:
-    """A repository that the Hub's own client made, over Xet."""
-    folder = tmp_path / "source"
-    folder.mkdir()
-    random = np.random.default_rng(7)
-    tensors = {f"layers.{i}.weight": random.integers(0, 255, MB, np.uint8) for i in range(ROWS)}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text('{"hidden_size": 1000}')
-    env = os.environ | {
-        "HF_ENDPOINT": namespace.endpoint,
-        "HF_TOKEN": namespace.token,
-        "HF_HOME": str(tmp_path / "publisher"),
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    }
-    env.pop("HF_HUB_DISABLE_XET", None)
-    subprocess.run([sys.executable, "-c", UPLOAD, namespace.repo("source"), folder], env=env, check=True)
-    return namespace.repo("source")
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from reshard.cli.plan_text import _occupied
+from reshard.cli.plan_text import occupied
 from reshard.client.models.plans import Plan, Replaced, Transports
 from tests.cli.conftest import Run
 from tests.pipeline.stores.conftest import write_files
@@ -202,7 +202,7 @@ def test_a_plan_in_place_says_what_brings_the_source_back(undo: str | None, tran
         occupied=["a", "b"], in_place=True, may_replace=True, undo=undo,
         replaced=[Replaced(path="a", size=1, deleted=False)], transports=Transports(source="", target=transport),
     )  # fmt: skip
-    assert _occupied(plan, 8) == [("warning", f"this changes the source itself (a); {says}")]
+    assert occupied(plan, 8) == [("warning", f"this changes the source itself (a); {says}")]
 
 
 def test_a_tensor_larger_than_the_size_is_named(reshard: Run, model: Path) -> None:

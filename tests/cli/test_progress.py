@@ -15,12 +15,13 @@ import pytest
 from reshard.cli import progress
 from reshard.cli.output import Output, ago, human_bytes
 from reshard.cli.progress import bar
-from reshard.cli.run import _View
+from reshard.cli.run import View
 from reshard.pipeline import reshard as pipeline
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.request import Request
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
+from tests.cli.conftest import read
 from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.procs import Broker
 from tests.worker.conftest import ask, broker, claimed, leases, plan, receipts, store, wakes
@@ -192,15 +193,19 @@ def test_no_row_fills_the_terminal_where_ctrl_c_would_break_it_in_two(monkeypatc
     assert any("paused" in row for row in rows) and max(map(len, rows)) < 80
 
 
-def test_a_run_that_goes_on_begins_at_the_bytes_that_were_copied(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_goes_on_begins_at_the_bytes_that_were_copied(
+    plan: Plan, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shards, size = len(plan.shards), sum(file.size for file in plan.files)
     with bar(Output()) as shown:
-        view = _View(Request.of("us/model", "/out"), Output(), shown, pipeline.PHASES)
-        view._total, view._shards = 100_000_000, 12
-        view.resumed(5, 40_000_000)
+        view = View(Request.of("us/model", "/out"), Output(), shown, pipeline.PHASES)
+        view.planned(plan)
+        capsys.readouterr()
+        view.resumed(2, 40_000)
         view.step("copy")
     assert capsys.readouterr().err.splitlines() == [
-        "5 files of 12 copied by an earlier run",
-        "copying: 5 of 12 files, 40.0 MB of 100.0 MB",
+        f"2 files of {shards} copied by an earlier run",
+        f"copying: 2 of {shards} files, 40.0 kB of {human_bytes(size)}",
     ]
 
 
@@ -263,14 +268,6 @@ def test_who_follows_a_job_sees_the_same_phases(broker: Broker, store: JobStore,
     os.close(ours)
     assert watch.returncode == 0, seen.decode()
     assert [*dict.fromkeys(re.findall("|".join(PHASES), seen.decode()))] == PHASES
-
-
-def read(terminal: int) -> bytes:
-    """What comes next; nothing once the other side is closed (EIO on Linux)."""
-    try:
-        return os.read(terminal, 65536)
-    except OSError:
-        return b""
 
 
 def test_bytes_are_decimal_as_sizes_are_typed() -> None:

@@ -17,11 +17,11 @@ from reshard.web.auth import Scope, add_token
 from reshard.worker.queue.jobs import JobStore, without_password
 from reshard.worker.queue.scripts import PREFIX
 from tests.cli.conftest import Queue, Run
+from tests.support.loaded import HEAVY, breaks, loaded_by
 from tests.support.procs import Machine, free_port
-from tests.test_architecture import HEAVY, breaks, loaded_by
 from tests.web.conftest import start
 from tests.worker.conftest import another, copying, plan, receipts
-from tests.worker.followers.test_catalogs import finish
+from tests.worker.followers.builders import finish
 
 __all__ = ["plan"]
 

@@ -11,8 +11,7 @@ from reshard.worker.followers.schedules import ALL, Schedules
 from reshard.worker.queue.jobs import JobStore
 from tests.cli.conftest import WHEN, Done, Queue
 from tests.worker.conftest import another
-from tests.worker.followers.test_catalogs import begin, definition, finish, jobs
-from tests.worker.followers.test_schedules import nightly
+from tests.worker.followers.builders import begin, definition, finish, jobs, nightly
 
 
 def add(queue: Queue, name: str, *options: str) -> Done:

@@ -24,8 +24,7 @@ from tests.deploy.schemas import check
 from tests.deploy.tools import Missing, tool
 from tests.hub import HubProcess
 from tests.support.models import save_model
-from tests.support.procs import Proc, free_port, wait_for
-from tests.worker.test_health import answer
+from tests.support.procs import Proc, answer, free_port, wait_for
 
 FOUND = [found for text in base().values() for found in manifests(text)]
 WORKLOADS = [found for found in FOUND if found["kind"] in ("Deployment", "StatefulSet")]

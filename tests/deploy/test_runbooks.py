@@ -12,7 +12,7 @@ from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.states import JobState
 from tests.hub.fixtures import hub, hub_process, namespace
 from tests.support.procs import Broker, Machine, wait_for
-from tests.worker.test_workers import Site, site
+from tests.worker.sites import Site, site
 
 __all__ = ["hub", "hub_process", "namespace", "site"]
 

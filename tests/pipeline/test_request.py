@@ -83,7 +83,7 @@ _VALUES = st.recursive(
 @given(_VALUES, st.integers(1, 4))
 def test_a_digest_made_in_parts_is_that_of_the_whole(value: object, at_once: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(request, "_AT_ONCE", at_once)
+        patch.setattr(request, "AT_ONCE", at_once)
         assert key_of(value) == hashlib.sha256(canonical(value)).hexdigest()
 
 

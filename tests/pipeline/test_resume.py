@@ -7,7 +7,9 @@ import hashlib
 import json
 import os
 import time
+from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -244,13 +246,25 @@ def test_a_folder_that_cannot_be_written_is_told_and_costs_only_the_resuming(
     assert "a run that is killed starts over" in caplog.text
 
 
+class Full(FileIO):
+    """A file on a disk that may be full."""
+
+    full = False
+
+    def write(self, data: Any) -> int:
+        if not self.full:
+            return super().write(data)
+        with Path("/dev/full").open("wb", buffering=0) as full:
+            return full.write(data)
+
+
 def test_a_note_that_cannot_be_written_ends_the_notes_and_not_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    noted = Journal.open(tmp_path, "key")
-    noted.seal([receipt("a")])
-    with Path("/dev/full").open("wb", buffering=0) as full:
-        noted._file = full
+    with Full(tmp_path / "key.jsonl", "x+b") as file:
+        noted = Journal(tmp_path / "key.jsonl", file)
+        noted.seal([receipt("a")])
+        file.full = True
         noted.seal([receipt("b")])
         noted.seal([receipt("c")])
     assert noted.receipts.keys() == {"a", "b", "c"}

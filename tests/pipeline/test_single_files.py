@@ -24,7 +24,7 @@ from reshard.pipeline.errors import (
 )
 from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import Run, upload
-from tests.pipeline.test_sources import SIZE, assert_same, output, state_of_plain
+from tests.pipeline.states import SIZE, assert_same, output, state_of_plain
 
 STATE = state_of_plain()
 

@@ -18,6 +18,8 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -237,3 +239,29 @@ class Machine:
     def __exit__(self, *_: object) -> None:
         for process in self.processes:
             process.kill()
+
+
+def answer(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as said:
+            return said.status, said.read().decode().strip()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode().strip()
+
+
+def kill_this_process() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def in_a_process(url: str, work: Callable[[JobStore], None]) -> int:
+    """Carry out ``work`` in a child of this process; how that ended, as ``os.waitpid`` says."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            with JobStore.at(url) as store:
+                work(store)
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitpid(pid, 0)[1]

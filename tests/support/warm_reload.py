@@ -90,7 +90,7 @@ def _serve(path: str) -> Callable[[], object]:
             ours = at_start
             os.environ.clear()
             os.environ.update(env | dict.fromkeys(HOMES, os.path.dirname(path)))  # noqa: PTH120 -- as text
-            server._operations()
+            server.operations()
         if at_start != ours:
             wire.send(b"cold")
         elif os.fork() == 0:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import resource
-import select
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
@@ -20,17 +19,13 @@ import pytest
 from reshard.client.operations import operations
 from reshard.client.operations.table import BODY_MAX, Operation
 from reshard.pipeline.limits import REQUEST_MAX
-from reshard.pipeline.places import Hub
-from reshard.pipeline.request import Request
 from reshard.web.app import pages  # it has all operations in the table
 from reshard.web.auth import COOKIE, Scope, add_token
 from reshard.web.connections import CONNECTIONS, STRANGERS_MAX, STRANGERS_OF_PEER
-from reshard.worker.queue.jobs import JobStore, submission
-from reshard.worker.queue.scripts import PREFIX, job_key
+from reshard.worker.queue.jobs import JobStore
 from tests.support.procs import Broker, Machine, free_port, wait_for
-from tests.web.conftest import Site, start
+from tests.web.conftest import PROXY, ROOT, Site, dial, fill, is_ended, readable, start
 
-ROOT = "/api/v1"
 BODY = {"source": "a/model", "target": "b/model"}
 
 
@@ -147,7 +142,7 @@ def test_what_a_browser_sends_by_itself_counts_from_our_own_page_only(
     assert len(store.recent()) == ours
 
 
-@pytest.mark.parametrize("path", [path for method, path, _ in pages._PAGES if method == "POST"])
+@pytest.mark.parametrize("path", [path for method, path, _ in pages.PAGES if method == "POST"])
 def test_no_form_does_anything_for_who_may_only_read_or_was_misled(site: Site, store: JobStore, path: str) -> None:
     url = re.sub(r"{\w+}", "some", path)
     for token, sent, status in (
@@ -162,9 +157,6 @@ def test_no_form_does_anything_for_who_may_only_read_or_was_misled(site: Site, s
         assert answer.status_code == status and "default-src 'none'" in answer.headers["content-security-policy"]
         assert status != 303 or answer.headers["location"].startswith("/sign-in")
     assert store.recent() == [] and site.get(f"{ROOT}/fleet")["paused"] is None
-
-
-PROXY = {"RESHARD_WEB_ACTORS": "ada", "RESHARD_WEB_USER_HEADER": "X-User"}
 
 
 @pytest.fixture(scope="module")
@@ -343,16 +335,6 @@ def said(site: Site, asked: str, *headers: str) -> bytes:
 # -------------------------------------------------------------------------------------------------- how it is sent
 
 
-def dial(site: Site, receive: int | None = None, source: str = "127.0.0.1") -> socket.socket:
-    line = socket.socket()
-    line.bind((source, 0))
-    if receive is not None:
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive)
-    line.settimeout(60)
-    line.connect(("127.0.0.1", int(site.url.rpartition(":")[2])))
-    return line
-
-
 HALVES = [
     b"",
     b"GET /api/v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\n",
@@ -401,18 +383,6 @@ def kept(site: Site, silent: list[socket.socket]) -> list[socket.socket]:
 
 def few(site: Site, silent: list[socket.socket]) -> bool:
     return len(kept(site, silent)) <= STRANGERS_OF_PEER
-
-
-def readable(line: socket.socket) -> bool:
-    poll = select.poll()
-    poll.register(line, select.POLLIN)
-    return bool(poll.poll(0))
-
-
-def is_ended(line: socket.socket) -> bool:
-    with suppress(ConnectionResetError):
-        return line.recv(65536) == b""
-    return True
 
 
 @pytest.mark.parametrize(
@@ -497,26 +467,3 @@ def test_the_first_page_of_100_000_jobs_costs_little(site: Site, store: JobStore
     mean = (after.user + after.system - before.user - before.system) / calls
     print(f"MEAN {mean * 1000:.1f} ms")
     assert mean <= 0.050, f"{mean * 1000:.1f} ms"
-
-
-def fill(store: JobStore, count: int) -> None:
-    """So many jobs that are done, as the steps leave them."""
-    request = Request(source=Hub(repo="them/model"), target=Hub(repo="us/model"))
-    published = json.dumps({"commit": "c" * 40, "ref": "main", "found": False, "source": "s" * 40, "attested": {}})
-    with store.redis.pipeline(transaction=False) as pipe:
-        for number in range(count):
-            id, key, target, priority, stored, by = submission(request)
-            at = 1_700_000_000_000 + number * 1000
-            fields = {
-                "id": id, "key": key, "target": target, "priority": priority, "request": stored, "asked_by": by,
-                "created": at, "started": at, "state": "done", "since": at, "published": published, "confirmed": "[]",
-                "bytes": 10**9, "bytes_sealed": 10**9, "shards": 5, "shards_sealed": 5,
-            }  # fmt: skip
-            pipe.hset(job_key(id), mapping=fields)
-            pipe.zadd(f"{PREFIX}jobs", {id: at})
-            pipe.zadd(f"{PREFIX}jobs:done", {id: at})
-            pipe.zadd(f"{PREFIX}ids", {id: 0})
-            if number % 5000 == 4999:
-                pipe.execute()
-        pipe.execute()
-    wait_for(lambda: store.redis.zcard(f"{PREFIX}jobs") == count, "the last of them")

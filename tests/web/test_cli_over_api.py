@@ -26,9 +26,9 @@ from reshard.worker.queue.scripts import PREFIX
 from reshard.worker.settings import settings as cached
 from tests.cli.conftest import Run, clean, model, reshard
 from tests.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.support.loaded import HEAVY, breaks, loaded_by
 from tests.support.procs import Broker, Machine, free_port
 from tests.support.warm import COMMAND
-from tests.test_architecture import HEAVY, breaks, loaded_by
 from tests.web.conftest import Site, start
 from tests.worker.conftest import another, copying, plan
 

@@ -15,8 +15,7 @@ import uvicorn
 from reshard.web import connections
 from reshard.web.connections import STRANGERS_OF_PEER, Connection, State
 from tests.support.procs import Broker, Machine, free_port
-from tests.web.conftest import Site, start
-from tests.web.test_attacks import PROXY, ROOT, dial, is_ended, readable
+from tests.web.conftest import PROXY, ROOT, Site, dial, is_ended, readable, start
 
 
 def test_requests_that_came_at_once_from_one_address_are_all_answered(site: Site) -> None:
@@ -64,15 +63,18 @@ async def _sent_late(size: int) -> bytes:
     paused, late = asyncio.Event(), asyncio.Event()
 
     class Looked(Connection):
-        looks = 0
-
-        def _watch(self) -> None:
-            if self.flow.read_paused:
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.flow.read_paused and not paused.is_set():
                 paused.set()
-                self.looks += 1
-            if self.looks > 1000:
+                self._wait(1000)
+
+        def _wait(self, looks: int) -> None:
+            """As long as so many looks at a connection take, on this very loop."""
+            if looks and not late.is_set():
+                self.loop.call_later(connections.LOOK, self._wait, looks - 1)
+            else:
                 late.set()
-            super()._watch()
 
         def connection_lost(self, exc: Exception | None) -> None:
             late.set()

@@ -22,11 +22,9 @@ from reshard.worker.queue.jobs import JobStore
 from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 from tests.support.procs import Broker, Machine, free_port
-from tests.web.conftest import SECRET, Site, answered, start
+from tests.web.conftest import SECRET, Site, answered, post, pushed, start
 
 __all__ = ["hub", "hub_process", "namespace"]
-
-HOOK = "/hooks/hub"
 
 
 @pytest.fixture
@@ -36,31 +34,6 @@ def watched(namespace: Namespace, broker: Broker, tmp_path: Path) -> Iterator[Si
     with Machine(tmp_path, broker.url, RESHARD_ALLOWED_TARGETS=namespace.name, **hub) as machine:
         port, tokens = free_port(), {"act": add_token(tmp_path / "tokens", "ada", Scope.act)}
         yield Site(machine, start(machine, tmp_path / "tokens", port), f"http://127.0.0.1:{port}", tokens)
-
-
-def pushed(repo: str, commit: str, ref: str = "refs/heads/main", scope: str = "repo.content") -> dict[str, Any]:
-    """What the Hub sends of a push, by its documentation."""
-    url = f"https://huggingface.co/{repo}"
-    return {
-        "event": {"action": "update", "scope": scope},
-        "repo": {
-            "type": "model",
-            "name": repo,
-            "id": "621ffdc036468d709f17434d",
-            "private": False,
-            "url": {"web": url, "api": f"https://huggingface.co/api/models/{repo}"},
-            "owner": {"id": "628b753283ef59b5be89e937"},
-            "headSha": commit,
-        },
-        "updatedRefs": [{"ref": ref, "oldSha": None, "newSha": commit}],
-        "webhook": {"id": "6390e855e30d9209411de93b", "version": 3},
-    }
-
-
-def post(site: Site, payload: object, secret: str | None = SECRET) -> httpx2.Response:
-    headers = {"X-Webhook-Secret": secret.encode()} if secret is not None else {}
-    content = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
-    return httpx2.post(site.url + HOOK, content=content, headers=headers, timeout=30)
 
 
 def told(site: Site, payload: object) -> dict[str, Any]:

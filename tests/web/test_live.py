@@ -11,8 +11,7 @@ from reshard.pipeline.planning.model import Plan
 from reshard.worker.queue.jobs import JobStore
 from tests.support.procs import wait_for
 from tests.web.browser import MISSING, Browser, browsing, installed
-from tests.web.conftest import Site
-from tests.web.test_attacks import fill
+from tests.web.conftest import Site, fill
 from tests.worker.conftest import another, ask, claimed, plan, planned
 
 __all__ = ["plan"]

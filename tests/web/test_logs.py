@@ -13,8 +13,7 @@ from reshard.worker.queue.jobs import JobStore
 from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 from tests.support.procs import Broker, Machine, free_port, wait_for
-from tests.web.conftest import SECRET, Site, start
-from tests.web.test_hooks import post, pushed
+from tests.web.conftest import SECRET, Site, post, pushed, start
 
 __all__ = ["hub", "hub_process", "namespace"]
 

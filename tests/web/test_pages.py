@@ -31,7 +31,7 @@ from reshard.worker.queue.scripts import job_key
 from tests.support.models import save_single
 from tests.web.conftest import Site
 from tests.worker.conftest import Wakes, claimed, followed, receipts
-from tests.worker.followers.test_catalogs import begin, definition, fail, finish, jobs
+from tests.worker.followers.builders import begin, definition, fail, finish, jobs
 
 PAGES = ("/", "/jobs", "/plan", "/catalogs", "/schedules")
 SCRIPT = "<script>alert(1)</script>"

@@ -13,7 +13,7 @@ from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.tensors import Checkpoint, Name, Piece, StoredFile, Tensor
 from reshard.web.pages.charts import HEIGHT, bars
 from reshard.web.pages.picture import BANDS_MAX, FILES_MAX, SHAPES_MAX, Picture, drawing, picture
-from tests.pipeline.planning.test_build import opened_of, plan_of, sources
+from tests.pipeline.planning.builders import opened_of, plan_of, sources
 
 
 def shapes(seen: Picture) -> int:

@@ -20,8 +20,7 @@ from reshard.web.streams import BEHIND_MAX, READERS_OF_ONE
 from reshard.worker.queue.events import EVENTS
 from reshard.worker.queue.jobs import JobStore
 from tests.support.procs import Broker, Machine, free_port, wait_for
-from tests.web.conftest import Site, start
-from tests.web.test_attacks import dial
+from tests.web.conftest import Site, dial, start
 from tests.worker.conftest import another, copying, plan
 
 __all__ = ["plan"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from reshard.pipeline.copying.loop import Moved
+from reshard.pipeline.copying.loop import Moved, Stopped
 from reshard.pipeline.places import Hub, parse_place
 from reshard.pipeline.planning.model import SCHEMA, Plan, Receipt
 from reshard.pipeline.request import Options, Request
@@ -21,13 +21,17 @@ from reshard.worker.followers.counters import Counters
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.outcomes import Outcomes
 from reshard.worker.followers.pushes import Pushes
+from reshard.worker.keeper import LeaseKeeper
 from reshard.worker.queue.events import Reader, follow
-from reshard.worker.queue.jobs import JobStore, open_redis
+from reshard.worker.queue.jobs import JobStore, Process, open_redis
 from reshard.worker.queue.leases import Lease, Leases
 from reshard.worker.queue.scripts import job_key
 from reshard.worker.queue.wakes import QUEUES
+from reshard.worker.settings import Settings
 from tests.support.models import add_friends, arrays, numbered, save_sharded
-from tests.support.procs import Broker
+from tests.support.procs import Broker, wait_for
+
+QUICK = Settings(lease=30, stall=120, broker_patience=20)
 
 SIZE = 20_000  # bytes; four tensors of 4 kB a file
 
@@ -195,3 +199,23 @@ def claimed(leases: Leases, job: str, unit: str) -> Lease:
     assert lease is not None, f"nothing to claim where {unit} was expected"
     assert lease.unit == unit
     return lease
+
+
+def ticks_until_stopped(kept: LeaseKeeper) -> str:
+    """Ticks until the work is told to stop; why it was."""
+
+    def stopped() -> str | None:
+        try:
+            kept.tick(1)
+        except Stopped as stopped:
+            return stopped.reason
+        return None
+
+    reason = wait_for(stopped, "a reason to stop")
+    assert reason is not None
+    return reason
+
+
+def process(name: str, kind: str = "worker") -> Process:
+    host, _, pid = name.partition(":")
+    return Process(name, kind, "1", host, int(pid), 2, 0.0, False)

@@ -6,8 +6,9 @@ import threading
 
 import pytest
 
-from reshard.pipeline.errors import EndpointNotAllowed, JobNotFound, NoWeights, QueueError
+from reshard.pipeline.errors import JobNotFound, NoWeights, QueueError
 from reshard.worker.control import LAYOUT, LAYOUT_KEY, Control
+from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.records import Definition
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
@@ -119,7 +120,9 @@ def test_a_control_process_outlives_its_broker(tmp_path_factory: pytest.TempPath
         assert control.wait(10) == 0
 
 
-def test_a_catalog_calls_only_the_hubs_that_the_operator_names(control: Control) -> None:
+def test_a_catalog_calls_only_the_hubs_that_the_operator_names(store: JobStore, control: Control) -> None:
     text = "name: mine\ndefaults: {to: 'us/{name}', size: 5MB, endpoint: 'http://127.0.0.2:1'}\nentries:\n"
-    with pytest.raises(EndpointNotAllowed):
-        control._expand(Definition(name="mine", text=f"{text}- query: {{author: them}}\n"))
+    catalogs = Cursor(store)
+    catalogs.submit(Definition(name="mine", text=f"{text}- query: {{author: them}}\n"))
+    wait_for(lambda: (control.look(listen=0.01), catalogs.get("mine").state == "failed")[1], "the expanding")
+    assert "is not among the Hubs that this worker may call" in (catalogs.get("mine").note or "")

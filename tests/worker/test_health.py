@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import signal
 import socket
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import psutil
@@ -17,15 +15,7 @@ from reshard.worker.control import Control
 from reshard.worker.queue.jobs import JobStore, Process
 from reshard.worker.queue.leases import Leases
 from reshard.worker.settings import PRESUMED_DEAD, Settings
-from tests.support.procs import Broker, Machine, free_port, wait_for
-
-
-def answer(port: int, path: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as said:
-            return said.status, said.read().decode().strip()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode().strip()
+from tests.support.procs import Broker, Machine, answer, free_port, wait_for
 
 
 @pytest.mark.slow
@@ -105,7 +95,7 @@ def test_a_control_whose_loop_stands_still_is_not_healthy(
 
 
 def test_who_connects_and_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health._Handler, "timeout", 0.05)
+    monkeypatch.setattr(health.Handler, "timeout", 0.05)
     server = health.serve(0, "127.0.0.1", healthy=lambda: "", ready=lambda: "")
     try:
         with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as silent:

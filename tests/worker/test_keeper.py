@@ -24,9 +24,7 @@ from reshard.worker.queue.jobs import JobStore, open_redis
 from reshard.worker.queue.leases import Lease, Leases
 from reshard.worker.settings import Settings
 from tests.support.procs import Broker, wait_for
-from tests.worker.conftest import Wakes, age, another, ask, claimed, planned, receipts
-
-QUICK = Settings(lease=30, stall=120, broker_patience=20)
+from tests.worker.conftest import QUICK, Wakes, age, another, ask, claimed, planned, receipts, ticks_until_stopped
 
 
 @pytest.fixture(autouse=True)
@@ -41,21 +39,6 @@ def group(store: JobStore, leases: Leases, plan: Plan) -> Lease:
     job = planned(store, leases, plan)
     claimed(leases, job, "check")
     return claimed(leases, job, "group:00000")
-
-
-def ticks_until_stopped(kept: LeaseKeeper) -> str:
-    """Ticks until the work is told to stop; why it was."""
-
-    def stopped() -> str | None:
-        try:
-            kept.tick(1)
-        except Stopped as stopped:
-            return stopped.reason
-        return None
-
-    reason = wait_for(stopped, "a reason to stop")
-    assert reason is not None
-    return reason
 
 
 def test_a_short_lease_is_renewed_well_before_its_end(
@@ -195,12 +178,13 @@ def test_a_cancel_is_heard_while_a_copy_waits_for_its_share(store: JobStore, lea
     "unit, gives_way", [("plan", True), ("check", True), ("group:00000", True), ("publish", False), ("confirm", False)]
 )
 def test_bulk_work_that_waits_for_calls_makes_room_for_interactive_work_unless_it_publishes(
-    store: JobStore, leases: Leases, unit: str, gives_way: bool
+    store: JobStore, leases: Leases, unit: str, gives_way: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = store.submit(ask(priority="bulk")).id
     lease = claimed(leases, job, "plan")
+    monkeypatch.setattr(leases, "renew", lambda *_: "yield")
     with LeaseKeeper(leases, replace(lease, unit=unit), QUICK) as kept:
-        kept._yield = True
+        wait_for(kept.should_yield, "the renewal")
         if gives_way:
             with pytest.raises(Stopped, match="yield"):
                 kept.check()

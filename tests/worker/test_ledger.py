@@ -20,8 +20,8 @@ from reshard.worker.ledger import QueueLedger
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Lease, Leases
 from reshard.worker.settings import Settings
+from tests.worker.bench import raising
 from tests.worker.conftest import claimed, copying, planned, receipts
-from tests.worker.test_steps import raising
 
 BAD = SourceCorrupt(file="model.safetensors", place="them/model", expected="a", actual="b")
 LOST = ObjectLost(["0" * 64], repo="us/model", what="model.safetensors")

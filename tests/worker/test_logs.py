@@ -27,9 +27,8 @@ from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.models import arrays, save_single
-from tests.support.procs import Broker, Machine, Proc, wait_for
+from tests.support.procs import Broker, Machine, Proc, in_a_process, kill_this_process, wait_for
 from tests.worker.conftest import another, ask, claimed, copied, copying, followed
-from tests.worker.followers.test_followers import in_a_process, kill_this_process
 
 __all__ = ["hub", "hub_process", "namespace"]
 

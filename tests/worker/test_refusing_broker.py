@@ -23,9 +23,8 @@ from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import BROKER_UNAVAILABLE, job_key
 from reshard.worker.settings import Settings
 from tests.support.procs import Broker, wait_for
-from tests.worker.conftest import Wakes, ask, claimed, planned, receipts
-from tests.worker.followers.test_catalogs import begin, definition, finish, jobs
-from tests.worker.test_keeper import QUICK, ticks_until_stopped
+from tests.worker.conftest import QUICK, Wakes, ask, claimed, planned, receipts, ticks_until_stopped
+from tests.worker.followers.builders import begin, definition, finish, jobs
 
 
 def memory_full(client: redis.Redis, folder: Path) -> Iterator[None]:

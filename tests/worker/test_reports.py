@@ -24,7 +24,7 @@ from reshard.worker.queue.scripts import job_key
 from reshard.worker.queue.states import JobState
 from tests.pipeline.verifying.models import Saved, save
 from tests.support.failing_stores import Spoiler
-from tests.worker.test_steps import Bench, bench, one_reload, steps
+from tests.worker.bench import Bench, bench, one_reload, steps
 
 __all__ = ["bench", "one_reload", "steps"]
 

@@ -11,7 +11,7 @@ from reshard.worker.queue.scripts import job_key
 from reshard.worker.queue.states import JobState
 from tests.hub.fixtures import hub, hub_process, namespace
 from tests.worker.conftest import ask, claimed
-from tests.worker.test_workers import SIZE, Site, site
+from tests.worker.sites import SIZE, Site, site
 
 __all__ = ["hub", "hub_process", "namespace", "site"]
 

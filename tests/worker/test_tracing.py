@@ -30,7 +30,7 @@ from reshard.worker.settings import Settings
 from tests.hub.fixtures import hub, hub_process, namespace
 from tests.support.procs import wait_for
 from tests.worker.conftest import ask, claimed, followed
-from tests.worker.test_workers import SIZE, Site, site
+from tests.worker.sites import SIZE, Site, site
 
 __all__ = ["hub", "hub_process", "namespace", "site"]
 

@@ -37,8 +37,8 @@ from reshard.worker.settings import HAND_BACK, LEASE
 from tests.hub.fixtures import hub, hub_process, namespace
 from tests.support.procs import Machine, wait_for
 from tests.worker.conftest import SIZE, age, another, ask, claimed, copied, copying, planned, receipts
-from tests.worker.followers.test_catalogs import begin, definition
-from tests.worker.test_workers import Site, site
+from tests.worker.followers.builders import begin, definition
+from tests.worker.sites import Site, site
 
 __all__ = ["hub", "hub_process", "namespace", "site"]
 

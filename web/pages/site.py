@@ -81,14 +81,14 @@ class Text:
 
 
 Reply = Page | Text | str  # a str is where to go next
-_PAGES: list[tuple[Literal["GET", "POST"], str, Callable[[Call], Reply]]] = []
+PAGES: list[tuple[Literal["GET", "POST"], str, Callable[[Call], Reply]]] = []
 
 
 def page(method: Literal["GET", "POST"], path: str) -> Callable[[Callable[[Call], Reply]], Callable[[Call], Reply]]:
     """Adds a page, which takes ``read``, or what a form does, which takes ``act``."""
 
     def add(run: Callable[[Call], Reply]) -> Callable[[Call], Reply]:
-        _PAGES.append((method, path, run))
+        PAGES.append((method, path, run))
         return run
 
     return add
@@ -109,7 +109,7 @@ def act(path: str, do: Operation[..., Any], goes_to: str, body: Callable[[Fields
 def routes(site: Site) -> list[BaseRoute]:
     """All pages, the sign-in and the static files."""
     return [
-        *(Route(path, partial(_answer, site, run), methods=[method]) for method, path, run in _PAGES),
+        *(Route(path, partial(_answer, site, run), methods=[method]) for method, path, run in PAGES),
         Route("/sign-in", partial(_sign_in, site), methods=["GET", "POST"]),
         Route("/sign-out", partial(_sign_out, site), methods=["POST"]),
         Mount("/static", StaticFiles(directory=STATIC)),

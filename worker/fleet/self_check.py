@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ PROBE_MAX = 64 * MB  # bytes that a try writes; quotas and full disks show thems
 _TOKEN_ERRORS = (TokenMissing.code, TokenRefused.code)
 
 # What the children tell the main process: failures in a row, 1 when a unit was done since the last rest, the cause.
-_shared = mmap.mmap(-1, 8192)  # anonymous and shared, as in drain.py
+shared = mmap.mmap(-1, 8192)  # anonymous and shared, as in drain.py
 _COUNT, _WELL, _CAUSE = 0, 1, 2
 _EXHAUSTED = (errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE)  # of the machine, or of the limits of its user
 _FACTS = ("needed", "endpoint")  # what a try has to know of an error
@@ -85,21 +85,21 @@ def failed(kind: str, error: ReshardError) -> None:
     """In a child: a unit of this kind failed for a cause of the machine."""
     cause = {"kind": kind, "code": error.code, "message": str(error)[:1000], "hint": error.next_step[:1000]}
     cause |= {name: error.facts[name] for name in _FACTS if name in error.facts}
-    text = json.dumps(cause).encode()[: len(_shared) - _CAUSE]
-    _shared[_CAUSE:] = text.ljust(len(_shared) - _CAUSE, b"\0")
-    _shared[_COUNT] = min(_shared[_COUNT] + 1, 255)
+    text = json.dumps(cause).encode()[: len(shared) - _CAUSE]
+    shared[_CAUSE:] = text.ljust(len(shared) - _CAUSE, b"\0")
+    shared[_COUNT] = min(shared[_COUNT] + 1, 255)
 
 
 def succeeded(kind: str) -> None:
     """In a child: a unit of this kind was done. Another kind proves nothing: plans are made without a disk."""
     if _cause().get("kind") == kind:
-        _shared[_COUNT], _shared[_WELL] = 0, 1
+        shared[_COUNT], shared[_WELL] = 0, 1
 
 
 def _cause() -> dict[str, Any]:
     """The last failure. Two children may have written at once, and then nothing more is known than that they failed."""
     try:
-        cause: dict[str, Any] = json.loads(_shared[_CAUSE:].rstrip(b"\0"))
+        cause: dict[str, Any] = json.loads(shared[_CAUSE:].rstrip(b"\0"))
     except ValueError:
         return {"code": ReshardError.code, "message": "several things failed at once", "hint": "look at its log"}
     return cause
@@ -108,8 +108,8 @@ def _cause() -> dict[str, Any]:
 class SelfCheck:
     """Whether this worker rests; kept by its main process."""
 
-    def __init__(self, fleet: Fleet, worker: str) -> None:
-        self._fleet, self._worker = fleet, worker
+    def __init__(self, fleet: Fleet, worker: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._fleet, self._worker, self._clock = fleet, worker, clock
         self._cause: dict[str, Any] | None = None  # while it rests
         self._tried_for: dict[str, Any] = {}
         self._try: subprocess.Popen[bytes] | None = None
@@ -121,7 +121,7 @@ class SelfCheck:
         """Whether the worker rests now, to be asked every second; may raise redis-py's errors."""
         if self._try is not None:
             self._look(self._try)
-        elif time.monotonic() >= self._next if self._cause is not None else _shared[_COUNT] >= REST_AFTER:
+        elif self._clock() >= self._next if self._cause is not None else shared[_COUNT] >= REST_AFTER:
             self._begin()
         return self._cause is not None
 
@@ -132,8 +132,8 @@ class SelfCheck:
             self._try = None
 
     def _begin(self) -> None:
-        if self._cause is None and _shared[_WELL]:
-            self._pause, self._doubted, _shared[_WELL] = 0.0, False, 0
+        if self._cause is None and shared[_WELL]:
+            self._pause, self._doubted, shared[_WELL] = 0.0, False, 0
         self._tried_for = self._cause or _cause()
         command = [sys.executable, "-P", "-m", __name__, json.dumps(self._tried_for)]
         try:
@@ -142,11 +142,11 @@ class SelfCheck:
             log.warning("this worker cannot try itself: %s", error)
             self._rest(self._tried_for)
             return
-        self._tried = time.monotonic()
+        self._tried = self._clock()
 
     def _look(self, process: subprocess.Popen[bytes]) -> None:
         ended = process.poll()
-        if ended is None and time.monotonic() - self._tried < SELF_CHECK_TIMEOUT:
+        if ended is None and self._clock() - self._tried < SELF_CHECK_TIMEOUT:
             return
         process.kill()
         said, _ = process.communicate()
@@ -156,7 +156,7 @@ class SelfCheck:
                 self._fleet.awake(self._worker)
             log.warning("this worker found itself fit, and %s", "takes work again" if self._cause else "goes on")
             self._doubted |= self._cause is None
-            self._cause, _shared[_COUNT] = None, 0
+            self._cause, shared[_COUNT] = None, 0
             return
         found = self._tried_for
         if ended == 0 and said:
@@ -172,7 +172,7 @@ class SelfCheck:
 
     def _rest(self, cause: dict[str, Any]) -> None:
         self._pause = min(2 * self._pause or REST_FIRST, REST_MAX)
-        self._next = time.monotonic() + self._pause
+        self._next = self._clock() + self._pause
         rests = "still rests" if self._cause else f"rests after {REST_AFTER} failures in a row that are its own"
         log.error("this worker %s, and tries itself again in %.0f s: %s", rests, self._pause, cause["message"])
         self._cause = cause

@@ -117,7 +117,7 @@ class Catalogs:
     """Every method may raise redis-py's ConnectionError and TimeoutError."""
 
     def __init__(self, store: JobStore) -> None:
-        self._store = store
+        self.store = store
         self._redis = store.redis
 
     # -------------------------------------------------------------------------------------------------- for clients
@@ -215,8 +215,8 @@ class Catalogs:
         cancelled = 0
         for job in texts(self._redis.hvals(key(name, "active"))):
             try:
-                if self._store.get(job).request.asked_by == asked_by(name):
-                    self._store.cancel(job)
+                if self.store.get(job).request.asked_by == asked_by(name):
+                    self.store.cancel(job)
                     cancelled += 1
             except (WrongState, JobNotFound) as error:
                 log.info("job %s goes on to its end: %s", job, error)

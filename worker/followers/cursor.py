@@ -175,7 +175,7 @@ class Cursor(Catalogs):
         for number, id in ended:
             entry = self._entry(definition.name, number)
             try:
-                seen = self._store.get(id)
+                seen = self.store.get(id)
                 self._end(definition, run, number, entry.repo, records.how(entry, seen), records.kept(entry, seen))
             except JobNotFound as error:
                 self._end(definition, run, number, entry.repo, Ended("failed", id, error=error.to_dict()))
@@ -214,7 +214,7 @@ class Cursor(Catalogs):
 
         def step(pipe: Pipeline, now: Now) -> str:
             waits = pipe.zscore(key(name, "todo"), number) is not None
-            why, there = ("same", job) if job else in_the_way(pipe, submitted, self._store.most)
+            why, there = ("same", job) if job else in_the_way(pipe, submitted, self.store.most)
             pipe.multi()
             if now.state != "running" or now.run != run or now.active >= definition.at_once:
                 return "stop"
@@ -223,7 +223,7 @@ class Cursor(Catalogs):
             if why == "busy":
                 return there
             if why == "full":  # when one of its jobs has begun there is room
-                pipe.hset(key(name), "note", WAITS.format(most=self._store.most))
+                pipe.hset(key(name), "note", WAITS.format(most=self.store.most))
                 return "stop"
             if not why:
                 enqueue(pipe, submitted)
@@ -239,7 +239,7 @@ class Cursor(Catalogs):
     def _go_on(self, job: str) -> str:
         """The job, when it goes on; empty when a new one must be made, if its submitter may have one more."""
         try:
-            self._store.retry(job)
+            self.store.retry(job)
         except WrongState:  # retried already, by a control that died then
             pass
         except (JobNotFound, TargetBusy, TooManyQueued):

@@ -49,26 +49,36 @@ def expanded(definition: Definition, context: Context, catalogs: Cursor) -> tupl
 class Expander:
     """Expands catalogs beside control's loop, one at a time, because asking a Hub may take minutes."""
 
-    def __init__(self, catalogs: Cursor, expand: Callable[[Definition], tuple[Rows, list[int]]]) -> None:
+    def __init__(
+        self,
+        catalogs: Cursor,
+        expand: Callable[[Definition], tuple[Rows, list[int]]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._catalogs = catalogs
         self._expand = expand
+        self._clock = clock
         self._token = uuid4().hex
         self._thread: threading.Thread | None = None
         self._at = ("", "")  # the catalog and the run that the thread expands
         self._dropped = threading.Event()
         self._again: dict[str, float] = {}  # run -> when it may be tried again
 
+    @property
+    def busy(self) -> bool:
+        """Whether one is asked about now."""
+        return self._thread is not None and self._thread.is_alive()
+
     def look(self, waiting: Iterable[str]) -> None:
         """Take on one of the catalogs that wait, keep what was taken on, and drop what waits no more."""
-        busy = self._thread is not None and self._thread.is_alive()
-        wanted = False
+        busy, wanted = self.busy, False
         for name in waiting:
             if busy and name != self._at[0]:
                 continue
             run = self._catalogs.claim(name, self._token)
             if busy:
                 wanted = (name, run) == self._at
-            elif run and self._again.get(run, 0.0) <= time.monotonic():
+            elif run and self._again.get(run, 0.0) <= self._clock():
                 self._at = (name, run)
                 self._dropped.clear()
                 self._thread = threading.Thread(target=self._work, args=self._at, name=name, daemon=True)
@@ -96,7 +106,7 @@ class Expander:
         except ReshardError as error:
             log.warning("catalog %s cannot be expanded: %s", name, error, extra=error.logged)
             if error.retryable:
-                self._again[run] = time.monotonic() + EXPAND_AGAIN
+                self._again[run] = self._clock() + EXPAND_AGAIN
                 self._catalogs.delay(name, run, self._token, error)
             else:
                 self._refuse(name, run, error)

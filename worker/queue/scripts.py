@@ -50,7 +50,7 @@ class Scripts:
 
     def __call__(self, name: str, *arguments: str | bytes | int) -> Any:
         if name not in self._scripts:
-            self._scripts[name] = self._client.register_script(_text(name))
+            self._scripts[name] = self._client.register_script(step_text(name))
         try:
             return self._scripts[name](args=list(arguments))
         except redis.ResponseError as error:
@@ -107,7 +107,7 @@ def decoded(fields: Any) -> dict[str, str]:
 
 
 @cache
-def _text(name: str) -> str:
+def step_text(name: str) -> str:
     kinds = [", ".join(f"{state} = true" for state in sorted(kind)) for kind in (JobState, ENDED, CANCELLABLE)]
     parts = ("common", "wakes", *(("owned",) if name in OWNED else ()), name)
     files = [(_FOLDER / f"{part}.lua").read_text() for part in parts]

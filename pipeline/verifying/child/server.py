@@ -55,7 +55,7 @@ def serve() -> None:
     os.close(nothing)
     gc.disable()  # else it looks through all that is imported again and again: a quarter of the time
     try:
-        _operations()
+        operations()
     except Exception as error:  # noqa: BLE001 - a broken installation fails in any way, and the parent must know how
         _send(parent, {"unavailable": f"{type(error).__name__}: {error}"[:500]})
         return
@@ -76,7 +76,7 @@ def serve() -> None:
             _send(parent, answer)
 
 
-def _operations() -> dict[str, Callable[..., dict[str, Any]]]:
+def operations() -> dict[str, Callable[..., dict[str, Any]]]:
     """What can be asked for; the first call imports everything that the forks will need."""
     from reshard.pipeline.verifying.child import devices, load, model, tokenizer
 
@@ -95,7 +95,7 @@ def _forked(request: bytes, scratch: Path, parent: Connection, allowed: Allowed)
     os.close(there)
     answer, said = None, bytearray()
     try:
-        why = _read(here, said, parent, pid, allowed)
+        why = read_answer(here, said, parent, pid, allowed)
     finally:
         os.close(here)
         # Harmless to one that is done; the others must not run on.
@@ -109,7 +109,7 @@ def _forked(request: bytes, scratch: Path, parent: Connection, allowed: Allowed)
     return {**(answer or _inconclusive(why or _cut_short(status, allowed))), "peak_rss": usage.ru_maxrss * unit}
 
 
-def _read(here: int, said: bytearray, parent: Connection, pid: int, allowed: Allowed) -> str | None:
+def read_answer(here: int, said: bytearray, parent: Connection, pid: int, allowed: Allowed) -> str | None:
     """Read what the fork says until it ends, or else say what it used too much of; None when our parent is gone."""
     deadline = time.monotonic() + allowed.seconds
     while (left := deadline - time.monotonic()) > 0:
@@ -157,7 +157,7 @@ def _answer_and_exit(request: bytes, scratch: Path, there: int, allowed: Allowed
     try:
         limit(allowed)
         question = json.loads(request)
-        answer = _operations()[question["operation"]](scratch=scratch, **question["arguments"])
+        answer = operations()[question["operation"]](scratch=scratch, **question["arguments"])
     except NotChecked as why:
         answer = {"result": why.result, "reason": str(why), **why.facts}
     except MemoryError:

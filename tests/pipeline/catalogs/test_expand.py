@@ -15,9 +15,9 @@ from reshard.pipeline.errors import BadCatalog, HubError, HubRefused, SourceNotF
 from reshard.pipeline.publishing.rollback import rollback
 from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.connect import Context, open_target
-from reshard.pipeline.stores.pace import LocalRateLimiter
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.hub.fixtures import Namespace
+from tests.pipeline.stores.conftest import Impatient
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 
 
@@ -311,15 +311,12 @@ def test_what_cannot_be_done_in_this_process_is_left_to_a_job(
     assert not stands(one, Context.from_env())
 
 
-def test_a_hub_that_is_away_says_nothing_of_a_target(
-    space: Namespace, weights: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_that_is_away_says_nothing_of_a_target(space: Namespace, weights: str) -> None:
     model(space, "m-cut")
     one = one_of(space, weights)
-    monkeypatch.setattr(LocalRateLimiter, "_wait", lambda self, seconds: None)
     space.admin.fault("/commits/", "status", status=503)
     with pytest.raises(HubError):
-        stands(one, Context.from_env())
+        stands(one, Context.from_env(lambda budget: Impatient()))
 
 
 def test_a_public_copy_of_what_is_hidden_is_refused_without_a_job(space: Namespace) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -153,12 +156,27 @@ def test_without_xet_the_price_is_named(context: Context, monkeypatch: pytest.Mo
     assert probes(context)["xet"] == "warning"
 
 
-def test_a_clock_that_is_off_is_a_warning() -> None:
-    from datetime import UTC, datetime
-    from email.utils import format_datetime
+@pytest.mark.parametrize(
+    ("date", "warns"),
+    [
+        ("Date: Thu, 01 Jan 2026 12:00:00 GMT\r\n", "the clocks differ by 300 s"),
+        ("Date: Thu, 01 Jan 2026 12:04:59 GMT\r\n", "only public repositories"),
+        ("Date: yesterday\r\n", "only public repositories"),
+        ("", "only public repositories"),
+    ],
+)
+def test_a_clock_that_is_off_is_a_warning(date: str, warns: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
 
-    from reshard.pipeline.doctor import probes as module
+        def answer() -> None:
+            line, _ = server.accept()
+            with line:
+                line.recv(65536)
+                line.sendall(f"HTTP/1.1 401 Unauthorized\r\n{date}Content-Length: 0\r\n\r\n".encode())
 
-    at = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
-    assert module._skew(format_datetime(at, usegmt=True), at.timestamp() + 300) == 300
-    assert module._skew(None, 0) == 0
+        answering = threading.Thread(target=answer)
+        answering.start()
+        endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
+        now = datetime(2026, 1, 1, 12, 5, 0, tzinfo=UTC).timestamp()
+        assert probe_hub(Reference(endpoint, None, None, None), lambda: now).warning.startswith(warns)
+        answering.join()

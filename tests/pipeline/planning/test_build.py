@@ -27,33 +27,8 @@ from reshard.pipeline.stores.connect import Context, open_source
 from reshard.pipeline.tensors import Checkpoint, Name, Piece, Pin, StoredFile, Tensor
 from reshard.pipeline.verifying import job_checks
 from reshard.pipeline.verifying.job_checks import check_plan, check_structure
+from tests.pipeline.planning.builders import NOTHING, PIN, opened_of, plan_of, request, sources
 from tests.support.models import save_model
-
-PIN = Pin("https://hub", "a/b", "c" * 40)
-NOTHING = Before("", {}, {}, {})
-
-
-def request(**options: Any) -> Request:
-    return Request(source=Hub(repo="a/b"), target=Hub(repo="c/d"), options=Options(**options))
-
-
-def opened_of(sizes: list[list[int]]) -> Opened:
-    """Source files with tensors of these sizes, as if their headers had been read."""
-    files, tensors = [], []
-    for number, row in enumerate(sizes):
-        at = 64
-        for i, size in enumerate(row):
-            tensors.append(Tensor(f"f{number}.t{i}", "U8", (size,), (Piece(number, at, (0,), (size,)),)))
-            at += size
-        files.append(StoredFile(f"part{number}.safetensors", at, sha256=f"{number:064x}"))
-    checkpoint = Checkpoint(Name("", "model"), tuple(range(len(files))), tuple(tensors))
-    return Opened(tuple(files), (checkpoint,), {})
-
-
-def plan_of(opened: Opened, before: Before = NOTHING, **options: Any) -> Plan:
-    listing = {file.path: file for file in opened.files}
-    keys = Keys("request", "weights")
-    return make_plan(Known(request(**options), PIN, keys, Found((), frozenset()), opened, listing, before))
 
 
 def planned_for(target: Place, size: int, sizes: list[int], carried: int = 1) -> Plan:
@@ -89,9 +64,6 @@ def test_a_file_that_clients_without_xet_do_not_download_is_noted() -> None:
     assert [note.partition(":")[0].split()[0] for note in notes] == ["model.safetensors", "extra.dat"]
     assert all("clients without hf_xet download at most 50,000,000,000" in note for note in notes)
     assert planned_for(ON_HUB, HTTP, [HTTP - 1000], HTTP).notes == ()
-
-
-sources = st.lists(st.lists(st.integers(0, 900), min_size=1, max_size=8), min_size=1, max_size=5)
 
 
 @given(sources, st.integers(300, 4000))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from reshard.pipeline.copying.loop import Moved, copy
 from reshard.pipeline.places import parse_place
@@ -15,7 +18,11 @@ from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import plan
 from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.verifying.meta_load import MetaLoader
-from tests.pipeline.conftest import TRANSPORT
+from tests.hub.fixtures import Namespace
+from tests.pipeline.conftest import TRANSPORT, upload
+from tests.support.models import save_model
+
+COMMIT = "POST /api/models/.*/commit/"
 
 
 class Job:
@@ -43,3 +50,19 @@ class Job:
         return publish(
             self.plan, self.plan.shards, self.receipts, self.attested, self.source, self.target, "token", begin
         )
+
+
+@pytest.fixture
+def repo(tmp_path: Path, on_hub: Namespace) -> str:
+    folder = save_model(tmp_path / "model", 8, 4000, 2)
+    return upload(on_hub, "source", folder)
+
+
+@pytest.fixture
+def job(repo: str, on_hub: Namespace, meta_loader: MetaLoader) -> Job:
+    on_hub.admin.create_repo(on_hub.repo("target"))
+    return Job(repo, on_hub.repo("target"), meta_loader)
+
+
+def commits(space: Namespace, repo: str = "target") -> int:
+    return sum(1 for r in space.admin.log() if r["method"] == "POST" and f"{space.repo(repo)}/commit/" in r["path"])

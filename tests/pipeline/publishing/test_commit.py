@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,12 +23,11 @@ from reshard.pipeline.publishing.commit import Published, spoiled
 from reshard.pipeline.reshard import confirm
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.hub.fixtures import Namespace
-from tests.pipeline.conftest import upload
-from tests.pipeline.publishing.jobs import Job
+from tests.pipeline.publishing.jobs import COMMIT, Job, commits, job, repo
 from tests.support.checker import from_hub, read_checkpoint
-from tests.support.models import save_model
 
-COMMIT = "POST /api/models/.*/commit/"
+__all__ = ["job", "repo"]
+
 OLD, NEW = {"model.safetensors": b"old"}, {"model.safetensors": b"new"}
 
 
@@ -48,22 +46,6 @@ def test_a_forced_commit_whose_answer_is_lost_is_made_once(
     on_hub.admin.settings(commit_messages=True)
     assert on_hub.admin.state(on_hub.repo("target"))["commits"] == count + 1
     assert published.commit == on_hub.admin.head(on_hub.repo("target"))
-
-
-@pytest.fixture
-def repo(tmp_path: Path, on_hub: Namespace) -> str:
-    folder = save_model(tmp_path / "model", 8, 4000, 2)
-    return upload(on_hub, "source", folder)
-
-
-@pytest.fixture
-def job(repo: str, on_hub: Namespace, meta_loader: MetaLoader) -> Job:
-    on_hub.admin.create_repo(on_hub.repo("target"))
-    return Job(repo, on_hub.repo("target"), meta_loader)
-
-
-def commits(space: Namespace, repo: str = "target") -> int:
-    return sum(1 for r in space.admin.log() if r["method"] == "POST" and f"{space.repo(repo)}/commit/" in r["path"])
 
 
 NONSENSE = [

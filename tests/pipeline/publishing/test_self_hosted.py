@@ -12,7 +12,7 @@ from reshard.pipeline.publishing.commit import Published
 from reshard.pipeline.publishing.rollback import rollback
 from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import Run, upload
-from tests.pipeline.publishing.test_commit import COMMIT, Job, commits, job, repo
+from tests.pipeline.publishing.jobs import COMMIT, Job, commits, job, repo
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 
 __all__ = ["job", "repo"]

@@ -11,7 +11,7 @@ from reshard.pipeline.places import Folder
 from reshard.pipeline.stores.folder.target import FolderTarget
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.pipeline.conftest import TRANSPORT
-from tests.pipeline.publishing.test_commit import Job
+from tests.pipeline.publishing.jobs import Job
 from tests.support.checker import from_folder, read_checkpoint
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 

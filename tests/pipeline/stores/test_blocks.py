@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from mmap import mmap
 from pathlib import Path
 
@@ -64,9 +65,18 @@ def test_files_are_filled_side_by_side(disk: Disk, tmp_path: Path) -> None:
     assert all((tmp_path / name).read_bytes() == noise(size) for name, size in sizes.items())
 
 
+def descriptor_of(path: Path) -> int:
+    """By which this process has the file open."""
+    for one in Path("/dev/fd").iterdir():
+        with suppress(OSError):  # that of the listing is closed by now
+            if os.path.samestat(os.fstat(int(one.name)), path.stat()):
+                return int(one.name)
+    raise AssertionError(f"{path} is not open")
+
+
 def goes_around_the_cache(disk: Disk, path: Path, size: int) -> bool:
     file = disk.create(path, size)
-    direct = fcntl.fcntl(file._file, fcntl.F_GETFL) & getattr(os, "O_DIRECT", 0)
+    direct = fcntl.fcntl(descriptor_of(path), fcntl.F_GETFL) & getattr(os, "O_DIRECT", 0)
     file.close()
     return bool(direct)
 
@@ -89,17 +99,27 @@ def test_where_the_disk_takes_nothing_but_through_the_cache_it_gets_it_so(
     disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a file system may that takes the flag and refuses the write."""
-    write, refused = os.write, []
+    write, flags, refused = os.write, fcntl.fcntl, []
+
+    def taken(descriptor: int, command: int, given: int = 0) -> int:
+        """Also the flag that the tests' own disk may not take."""
+        try:
+            return flags(descriptor, command, given)
+        except OSError:
+            return 0
 
     def refusing(descriptor: int, view: memoryview) -> int:
-        if descriptor == file._file.fileno() and not refused:
+        if descriptor == of_the_file and not refused:
             refused.append(len(view))
             raise OSError(errno.EINVAL, "Invalid argument")
         return write(descriptor, view)
 
     data = noise(3 * DISK_BLOCK + 5)
-    file = disk.create(tmp_path / "file", len(data))
-    file._around_cache = True  # also where the tests' own disk cannot
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "major", lambda device: 8)
+        patched.setattr(fcntl, "fcntl", taken)
+        file = disk.create(tmp_path / "file", len(data))
+    of_the_file = descriptor_of(tmp_path / "file")
     monkeypatch.setattr(os, "write", refusing)
     fill(file, data)
     disk.flush()
@@ -111,7 +131,7 @@ def test_three_blocks_are_enough_however_slow_the_disk_is_and_none_is_filled_bef
     disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, third, go_on = [], threading.Event(), threading.Event()
-    write = BlockFile._write_some
+    write = os.write
 
     def counted(*arguments: int) -> mmap:
         made.append(arguments)
@@ -119,14 +139,15 @@ def test_three_blocks_are_enough_however_slow_the_disk_is_and_none_is_filled_bef
             third.set()
         return mmap(*arguments)
 
-    def slow(file: BlockFile, view: memoryview) -> int:
-        assert go_on.wait(WAIT)
-        return write(file, view)
+    def slow(descriptor: int, view: memoryview) -> int:
+        assert descriptor != of_the_file or go_on.wait(WAIT)
+        return write(descriptor, view)
 
     monkeypatch.setattr(blocks, "mmap", counted)
-    monkeypatch.setattr(BlockFile, "_write_some", slow)
     data = noise(20 * DISK_BLOCK)
     file = disk.create(tmp_path / "file", len(data))
+    of_the_file = descriptor_of(tmp_path / "file")
+    monkeypatch.setattr(os, "write", slow)
     writer = threading.Thread(target=fill, args=(file, data))
     writer.start()
     assert third.wait(WAIT)

@@ -38,6 +38,7 @@ from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.stores.folder import swap as module
 from reshard.pipeline.stores.folder.record import Record, RecordedPublication
 from reshard.pipeline.stores.folder.source import FolderSource
+from reshard.pipeline.stores.folder.swap import link_tree
 from reshard.pipeline.stores.folder.target import FolderTarget
 from tests.pipeline.stores.conftest import noise, read, write_files
 
@@ -480,18 +481,17 @@ def test_of_two_who_commit_at_once_the_second_waits_and_is_refused(
     target: FolderTarget, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base, building, go_on = target.head(), threading.Event(), threading.Event()
-    build = FolderTarget._build
 
-    def slow(self: FolderTarget, change: Change, parent: str) -> str:
+    def slow(*what: Any) -> None:
         building.set()
         assert go_on.wait(20)
-        return build(self, change, parent)
+        link_tree(*what)
 
     def commit(name: str) -> str:
         change = Change(name, "", (Addition(name, content=b"x"),), ())
         return FolderTarget(Folder(path=str(root))).commit(change, base)
 
-    monkeypatch.setattr(FolderTarget, "_build", slow)
+    monkeypatch.setattr("reshard.pipeline.stores.folder.target.link_tree", slow)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(commit, "first")
         assert building.wait(20)

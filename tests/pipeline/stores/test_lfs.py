@@ -28,10 +28,14 @@ SIZE = 3_000_000
 
 
 @pytest.fixture
-def sink(context: Context, namespace: Namespace, hub: HubAdmin) -> LfsSink:
+def repo(namespace: Namespace, hub: HubAdmin) -> str:
     hub.create_repo(namespace.repo("m"))
     hub.log(reset=True)
-    repo = namespace.repo("m")
+    return namespace.repo("m")
+
+
+@pytest.fixture
+def sink(context: Context, repo: str) -> LfsSink:
     return LfsSink(context.api(Hub(repo=repo), "write"), repo, context.disk)
 
 
@@ -169,16 +173,16 @@ def test_one_shard_is_sent_while_the_next_is_written(sink: LfsSink, hub: HubAdmi
     assert spools(context.tmpdir) == 0
 
 
-def test_with_room_for_one_shard_they_take_turns(context: Context, sink: LfsSink) -> None:
-    tight = LfsSink(sink._api, sink._repo, ScratchSpace(context.tmpdir, SIZE + 1000))
+def test_with_room_for_one_shard_they_take_turns(context: Context, repo: str) -> None:
+    tight = LfsSink(context.api(Hub(repo=repo), "write"), repo, ScratchSpace(context.tmpdir, SIZE + 1000))
     batch = tight.batch([])
     for seed in (1, 2, 3):
         write(batch, seed)
     assert len(batch.seal()) == 3
 
 
-def test_without_room_for_a_shard_it_says_so_at_once(context: Context, sink: LfsSink, hub: HubAdmin) -> None:
-    tight = LfsSink(sink._api, sink._repo, ScratchSpace(context.tmpdir, SIZE - 1))
+def test_without_room_for_a_shard_it_says_so_at_once(context: Context, repo: str, hub: HubAdmin) -> None:
+    tight = LfsSink(context.api(Hub(repo=repo), "write"), repo, ScratchSpace(context.tmpdir, SIZE - 1))
     with pytest.raises(DiskFull) as full:
         write(tight.batch([]), 1)
     assert full.value.facts["needed"] == SIZE and full.value.facts["free"] == SIZE - 1

@@ -92,7 +92,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[list[str]]]:
 def api(namespace: Namespace, context: Context, names: dict[str, list[list[str]]], hub: HubAdmin) -> Iterator[HubApi]:
     """A Hub that counts as public, although it is connected to on loopback."""
     api = context.api(Hub(repo=namespace.repo("bait")), "write")
-    api._client = None  # one that has no connection to it yet
+    api.close()  # so that it has no connection to it yet
     yield api
     api.close()
 

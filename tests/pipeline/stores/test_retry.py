@@ -161,8 +161,8 @@ def test_what_is_told_is_the_newest_wait_until_the_last_is_over() -> None:
 def test_a_long_wait_is_told_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     now, told = [0.0], list[str]()
     limiter = LocalRateLimiter(Waits(told.append))
-    monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(limiter, "_wait", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(pace, "time", clock)
     limiter.slow_down(25)
     limiter.before("api")
     assert [why for why in told if why] == [f"rate limited, {left} s" for left in (25, 15, 5)]

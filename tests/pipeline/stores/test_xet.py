@@ -41,7 +41,7 @@ from reshard.pipeline.stores.xet import XetSink, XetSource, XetWriter, plain, wr
 from tests.hub.admin import HubAdmin
 from tests.hub.fixtures import Namespace
 from tests.pipeline.stores.conftest import MakeSource, MakeTarget, noise, read
-from tests.pipeline.stores.test_memory import ROOT, move
+from tests.pipeline.stores.moves import ROOT, move
 
 STORE = "/_cas/"
 _seeds = itertools.count(1000)
@@ -307,14 +307,15 @@ def test_an_error_of_the_content_store_is_told_without_its_signed_urls() -> None
 
 
 def test_a_stream_that_arrives_in_another_length_is_no_file(data: bytes, target: HubTarget) -> None:
-    batch = target.sink("t").batch([])
-    writer = batch.open("model.safetensors", len(data))
-    assert isinstance(writer, XetWriter)
+    sink, stored = target.sink("t"), list[tuple[str, Any]]()
+    assert isinstance(sink, XetSink)
+    stream = sink.upload().start_upload_stream(name="model.safetensors")
+    writer = XetWriter(sink, stored, stream, "model.safetensors", len(data))
     writer.write(memoryview(data))
-    writer._stream.write(b"and more")
+    stream.write(b"and more")
     with pytest.raises(ReshardError, match=f"{len(data) + 8} of {len(data)} bytes arrived"):
         writer.finish()
-    assert batch.seal() == []
+    assert stored == []
 
 
 def test_a_file_that_the_store_lost_is_named(source: Source, hub: HubAdmin) -> None:

@@ -11,7 +11,7 @@ from reshard.worker.queue.states import JobState
 from tests.hub.fixtures import hub, hub_process, namespace
 from tests.support.models import arrays, save_single
 from tests.support.procs import Proc, wait_for
-from tests.worker.test_workers import Site, site
+from tests.worker.sites import Site, site
 
 __all__ = ["hub", "hub_process", "namespace", "site"]
 

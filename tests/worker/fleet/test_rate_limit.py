@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 
 import httpx2
 import pytest
@@ -18,6 +19,7 @@ from reshard.pipeline.stores.hub_api import HubApi
 from reshard.pipeline.stores.pace import RateLimitWindow
 from reshard.worker.fleet.rate_limit import RESERVE, SharedRateLimiter, rate_limiters
 from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.scripts import PREFIX, texts
 from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.procs import Broker
 
@@ -30,9 +32,25 @@ def nothing() -> None:
     return None
 
 
-def wait(pace: SharedRateLimiter) -> float:
-    """Seconds that a call would have to wait now."""
-    return pace._take("api")
+def wait(pace: SharedRateLimiter) -> int:
+    """Seconds that a call would have to wait now, as they are told; 0: it may go, and is taken."""
+    told: list[str] = []
+
+    def sleep(seconds: float, why: str) -> None:
+        told.append(why)
+        raise Stopped("cancel")
+
+    with pytest.MonkeyPatch.context() as patch, suppress(Stopped):
+        patch.setattr(pace, "sleep", sleep)
+        pace.before("api")
+    return int(told[0].removeprefix("rate limited, ").removesuffix(" s")) if told else 0
+
+
+def kept(store: JobStore, kind: str = "") -> str:
+    """The key of the only budget's wait, or of its window of this kind."""
+    found = texts(store.redis.scan_iter(f"{PREFIX}pace:????????????????{kind and f':{kind}'}"))
+    (key,) = found
+    return key
 
 
 def test_a_wait_that_one_worker_was_asked_for_holds_for_all(store: JobStore) -> None:
@@ -41,7 +59,7 @@ def test_a_wait_that_one_worker_was_asked_for_holds_for_all(store: JobStore) -> 
     assert 0 < wait(other) <= 60
     told.slow_down(0.01)
     assert wait(other) > 0, "a shorter wait does not end a longer one"
-    store.redis.pexpire(other._key, 10)
+    store.redis.pexpire(kept(store), 10)
     other.before("api")  # it waits, and then it may
     assert wait(other) == 0
 
@@ -63,7 +81,7 @@ def test_a_window_from_before_the_broker_s_clock_jumped_back_is_over(store: JobS
     pace = rate_limiters(store.redis, nothing, nothing)(BUDGET)
     pace.update(RateLimitWindow("api", 0, 60, 10, 300))
     assert wait(pace) > 50
-    store.redis.hincrby(f"{pace._key}:api", "ends", 3_600_000)
+    store.redis.hincrby(kept(store, "api"), "ends", 3_600_000)
     assert wait(pace) == 0
     pace.update(RateLimitWindow("api", 0, 60, 10, 300))
     assert 50 < wait(pace) <= 60, "what the Hub says counts again"
@@ -140,7 +158,7 @@ def test_where_a_hub_says_nothing_no_script_runs_and_a_wait_still_holds_at_once(
     assert calls(one) == 100 and scripts() == before
     other.slow_down(60)
     assert calls(one) == 0
-    store.redis.delete(other._key)
+    store.redis.delete(kept(store))
     other.update(SAID._replace(left=3))
     assert calls(one) == 3 - 2, "of which bulk work leaves two"
 
@@ -181,17 +199,17 @@ def test_what_the_hub_says_of_a_new_window_wins_over_what_we_made_of_it(store: J
     interactive.before("api")
     interactive.update(SAID._replace(left=1, seconds=5))
     assert calls(interactive) == 1
-    assert interactive._take("api") <= 5
+    assert wait(interactive) <= 5
 
 
 def test_an_answer_that_cannot_be_is_believed_until_the_next(store: JobStore) -> None:
     interactive = hurried(store, bulk=False)
     interactive.update(SAID._replace(left=0, seconds=600))
-    assert 0 < interactive._take("api") <= SAID.window + 2
+    assert 0 < wait(interactive) <= SAID.window + 2
     interactive.update(SAID._replace(left=9, seconds=5))
     interactive.update(SAID._replace(left=0, seconds=600))
     assert calls(interactive) == 9
-    assert interactive._take("api") <= 5
+    assert wait(interactive) <= 5
 
 
 def test_of_two_answers_that_exclude_each_other_the_later_one_counts(store: JobStore) -> None:
@@ -199,7 +217,7 @@ def test_of_two_answers_that_exclude_each_other_the_later_one_counts(store: JobS
     interactive.update(SAID._replace(left=0))
     interactive.update(SAID._replace(left=9, seconds=20))
     assert calls(interactive) == 9
-    assert interactive._take("api") <= 20
+    assert wait(interactive) <= 20
 
 
 def test_of_many_at_once_no_more_go_than_there_are_calls(store: JobStore) -> None:
@@ -216,7 +234,7 @@ def test_of_many_at_once_no_more_go_than_there_are_calls(store: JobStore) -> Non
 def test_a_window_that_never_ends_is_not_waited_for_for_ever(store: JobStore) -> None:
     interactive = hurried(store, bulk=False)
     interactive.update(SAID._replace(left=0, seconds=10**9))
-    assert interactive._take("api") <= WAIT_MAX
+    assert wait(interactive) <= WAIT_MAX
 
 
 QUOTA, WINDOW = 20, 3  # calls, in so many seconds
@@ -258,9 +276,10 @@ def test_only_the_hub_itself_says_what_is_left(store: JobStore) -> None:
     interactive = hurried(store, bulk=False)
     api = HubApi("https://hub", None, interactive)
     headers = {"RateLimit": '"api";r=2;t=30', "RateLimit-Policy": '"fixed window";"api";q=10;w=30'}
-    api._tell_limiter(httpx2.Response(200, headers=headers, request=httpx2.Request("GET", "https://content/x")))
+    (tell,) = api.client.event_hooks["response"]
+    tell(httpx2.Response(200, headers=headers, request=httpx2.Request("GET", "https://content/x")))
     assert calls(interactive) == 100
-    api._tell_limiter(httpx2.Response(200, headers=headers, request=httpx2.Request("GET", "https://hub/x")))
+    tell(httpx2.Response(200, headers=headers, request=httpx2.Request("GET", "https://hub/x")))
     assert calls(interactive) == 2
 
 

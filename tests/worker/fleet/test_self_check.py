@@ -17,24 +17,19 @@ from reshard.worker.fleet.self_check import check
 from reshard.worker.local import worker_command
 from reshard.worker.probes import queue
 from reshard.worker.process import OwnProcess
-from reshard.worker.queue.jobs import JobStore, Process
+from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import ATTEMPTS_AT_A_BUG, Settings
 from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.at_fault import WAYS, spoil, spoil_started
 from tests.support.procs import Proc, wait_for
-from tests.worker.conftest import Wakes, age, another, ask, claimed
-from tests.worker.followers.test_metrics import port, scrape
-from tests.worker.test_steps import DISK, EXPIRED, Bench, bench, one_reload, raising, steps
-from tests.worker.test_workers import Site, site
+from tests.worker.bench import DISK, EXPIRED, Bench, bench, one_reload, raising, steps
+from tests.worker.conftest import Wakes, age, another, ask, claimed, process
+from tests.worker.followers.scrapes import port, scrape
+from tests.worker.sites import Site, site
 
 __all__ = ["bench", "hub", "hub_process", "namespace", "one_reload", "port", "site", "steps"]
-
-
-def process(name: str, kind: str = "worker") -> Process:
-    host, _, pid = name.partition(":")
-    return Process(name, kind, "1", host, int(pid), 2, 0.0, False)
 
 
 # ------------------------------------------------------------------------------------------------- whose unit it is

@@ -6,9 +6,13 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import redis
 
@@ -26,11 +30,10 @@ from reshard.worker.fleet.fleet import RESTING, Fleet
 from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.fleet.self_check import SelfCheck
 from reshard.worker.queue.jobs import JobStore
-from reshard.worker.settings import REST_AFTER
+from reshard.worker.settings import REST_AFTER, REST_MAX
 from tests.support.procs import wait_for
-from tests.worker.conftest import age, another, ask, claimed
-from tests.worker.fleet.test_self_check import process
-from tests.worker.test_steps import DISK, EXPIRED, raising
+from tests.worker.bench import DISK, EXPIRED, raising
+from tests.worker.conftest import age, another, ask, claimed, process
 
 ME = "here:1"
 PACKAGE = PackageMissing(what="no module named x")
@@ -42,7 +45,8 @@ class Machine:
 
     def __init__(self, store: JobStore) -> None:
         self.fleet = Fleet(store)
-        self.check = SelfCheck(self.fleet, ME)
+        self.later = 0.0  # seconds that its clock was put forward
+        self.check = SelfCheck(self.fleet, ME, lambda: time.monotonic() + self.later)
 
     def fails(self, error: ReshardError, times: int = REST_AFTER) -> bool:
         """Whether it rests after this error in a row of units."""
@@ -52,15 +56,16 @@ class Machine:
 
     def tried(self) -> bool:
         """Whether it rests once its next try, if one is to come, has ended."""
-        self.check._next = 0.0
+        self.later += REST_MAX
+        others = psutil.Process().children()
         self.check.rests()
-        wait_for(lambda: (self.check.rests(), self.check._try is None)[1], "the try")
+        wait_for(lambda: (self.check.rests(), psutil.Process().children() == others)[1], "the try")
         return ME in self.fleet.resting()
 
 
 @pytest.fixture
 def machine(store: JobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    monkeypatch.setattr(self_check, "_shared", bytearray(len(self_check._shared)))
+    monkeypatch.setattr(self_check, "shared", bytearray(len(self_check.shared)))
     monkeypatch.setenv("RESHARD_BROKER_URL", store.url)
     monkeypatch.setenv("RESHARD_TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
@@ -157,15 +162,18 @@ def test_a_try_that_says_something_else_is_a_fault(
 def test_a_broker_that_goes_away_while_a_worker_says_that_it_rests_does_not_end_the_worker(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from reshard.worker.app import Drained  # which needs a broker's URL to be imported at all
+    from reshard.worker import app  # which needs a broker's URL to be imported at all
 
-    step = Drained.__new__(Drained)
-    step._begun, step._self_check, step._fleet, step._name = True, machine.check, machine.fleet, ME
+    looks: list[Callable[[], None]] = []
+    timer = SimpleNamespace(call_repeatedly=lambda seconds, look, given: looks.append(partial(look, *given)))
+    monkeypatch.setattr(app, "SelfCheck", lambda *_: machine.check)
+    app.Drained(None).start(SimpleNamespace(timer=timer))
     monkeypatch.setattr(self_check.subprocess, "Popen", raising(OSError(errno.ENOMEM, "no memory")))
-    monkeypatch.setattr(machine.fleet, "_workers", raising(redis.ConnectionError("gone")))
+    monkeypatch.setattr(Fleet, "rest", raising(redis.ConnectionError("gone")))
     for _ in range(REST_AFTER):
         self_check.failed("plan", FOLDER)
-    step._look(None)
+    for look in looks:
+        look()
     assert "the broker is unavailable" in caplog.text
     assert machine.check.rests(), "it rests, though it could not say so"
 

@@ -14,7 +14,8 @@ from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX
 from reshard.worker.queue.states import JobState
-from tests.worker.followers.test_catalogs import Rows, begin, definition, fail, finish, jobs, rows
+from tests.support.procs import wait_for
+from tests.worker.followers.builders import Rows, begin, definition, fail, finish, jobs, rows
 
 
 @pytest.fixture
@@ -39,11 +40,21 @@ def test_another_turn_of_a_cancelled_one_is_for_what_failed_alone(catalogs: Curs
     assert catalogs.get("mirror").state == "failed"
 
 
-def test_a_second_cancel_goes_on_where_the_first_client_died(catalogs: Cursor, leases: Leases, store: JobStore) -> None:
+def test_a_second_cancel_goes_on_where_the_first_client_died(
+    catalogs: Cursor, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begin(catalogs, definition(3, at_once=2))
     first, second = jobs(catalogs)
-    catalogs._turn("mirror", "cancelled", "it has ended already")
-    store.cancel(first)  # and here it died
+    cancel = store.cancel
+
+    def dies_over(job: str) -> None:
+        cancel(job)
+        raise ConnectionError("the client died")
+
+    with monkeypatch.context() as patched, pytest.raises(ConnectionError):
+        patched.setattr(catalogs.store, "cancel", dies_over)
+        catalogs.cancel("mirror")
+    assert store.get(first).state == JobState.cancelled
     assert jobs(catalogs) == [second]
     assert catalogs.cancel("mirror") == 1
     assert store.get(second).state == JobState.cancelled
@@ -110,8 +121,7 @@ def test_what_ended_one_run_does_not_end_the_next(catalogs: Cursor) -> None:
     catalogs.cancel("mirror")
     assert catalogs.submit(definition(2))
     begun_anew.set()
-    assert expander._thread is not None
-    expander._thread.join(30)
+    wait_for(lambda: not expander.busy, "the end of the first run")
     seen = catalogs.get("mirror")
     assert (seen.state, seen.note) == ("expanding", None)
 

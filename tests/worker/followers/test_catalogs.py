@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import threading
 from dataclasses import asdict
-from uuid import uuid4
 
 import pytest
 
-from reshard.pipeline.catalogs.definition import parse, request_for
 from reshard.pipeline.errors import (
     BadCatalog,
     CatalogNotFound,
@@ -23,60 +21,20 @@ from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.publishing.commit import Published
 from reshard.worker.followers import catalogs as kept
 from reshard.worker.followers.cursor import Cursor
-from reshard.worker.followers.expander import Expander
-from reshard.worker.followers.records import Definition, Ended, Entry
-from reshard.worker.queue.jobs import JobStore, submission
+from reshard.worker.followers.expander import EXPAND_AGAIN, Expander
+from reshard.worker.followers.records import Definition
+from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX
 from reshard.worker.queue.states import JobState
 from tests.support.procs import Broker, wait_for
 from tests.worker.conftest import ask, claimed, copied, followed
-
-Rows = list[tuple[Entry, ReshardError | None]]
+from tests.worker.followers.builders import Rows, begin, definition, fail, finish, jobs, rows
 
 
 @pytest.fixture
 def catalogs(store: JobStore) -> Cursor:
     return Cursor(store)
-
-
-def definition(count: int = 5, **fields: object) -> Definition:
-    entries = "".join(f"- repo: them/m{number}\n" for number in range(count))
-    return Definition(
-        name="mirror", text=f"name: mirror\ndefaults: {{to: 'us/{{name}}'}}\nentries:\n{entries}", **fields
-    )
-
-
-def rows(wanted: Definition, source: str = "s1", target: str | None = "t1") -> Rows:
-    catalog = parse(wanted.text, "c.yaml")
-    return [
-        (Entry(repo=e.repo or "", request=request_for(catalog, e, e.repo or ""), source=source, target=target), None)
-        for e in catalog.entries
-    ]
-
-
-def begin(catalogs: Cursor, wanted: Definition, found: Rows | None = None) -> None:
-    """Submit it and let a control expand it to ``found``."""
-    assert catalogs.submit(wanted)
-    token = uuid4().hex
-    run = catalogs.claim(wanted.name, token)
-    assert catalogs.fill(wanted.name, run, token, rows(wanted) if found is None else found)
-
-
-def jobs(catalogs: Cursor) -> list[str]:
-    """What is at work once control has heard what happened."""
-    followed(catalogs._store)
-    return list(catalogs.get("mirror").active.values())
-
-
-def finish(leases: Leases, job: str, found: bool = True, source: str = "s1") -> None:
-    """A job that is done with the ``source`` that it read; it found its commit there, or made one."""
-    lease = claimed(leases, job, "plan")
-    assert leases.done(lease, {**asdict(Published(f"commit-of-{job}", "main", found)), "source": source}) == "ok"
-
-
-def fail(leases: Leases, job: str) -> None:
-    assert leases.fail(claimed(leases, job, "plan"), NoWeights(place="them/m", found="").to_dict()) == "ok"
 
 
 def test_no_more_than_so_many_are_at_work_and_all_get_their_turn(
@@ -505,26 +463,30 @@ def test_two_controls_admit_each_entry_once(broker: Broker, store: JobStore, cat
 def test_a_control_that_looked_before_another_one_acted_changes_nothing(
     catalogs: Cursor, leases: Leases, store: JobStore
 ) -> None:
-    wanted = definition(5, at_once=2, max_failures=9)
-    begin(catalogs, wanted)
-    run = catalogs.get("mirror").run
+    def act_on(command: str, seen: object) -> None:
+        """Another control, of which one command was answered before we acted."""
+        with JobStore.at(store.url) as own:
+            ask, answers = getattr(own.redis, command), [seen]
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(own.redis, command, lambda *what, **how: answers.pop() if answers else ask(*what, **how))
+                Cursor(own).reconcile()
+            assert not answers, "it was asked"
+
+    begin(catalogs, definition(5, at_once=2, max_failures=9))
     first, _ = jobs(catalogs)
-    catalogs._admit(wanted, run, room=2)  # it saw room where there is none any more
+    act_on("hgetall", {})  # it saw room where there is none any more
     assert len(catalogs.get("mirror").active) == 2
     fail(leases, first)
     jobs(catalogs)
-    ended = Ended("failed", first, error={"code": "job"})
-    catalogs._end(wanted, run, "0", "them/m0", ended)  # the same end, noted twice
+    act_on("hgetall", {b"0": first.encode()})  # the same end, noted twice
     assert store.redis.hget(f"{PREFIX}catalog:mirror", "failures") == b"1"
     catalogs.pause("mirror")
     for job in catalogs.get("mirror").active.values():
         finish(leases, job)
     assert jobs(catalogs) == []
     catalogs.resume("mirror")
-    request = rows(wanted)[0][0].request
-    assert request is not None
-    late = catalogs._admit_one(wanted, run, "0", "", submission(request))
-    assert late == "gone"  # its turn is over, and its target is free
+    act_on("zrangebyscore", [b"0"])  # its turn is over, and its target is free
+    assert set(catalogs.get("mirror").active) == {"them/m3", "them/m4"}
 
 
 def test_another_control_expands_what_a_dead_one_began(catalogs: Cursor, store: JobStore) -> None:
@@ -557,15 +519,16 @@ def test_a_hub_that_is_away_is_asked_again_and_another_error_ends_it(catalogs: C
         asked.append(wanted.name)
         raise raised[0]
 
-    expander = Expander(catalogs, away)
+    now = [0.0]
+    expander = Expander(catalogs, away, clock=lambda: now[0])
     catalogs.submit(definition(1))
     expander.look(catalogs.expanding())
-    wait_for(lambda: expander._again, "the failure")
+    wait_for(lambda: not expander.busy, "the failure")
+    now[0] = EXPAND_AGAIN - 1
     expander.look(catalogs.expanding())
-    assert (catalogs.get("mirror").state, len(asked)) == ("expanding", 1)
-    expander._again.clear()
+    assert (catalogs.get("mirror").state, expander.busy, len(asked)) == ("expanding", False, 1)
     raised[0] = UsageError(what="no")
-    wait_for(lambda: expander._thread is not None and not expander._thread.is_alive(), "the thread's end")
+    now[0] = EXPAND_AGAIN
     expander.look(catalogs.expanding())
     wait_for(lambda: catalogs.get("mirror").state == "failed", "its end")
     assert "no (see" in (catalogs.get("mirror").note or "")

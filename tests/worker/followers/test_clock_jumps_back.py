@@ -19,7 +19,7 @@ from reshard.worker.queue.events import EVENTS, Reader, follow
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.scripts import PREFIX, server_ms
 from tests.worker.conftest import ask
-from tests.worker.followers.test_catalogs import definition
+from tests.worker.followers.builders import definition
 
 HOUR = 3_600_000  # ms
 POLYNOMIAL = 0x95AC9329AC4BC9B5  # of Redis's CRC-64 (Jones), reflected

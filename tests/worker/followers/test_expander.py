@@ -10,7 +10,6 @@ from reshard.pipeline.catalogs.definition import parse, request_for
 from reshard.pipeline.errors import HubError, ReshardError
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.connect import Context
-from reshard.pipeline.stores.pace import LocalRateLimiter
 from reshard.worker.fleet.rate_limit import rate_limiters
 from reshard.worker.followers import expander as module
 from reshard.worker.followers.cursor import Cursor
@@ -19,6 +18,7 @@ from reshard.worker.followers.records import Definition, Entry
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.scripts import PREFIX
 from tests.hub import HubProcess
+from tests.pipeline.stores.conftest import Impatient
 from tests.support import mirror
 from tests.support.procs import wait_for
 from tests.worker.conftest import followed
@@ -70,7 +70,7 @@ def night(catalogs: Cursor) -> dict[str, int]:
         return catalogs.get("mirror").state != "expanding"
 
     wait_for(look, "the expanding", 60)
-    followed(catalogs._store)
+    followed(catalogs.store)
     return catalogs.get("mirror").counts()
 
 
@@ -99,31 +99,32 @@ def test_what_changed_becomes_a_job_and_nothing_else(hub: HubProcess, store: Job
     assert {str(job.request.source) for job in store.recent()} == {"them/m7", "them/m8"}
 
 
-def test_what_was_asked_before_the_hub_went_away_is_not_asked_again(
-    hub: HubProcess, store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(LocalRateLimiter, "_wait", lambda self, seconds: None)
+def impatient() -> Context:
+    """One that tries again at once."""
+    return Context.from_env(lambda budget: Impatient())
+
+
+def test_what_was_asked_before_the_hub_went_away_is_not_asked_again(hub: HubProcess, store: JobStore) -> None:
     hub.admin.fault("/commits/", "status", status=503, skip=20)
     catalogs = Cursor(store)
     with pytest.raises(HubError):
-        expanded(definition(), Context.from_env(), catalogs)
+        expanded(definition(), impatient(), catalogs)
     found = store.redis.hlen(f"{PREFIX}catalog:mirror:record")
     assert calls(hub, "/commits/") == 20 >= found > 0
     hub.admin.clear_faults()
     hub.admin.log(reset=True)
-    expanded(definition(), Context.from_env(), catalogs)
+    expanded(definition(), impatient(), catalogs)
     assert calls(hub, "/commits/") == COUNT - found
 
 
 def test_a_catalog_says_why_it_waits_until_its_hub_is_back(
     hub: HubProcess, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LocalRateLimiter, "_wait", lambda self, seconds: None)
     monkeypatch.setattr(module, "EXPAND_AGAIN", 0.0)
     hub.admin.fault("/api/models", "status", status=503)
     catalogs = Cursor(store)
     catalogs.submit(definition())
-    expander = Expander(catalogs, lambda wanted: expanded(wanted, Context.from_env(), catalogs))
+    expander = Expander(catalogs, lambda wanted: expanded(wanted, impatient(), catalogs))
     expander.look(catalogs.expanding())
     wait_for(lambda: catalogs.get("mirror").note is not None, "the note")
     seen = catalogs.get("mirror")
@@ -159,9 +160,8 @@ def test_what_is_cancelled_meanwhile_is_asked_about_no_more(hub: HubProcess, sto
     expander.look(catalogs.expanding())
     wait_for(lambda: calls(hub) == QUOTA, "the end of the budget")
     expander.look(catalogs.expanding())
-    assert expander._thread is not None and expander._thread.is_alive()
+    assert expander.busy
     catalogs.cancel("mirror")
     expander.look(catalogs.expanding())
-    expander._thread.join(30)
-    assert not expander._thread.is_alive(), "it still waits for calls"
+    wait_for(lambda: not expander.busy, "the end of its wait for calls")
     assert catalogs.get("mirror").state == "cancelled"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -24,19 +23,15 @@ from reshard.worker.queue.events import EVENTS, TOTALS, Event, Follower, Reader,
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.states import JobState
-from tests.support.procs import Broker
+from tests.support.procs import Broker, in_a_process, kill_this_process
 from tests.worker.conftest import Wakes, ask
-from tests.worker.followers.test_catalogs import definition, fail, finish, rows
+from tests.worker.followers.builders import definition, fail, finish, rows
 
 FAILING = {"us/m1", "us/m3", "us/alone"}
 CONSEQUENTIAL = {"ended", "catalog", "fired", "failed", "moved"}  # kinds of events that some follower acts on
 GROUPS = {"catalogs", "outcomes", "counters"}
 
 Die = Callable[[], None]
-
-
-def kill_this_process() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Dying:
@@ -58,20 +53,6 @@ class Dying:
         reader.acknowledge = lambda *_: kill_this_process()  # type: ignore[method-assign]
         self._follower.handle([event], reader)
         kill_this_process()  # it was acknowledged in one transaction with its effect
-
-
-def in_a_process(url: str, work: Callable[[JobStore], None]) -> int:
-    """Carry out ``work`` in a child of this process; how that ended, as ``os.waitpid`` says."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            with JobStore.at(url) as store:
-                work(store)
-            status = 0
-        finally:
-            os._exit(status)
-    return os.waitpid(pid, 0)[1]
 
 
 def all_of(store: JobStore) -> tuple[Follower, ...]:

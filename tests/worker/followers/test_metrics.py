@@ -7,21 +7,18 @@ import re
 import shutil
 import socket
 import subprocess
-import urllib.request
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
-import redis
 import yaml
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from reshard.pipeline.copying.loop import Moved
-from reshard.pipeline.errors import BrokerUnavailable, HubUnreachable, NoWeights, SourceNotFound
+from reshard.pipeline.errors import HubUnreachable, NoWeights, SourceNotFound
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.stores.pace import RateLimitWindow
 from reshard.worker.control import Control
@@ -30,73 +27,25 @@ from reshard.worker.fleet.rate_limit import WINDOWS, rate_limiters
 from reshard.worker.followers import cursor
 from reshard.worker.followers.counters import HOUR, HOURS, KEEP_MOVED, by_hour, moved_key
 from reshard.worker.followers.cursor import Cursor
-from reshard.worker.followers.metrics import registry
 from reshard.worker.followers.notices import HOOKS, Command, Notifier
 from reshard.worker.followers.schedules import LATE, SUCCESS, Schedules
-from reshard.worker.health import serve
 from reshard.worker.queue.events import TOTALS
-from reshard.worker.queue.jobs import JobStore, Process, open_redis
+from reshard.worker.queue.jobs import JobStore, Process
 from reshard.worker.queue.lanes import SEEN
 from reshard.worker.queue.leases import Leases
-from reshard.worker.queue.scripts import PREFIX, server_ms
+from reshard.worker.queue.scripts import PREFIX, server_ms, transact
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import Settings
 from tests.support.procs import Broker, Machine, wait_for
-from tests.worker.conftest import Wakes, ask, claimed, followed, planned, receipts
-from tests.worker.followers.test_catalogs import begin, definition, fail, finish, jobs, rows
-from tests.worker.followers.test_schedules import DAY, Clock, nightly
+from tests.worker.conftest import Clock, Wakes, ask, claimed, followed, planned, receipts
+from tests.worker.followers.builders import DAY, begin, definition, fail, finish, jobs, nightly, rows
+from tests.worker.followers.scrapes import page, port, scrape, serving
+
+__all__ = ["port"]
 
 ROOT = Path(__file__).parents[3]
 OPERATIONS = ROOT / "docs/operations.md"
 RULES, DASHBOARD = ROOT / "deploy/prometheus/rules.yml", ROOT / "deploy/grafana/reshard.json"
-
-
-class Scrape(dict[str, dict[tuple[str, ...], float]]):
-    """Sample -> the values of its labels -> figure."""
-
-    def one(self, name: str, *labels: str) -> float:
-        return self[name][labels]
-
-
-def page(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        return str(answer.read().decode())
-
-
-URLS: dict[int, str] = {}  # of the broker, by the port at which its figures are
-
-
-def scrape(port: int) -> Scrape:
-    """The figures once the followers have heard what happened."""
-    if port in URLS:
-        with suppress(BrokerUnavailable, redis.RedisError), JobStore.at(URLS[port]) as store:
-            followed(store)
-    found = Scrape()
-    for family in text_string_to_metric_families(page(port)):
-        found.setdefault(family.name, {})
-        for sample in family.samples:
-            found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
-    return found
-
-
-@contextmanager
-def serving(url: str) -> Iterator[int]:
-    """The port at which the broker's figures are."""
-    client = open_redis(url, timeout=1)
-    server = serve(0, "127.0.0.1", healthy=lambda: "", ready=lambda: "", metrics=registry(client))
-    URLS[server.server_port] = url
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
-        client.close()
-
-
-@pytest.fixture(scope="module")
-def port(broker: Broker) -> Iterator[int]:
-    with serving(broker.url) as port:
-        yield port
 
 
 def now(store: JobStore) -> float:
@@ -260,7 +209,8 @@ def test_the_calls_that_a_hub_takes_are_those_of_the_credential_with_least(store
     assert seen["reshard_hub_refused_calls_total"] == {("https://hub",): 2}
     assert "secret" not in page(port) and "credential" not in page(port)
 
-    store.redis.hset(f"{other._key}:resolve", "ends", 1)
+    (window,) = store.redis.scan_iter(f"{PREFIX}pace:*:resolve")
+    store.redis.hset(window, "ends", 1)
     assert scrape(port).one("reshard_hub_calls_left", "https://hub", "resolve") == 5000, "its window is over"
 
 
@@ -353,13 +303,13 @@ def test_a_catalog_that_is_expanded_again_is_counted_once(
     absent = SourceNotFound(repo="them/m0", endpoint="https://hub")
     (entry, _), other = rows(wanted)
 
-    def died(*_: object) -> None:
+    def died(*_: object) -> NoReturn:
         raise ConnectionError("a control that died after its first rows")
 
     with monkeypatch.context() as patched, pytest.raises(ConnectionError):
         patched.setattr(cursor, "FILL", 1)
-        steps = iter([catalogs._change, died])
-        patched.setattr(catalogs, "_change", lambda *step: next(steps)(*step))
+        steps = iter([transact, died])
+        patched.setattr("reshard.worker.followers.catalogs.transact", lambda *step: next(steps)(*step))
         catalogs.fill("mirror", run, "one", [(entry, absent), other])
     assert scrape(port).one("reshard_catalog_failures", "mirror", "source.not_found") == 1
     assert catalogs.fill("mirror", run, "one", [(entry, absent), other])

@@ -41,9 +41,8 @@ from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX, server_ms
 from reshard.worker.settings import NOTIFY_FIRST, NOTIFY_FOR, NOTIFY_LEASE, Settings, settings
 from tests.support.procs import Broker, Machine, wait_for
-from tests.worker.conftest import Wakes, another, ask, followed, restricted
-from tests.worker.followers.test_catalogs import begin, definition, fail, finish, jobs, rows
-from tests.worker.followers.test_schedules import DAY, Clock, nightly
+from tests.worker.conftest import Clock, Wakes, another, ask, followed, restricted
+from tests.worker.followers.builders import DAY, begin, definition, fail, finish, jobs, nightly, rows
 
 SECRET = "s3cr3t-in-the-url"
 
@@ -114,9 +113,9 @@ def now(store: JobStore) -> float:
     return server_ms(store.redis) / 1000
 
 
-def told(notifier: Notifier, receiver: Receiver) -> list[dict[str, Any]]:
+def told(store: JobStore, notifier: Notifier, receiver: Receiver) -> list[dict[str, Any]]:
     """What is new at the receiver once everything was told."""
-    followed(JobStore(notifier._redis))
+    followed(store)
     before = len(receiver.posted)
     while (ended := notifier.tell(Url(receiver.url))) is not None:
         assert ended == "told"
@@ -150,13 +149,13 @@ def test_a_schedule_tells_of_failures_and_once_that_it_is_over(
 ) -> None:
     began = now(store)
     finish(leases, fire(store))
-    assert told(notifier, receiver) == [], "nothing was amiss before"
+    assert told(store, notifier, receiver) == [], "nothing was amiss before"
     before = Schedules(store).get("nightly").success
     assert before is not None and began <= before <= now(store)
 
     job = fire(store)
     fail(leases, job)
-    (notice,) = told(notifier, receiver)
+    (notice,) = told(store, notifier, receiver)
     assert [notice[part] for part in ("kind", "what", "name", "schedule")] == [
         "failed", "schedule", "nightly", "nightly",
     ]  # fmt: skip
@@ -168,18 +167,18 @@ def test_a_schedule_tells_of_failures_and_once_that_it_is_over(
 
     store.retry(job)
     finish(leases, job)
-    (recovered,) = told(notifier, receiver)
+    (recovered,) = told(store, notifier, receiver)
     assert (recovered["kind"], recovered["name"], recovered["codes"]) == ("recovered", "nightly", None)
     assert recovered["id"] != notice["id"]
     finish(leases, fire(store))
-    assert told(notifier, receiver) == []
+    assert told(store, notifier, receiver) == []
     after = Schedules(store).get("nightly").success
     assert after is not None and after > before
 
 
 def test_who_cancels_a_job_is_not_told_of_it(store: JobStore, notifier: Notifier, receiver: Receiver) -> None:
     store.cancel(fire(store))
-    assert told(notifier, receiver) == []
+    assert told(store, notifier, receiver) == []
     assert Schedules(store).get("nightly").success is None
 
 
@@ -190,7 +189,7 @@ def test_jobs_of_no_schedule_and_of_a_removed_one_tell_nothing(
     job = fire(store)
     Schedules(store).remove("nightly")
     fail(leases, job)
-    assert told(notifier, receiver) == []
+    assert told(store, notifier, receiver) == []
     assert store.redis.hgetall(f"{PREFIX}schedules:trouble") == {}
 
 
@@ -200,19 +199,19 @@ def test_an_end_that_comes_before_what_the_client_told_that_fired_it_counts_once
     with restricted(store) as client:
         job = fire(client)
         fail(leases, job)
-        assert told(notifier, receiver) == []
+        assert told(store, notifier, receiver) == []
         relay(store.redis)
-        (notice,) = told(notifier, receiver)
+        (notice,) = told(store, notifier, receiver)
         assert (notice["kind"], notice["job"], notice["codes"]) == ("failed", job, {NoWeights.code: 1})
         client.retry(job)
         finish(leases, job)
         relay(store.redis)
-        assert [notice["kind"] for notice in told(notifier, receiver)] == ["recovered"]
+        assert [notice["kind"] for notice in told(store, notifier, receiver)] == ["recovered"]
         before = Schedules(store).get("nightly").success
         finish(leases, fire(client))
         followed(store)
         relay(store.redis)
-        assert told(notifier, receiver) == []
+        assert told(store, notifier, receiver) == []
     after = Schedules(store).get("nightly").success
     assert before is not None and after is not None and after > before
 
@@ -227,7 +226,7 @@ def test_two_schedules_of_one_request_share_its_job_and_its_end(
     assert job is not None
     assert schedules.run("late").job == job
     fail(leases, job)
-    assert {notice["name"] for notice in told(notifier, receiver)} == {"early", "late"}
+    assert {notice["name"] for notice in told(store, notifier, receiver)} == {"early", "late"}
 
 
 def test_a_catalog_tells_what_failed_by_code(
@@ -243,7 +242,7 @@ def test_a_catalog_tells_what_failed_by_code(
     fail(leases, second)
     finish(leases, third)
     assert jobs(catalogs) == []
-    (notice,) = told(notifier, receiver)
+    (notice,) = told(store, notifier, receiver)
     assert (notice["kind"], notice["what"], notice["name"], notice["schedule"]) == ("failed", "catalog", "mirror", None)
     assert notice["codes"] == {NoWeights.code: 2, "source.not_found": 1}
     assert (notice["entries"], notice["counts"]) == (4, {"failed": 3, "same": 1})
@@ -256,19 +255,19 @@ def test_a_catalog_tells_what_failed_by_code(
     for job in jobs(catalogs):
         finish(leases, job)
     assert jobs(catalogs) == []
-    (notice,) = told(notifier, receiver)
+    (notice,) = told(store, notifier, receiver)
     assert (notice["codes"], notice["counts"]) == ({"source.not_found": 1}, {"failed": 1, "same": 3})
 
     begin(catalogs, wanted, found)
     for job in jobs(catalogs):
         finish(leases, job)
     jobs(catalogs)
-    (recovered,) = told(notifier, receiver)
+    (recovered,) = told(store, notifier, receiver)
     assert (recovered["kind"], recovered["what"]) == ("recovered", "catalog")
     success = catalogs.get("mirror").success
     assert success is not None and notice["at"] <= success <= now(store)
     begin(catalogs, wanted, found)  # nothing changed: well again, and not worth a word
-    assert told(notifier, receiver) == []
+    assert told(store, notifier, receiver) == []
     assert (catalogs.get("mirror").success or 0) > success
 
 
@@ -280,18 +279,18 @@ def test_a_catalog_that_stops_or_cannot_be_expanded_tells_why(
     first, second = jobs(catalogs)
     fail(leases, first)
     assert jobs(catalogs) == [second]
-    (notice,) = told(notifier, receiver)
+    (notice,) = told(store, notifier, receiver)
     assert notice["text"].startswith("catalog mirror: stopped: more than 0 failed; 1 of 3 models failed: ")
     finish(leases, second)
     assert jobs(catalogs) == []
-    assert told(notifier, receiver) == [], "its last job says nothing new"
+    assert told(store, notifier, receiver) == [], "its last job says nothing new"
     catalogs.cancel("mirror")
-    assert told(notifier, receiver) == []
+    assert told(store, notifier, receiver) == []
 
     assert catalogs.submit(definition(1))
     run = catalogs.claim("mirror", "control")
     catalogs.refuse("mirror", run, "control", UsageError(what="no such collection"))
-    (notice,) = told(notifier, receiver)
+    (notice,) = told(store, notifier, receiver)
     assert notice["text"].startswith("catalog mirror could not be expanded: no such collection")
     assert notice["next"] == "reshard catalog status mirror"
 
@@ -310,7 +309,7 @@ def test_a_catalogs_run_is_its_schedules_too_and_is_told_once(
         (job,) = jobs(catalogs)
         (finish if good else fail)(leases, job)
         jobs(catalogs)
-        return told(notifier, receiver)
+        return told(store, notifier, receiver)
 
     (failed,) = run(good=False)
     assert (failed["what"], failed["name"], failed["schedule"]) == ("catalog", "mirror", "nightly")
@@ -328,7 +327,7 @@ def test_a_night_that_did_not_happen_is_told_with_the_reason(
     schedules.add(nightly("once", ask("once")))
     clock.now = schedules.add(nightly("skip", ask("skip"), missed="skip")) + LATE + 1
     schedules.fire_due()
-    late, left_out = sorted(told(notifier, receiver), key=lambda notice: notice["name"])
+    late, left_out = sorted(told(store, notifier, receiver), key=lambda notice: notice["name"])
     assert late["text"] == "schedule once, due on 2026-06-02 03:00 UTC: no control ran then, and it was fired late"
     assert left_out["text"].endswith("no control ran then, and it was left out")
     assert (late["kind"], late["next"]) == ("missed", "reshard schedule show once")
@@ -337,15 +336,15 @@ def test_a_night_that_did_not_happen_is_told_with_the_reason(
     clock.now += DAY - LATE
     other = store.submit(ask("skip", size=12345)).id
     schedules.fire_due()
-    overlap, busy = sorted(told(notifier, receiver), key=lambda notice: notice["name"])
+    overlap, busy = sorted(told(store, notifier, receiver), key=lambda notice: notice["name"])
     assert overlap["text"].endswith("left out, because what it fired last is still at work")
     assert busy["text"].endswith(f"left out, because job {other} has the target, with another request")
 
     finish(leases, store.recent()[-1].id)  # late, and done
-    (recovered,) = told(notifier, receiver)
+    (recovered,) = told(store, notifier, receiver)
     assert (recovered["kind"], recovered["name"]) == ("recovered", "once")
     schedules.run("skip")  # by hand: who types it sees what comes of it
-    assert told(notifier, receiver) == []
+    assert told(store, notifier, receiver) == []
 
 
 def test_what_is_refused_is_told_again_later_under_the_same_id(
@@ -395,18 +394,22 @@ def test_many_controls_tell_each_notice_once(
 
 
 def test_what_a_dead_control_was_about_to_tell_is_told_by_the_next(
-    store: JobStore, notifier: Notifier, receiver: Receiver, url: Url
+    store: JobStore, notifier: Notifier, receiver: Receiver, url: Url, caplog: pytest.LogCaptureFixture
 ) -> None:
     something_fails(store)
-    claimed_by_dead = Notifier(store, [])._next("url")
-    assert claimed_by_dead is not None and claimed_by_dead[2] == 1
-    assert notifier.tell(url) is None, "it may be telling it right now"
-    age(store, NOTIFY_LEASE)
-    receiver.answers = [503]
-    assert notifier.tell(url) == "again"
+
+    class Slow:
+        name = url.name
+
+        def tell(self, notice: Notice) -> None:
+            assert notifier.tell(url) is None, "it may be telling it right now"
+            age(store, NOTIFY_LEASE)
+            receiver.answers = [503]
+            assert notifier.tell(url) == "again"
 
     # The first one was only slow, and succeeded after all: nobody tells it again.
-    assert Notifier(store, [])._end("url", claimed_by_dead[0], "told")
+    assert Notifier(store, []).tell(Slow()) == "told"
+    assert [line.partition(": ")[2][:5] for line in caplog.messages if ": try " in line] == ["try 2"]
     age(store, DAY)
     assert notifier.tell(url) is None
 

@@ -17,7 +17,7 @@ from reshard.worker.followers.schedules import Schedule, Schedules
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from tests.worker.conftest import ask, claimed, followed
-from tests.worker.followers.test_catalogs import begin, definition, finish, jobs, rows
+from tests.worker.followers.builders import begin, definition, finish, jobs, rows
 
 MAIN = {"refs/heads/main", "main"}
 

@@ -11,7 +11,6 @@ from reshard.client.operations.schedules import show_schedule
 from reshard.client.operations.table import InProcess
 from reshard.client.queue import Queue
 from reshard.pipeline.errors import BadSchedule, ScheduleExists, ScheduleNotFound, ScheduleUnreadable
-from reshard.pipeline.request import Request
 from reshard.worker.control import Control
 from reshard.worker.followers.catalogs import Catalogs
 from reshard.worker.followers.records import Definition
@@ -23,8 +22,7 @@ from reshard.worker.settings import Settings
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 from tests.support.procs import Broker, Machine, wait_for
 from tests.worker.conftest import Clock, ask, followed
-
-DAY = 86_400.0
+from tests.worker.followers.builders import DAY, nightly
 
 
 @pytest.fixture
@@ -35,10 +33,6 @@ def clock() -> Clock:
 @pytest.fixture
 def schedules(store: JobStore, clock: Clock) -> Schedules:
     return Schedules(store, clock)
-
-
-def nightly(name: str = "nightly", request: Request | None = None, **fields: object) -> Schedule:
-    return Schedule(**{"name": name, "cron": "0 3 * * *", "request": request or ask(), **fields})
 
 
 def outcomes(schedules: Schedules) -> list[str]:
@@ -188,10 +182,13 @@ def test_two_controls_fire_each_time_once(broker: Broker, store: JobStore, clock
 def test_a_control_that_looked_before_another_one_fired_does_not_fire_again(
     store: JobStore, schedules: Schedules, clock: Clock
 ) -> None:
-    due = clock.now = schedules.add(nightly())
+    clock.now = schedules.add(nightly())
+    seen = store.redis.zrangebyscore(DUE, "-inf", "+inf", withscores=True)
     assert outcomes(schedules) == ["fired"]
     finish(store, schedules)  # so that no overlap stands in its way
-    assert schedules._fire(nightly(), due * 1000, due) is None
+    with JobStore.at(store.url) as own, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(own.redis, "zrangebyscore", lambda *_, **__: seen)
+        assert Schedules(own, clock).fire_due() == []
     assert len(store.recent()) == 1
 
 

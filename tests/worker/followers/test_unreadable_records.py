@@ -18,7 +18,7 @@ from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX, job_key
 from reshard.worker.settings import Settings
 from tests.worker.conftest import Wakes, ask
-from tests.worker.followers.test_catalogs import begin, definition, finish, jobs, rows
+from tests.worker.followers.builders import begin, definition, finish, jobs, rows
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.settings import Settings
 from tests.worker.conftest import Wakes, ask
-from tests.worker.followers.test_catalogs import begin, definition, fail, jobs
+from tests.worker.followers.builders import begin, definition, fail, jobs
 
 GROUPS = [follower.group for follower in (Cursor, Pushes, Outcomes, Counters)]
 ERROR = json.dumps({"code": "x", "message": "x"})

@@ -16,7 +16,7 @@ from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import job_key, texts
 from tests.worker.conftest import ask, claimed, followed, planned
-from tests.worker.followers.test_catalogs import begin, definition, fail, finish, jobs
+from tests.worker.followers.builders import begin, definition, fail, finish, jobs
 
 MOST = 2
 

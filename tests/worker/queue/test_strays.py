@@ -65,7 +65,12 @@ def test_doctor_says_that_a_client_wrote_over_a_key_of_the_queue(store: JobStore
 @pytest.mark.parametrize("part", (None, "units", "todo"))
 @pytest.mark.parametrize("due", (0, 10**15))
 def test_a_job_whose_key_a_client_wrote_over_holds_up_no_other(
-    store: JobStore, control: Control, part: str | None, due: int, caplog: pytest.LogCaptureFixture
+    store: JobStore,
+    control: Control,
+    part: str | None,
+    due: int,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     broken, fine = (store.submit(ask(name)).id for name in ("broken", "fine"))
     store.redis.set(job_key(broken, part), "x")
@@ -73,7 +78,7 @@ def test_a_job_whose_key_a_client_wrote_over_holds_up_no_other(
     assert control.look(listen=0.01) == 1
     assert strays(store.redis) == [broken] and said(store)[0].state == "warning"
     store.redis.zrem("reshard:interactive:waked", fine)
-    control._reconciled = float("-inf")  # a minute later
+    monkeypatch.setattr("reshard.worker.control.RECONCILE", 0.0)  # as a minute later
     assert control.look(listen=0.01) == 1
     assert f"job {broken} waits in vain" in caplog.text
 

@@ -24,7 +24,7 @@ import transformers
 
 from reshard.pipeline import limits
 from reshard.pipeline.verifying.child.model import UNSAFE_KEYS, cleaned
-from reshard.pipeline.verifying.child.server import REFUSED, Allowed, _read
+from reshard.pipeline.verifying.child.server import REFUSED, Allowed, read_answer
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.verdicts import ModelCheck
 from tests.pipeline.verifying.models import Saved, Specs, deepseek_fp8, layout
@@ -137,7 +137,7 @@ def test_a_fork_that_stops_in_the_middle_of_its_answer_is_as_limited(allowed: Al
     if end is None:
         owner.close()
     said = bytearray()
-    assert _read(here, said, ours, os.getpid(), allowed) == end
+    assert read_answer(here, said, ours, os.getpid(), allowed) == end
     os.close(here)
     os.close(there)
 

@@ -1,0 +1,43 @@
+"""Plans of sources whose headers were never written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from reshard.pipeline.checkpoint.discover import Found
+from reshard.pipeline.checkpoint.open import Opened
+from reshard.pipeline.places import Hub
+from reshard.pipeline.planning.build import Known, make_plan
+from reshard.pipeline.planning.existing import Before
+from reshard.pipeline.planning.model import Keys, Plan
+from reshard.pipeline.request import Options, Request
+from reshard.pipeline.tensors import Checkpoint, Name, Piece, Pin, StoredFile, Tensor
+
+PIN = Pin("https://hub", "a/b", "c" * 40)
+NOTHING = Before("", {}, {}, {})
+sources = st.lists(st.lists(st.integers(0, 900), min_size=1, max_size=8), min_size=1, max_size=5)
+
+
+def request(**options: Any) -> Request:
+    return Request(source=Hub(repo="a/b"), target=Hub(repo="c/d"), options=Options(**options))
+
+
+def opened_of(sizes: list[list[int]]) -> Opened:
+    """Source files with tensors of these sizes, as if their headers had been read."""
+    files, tensors = [], []
+    for number, row in enumerate(sizes):
+        at = 64
+        for i, size in enumerate(row):
+            tensors.append(Tensor(f"f{number}.t{i}", "U8", (size,), (Piece(number, at, (0,), (size,)),)))
+            at += size
+        files.append(StoredFile(f"part{number}.safetensors", at, sha256=f"{number:064x}"))
+    checkpoint = Checkpoint(Name("", "model"), tuple(range(len(files))), tuple(tensors))
+    return Opened(tuple(files), (checkpoint,), {})
+
+
+def plan_of(opened: Opened, before: Before = NOTHING, **options: Any) -> Plan:
+    listing = {file.path: file for file in opened.files}
+    keys = Keys("request", "weights")
+    return make_plan(Known(request(**options), PIN, keys, Found((), frozenset()), opened, listing, before))
