@@ -5,12 +5,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import resource
-import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from mmap import mmap
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from reshard.pipeline.errors import DiskFull
 from reshard.pipeline.limits import DISK_BLOCK, MIB
 from reshard.pipeline.stores.folder import blocks
 from reshard.pipeline.stores.folder.blocks import BlockFile, Disk
+from tests.support.full_disk import files_of_at_most
 
 WAIT = 60  # seconds; for what a broken implementation never does
 
@@ -179,18 +178,10 @@ def test_few_files_are_open_however_many_are_finished(
 
 
 def test_what_the_disk_says_is_raised_by_a_later_call(disk: Disk, tmp_path: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (DISK_BLOCK + 1000, hard))
-    try:
-        file = disk.create(tmp_path / "file", 4 * DISK_BLOCK)
+    with closing(disk.create(tmp_path / "file", 4 * DISK_BLOCK)) as file, files_of_at_most(DISK_BLOCK + 1000):
         with pytest.raises(DiskFull, match=f"{4 * DISK_BLOCK:,} bytes needed"):
             fill(file, bytes(4 * DISK_BLOCK))
         assert not file.on_disk
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, previous)
-        file.close()
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,10 @@ import itertools
 import json
 import multiprocessing
 import os
-import resource
 import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
@@ -41,6 +39,7 @@ from reshard.pipeline.stores.folder.source import FolderSource
 from reshard.pipeline.stores.folder.swap import link_tree
 from reshard.pipeline.stores.folder.target import FolderTarget
 from tests.pipeline.stores.conftest import noise, read, write_files
+from tests.support.full_disk import files_of_at_most
 
 OLD = {"a.safetensors": b"old weights", "notes/mine.txt": b"mine", "config.json": b"{}"}
 CHANGE = Change(
@@ -578,21 +577,10 @@ def test_marks_of_another_form_vouch_for_nothing(target: FolderTarget, root: Pat
 # -------------------------------------------------------------------------------------------------- disk and rights
 
 
-@pytest.fixture
-def limited() -> Iterator[Callable[[int], None]]:
-    """Files of this process may grow to so many bytes: the kernel's own way to say that there is no room."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    signal.signal(signal.SIGXFSZ, previous)
-
-
-def test_a_disk_that_fills_up_while_staging(target: FolderTarget, root: Path, limited: Callable[[int], None]) -> None:
+def test_a_disk_that_fills_up_while_staging(target: FolderTarget, root: Path) -> None:
     batch = target.sink("t").batch([])
     writer = batch.open("w.safetensors", 1000)
-    limited(100)
-    with pytest.raises(DiskFull, match="1,000 bytes needed"):
+    with files_of_at_most(100), pytest.raises(DiskFull, match="1,000 bytes needed"):
         writer.write(memoryview(bytes(1000)))
         writer.finish()
         batch.seal()
@@ -601,10 +589,9 @@ def test_a_disk_that_fills_up_while_staging(target: FolderTarget, root: Path, li
     assert beside(root) == [] and contents(root) == OLD
 
 
-def test_a_disk_that_fills_up_in_the_commit(target: FolderTarget, root: Path, limited: Callable[[int], None]) -> None:
+def test_a_disk_that_fills_up_in_the_commit(target: FolderTarget, root: Path) -> None:
     base = target.head()
-    limited(100)
-    with pytest.raises(DiskFull):
+    with files_of_at_most(100), pytest.raises(DiskFull):
         target.commit(Change("T", "", (Addition("x", content=bytes(1000)),), ()), base)
     assert contents(root) == OLD and target.head() == base
 

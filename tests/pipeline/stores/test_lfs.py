@@ -20,9 +20,7 @@ from reshard.pipeline.tensors import StoredFile
 from tests.hub.admin import HubAdmin
 from tests.hub.fixtures import Namespace
 from tests.pipeline.stores.conftest import Impatient, noise
-from tests.support.full_disk import small_files
-
-__all__ = ["small_files"]
+from tests.support.full_disk import files_of_at_most
 
 SIZE = 3_000_000
 
@@ -189,10 +187,9 @@ def test_without_room_for_a_shard_it_says_so_at_once(context: Context, repo: str
     assert not hub.log()
 
 
-@pytest.mark.usefixtures("small_files")
 def test_a_disk_that_fills_up_while_writing(sink: LfsSink, context: Context) -> None:
     batch = sink.batch([])
-    with pytest.raises(DiskFull):
+    with files_of_at_most(2_000_000), pytest.raises(DiskFull):
         write(batch, 1)
     batch.abort()
     assert spools(context.tmpdir) == 0

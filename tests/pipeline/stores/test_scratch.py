@@ -11,9 +11,7 @@ import pytest
 
 from reshard.pipeline.errors import DiskFull
 from reshard.pipeline.stores.scratch import ScratchFile, ScratchSpace
-from tests.support.full_disk import small_files
-
-__all__ = ["small_files"]
+from tests.support.full_disk import files_of_at_most
 
 
 def test_all_temporary_files_share_one_limit(tmp_path: Path) -> None:
@@ -79,9 +77,8 @@ def test_a_view_is_filled_whole_or_not_at_all(tmp_path: Path) -> None:
             scratch.read_into(memoryview(view), 8)
 
 
-@pytest.mark.usefixtures("small_files")
 def test_a_disk_that_fills_up_is_named(tmp_path: Path) -> None:
     scratch = ScratchSpace(tmp_path).open(3_000_000)
-    with pytest.raises(DiskFull, match=str(tmp_path)):
+    with files_of_at_most(2_000_000), pytest.raises(DiskFull, match=str(tmp_path)):
         scratch.write(memoryview(bytes(3_000_000)))
     scratch.close()

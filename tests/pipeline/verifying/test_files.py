@@ -28,10 +28,8 @@ from reshard.pipeline.verifying.json_difference import json_difference
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.opened import UNCHANGED, OpenedSide
 from reshard.pipeline.verifying.tokenizer import check_tokenizers
-from tests.support.full_disk import small_files
+from tests.support.full_disk import files_of_at_most
 from tests.support.models import add_friends, arrays, save_single
-
-__all__ = ["small_files"]
 
 OTHER_WORDS = "other blanks, order or forms of numbers"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
@@ -394,9 +392,8 @@ def test_two_documents_are_the_same_only_where_they_are_equal(one: Any, other: A
     assert json_difference(first.encode(), second.encode(), config=False).same_meaning == (first == second)
 
 
-def test_a_tokenizer_that_there_is_no_room_for_is_said_so(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_tokenizer_that_there_is_no_room_for_is_said_so(tmp_path: Path) -> None:
     write(tmp_path / "model" / "tokenizer.json", "x" * 3_000_000)
-    request.getfixturevalue("small_files")
-    with closing(MetaLoader()) as meta_loader, pytest.raises(DiskFull) as full:
+    with files_of_at_most(2_000_000), closing(MetaLoader()) as meta_loader, pytest.raises(DiskFull) as full:
         check_tokenizers(source_of(tmp_path / "model"), None, meta_loader, tmp_path)
     assert full.value.facts["needed"] == 3_000_000
