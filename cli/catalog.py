@@ -346,6 +346,7 @@ def _status(seen: Seen) -> list[tuple[str, str]]:
 
 
 def _counts(seen: Seen | CatalogNow, active: int) -> str:
+    # Of a list also by error, `failed:CODE`, which `failed` has counted.
     counts = seen.counts | {"at work": active, "to do": seen.todo}
     text = ", ".join(f"{number:,} {what}" for what, number in counts.items() if number and ":" not in what)
     text = text or ("none yet" if seen.state == "expanding" else "none")

@@ -51,3 +51,14 @@ def hub(hub_process: HubProcess) -> Iterator[HubAdmin]:
 def namespace(hub: HubAdmin) -> Namespace:
     """A user that no other test has."""
     return Namespace(hub.endpoint, hub, hub.create_user(f"user{next(_numbers)}"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def xet_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """For folders that speak Xet in this process: what hf_xet remembers stays out of the user's own cache.
+
+    It reads this when its first session is made.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_XET_CACHE", str(tmp_path_factory.mktemp("xet")))
+        yield

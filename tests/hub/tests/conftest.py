@@ -1,15 +1,14 @@
 """The Hub's own tests speak to it through the real client, in this process; each test chooses LFS or Xet."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi, constants
 
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace, hub, hub_process, namespace, xet_cache
 from tests.hub.proven import proven
 
-__all__ = ["hub", "hub_process", "namespace"]
+__all__ = ["hub", "hub_process", "namespace", "xet_cache"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -18,14 +17,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if ours and "not slow" in config.option.markexpr and proven():
         config.hook.pytest_deselected(items=ours)
         items[:] = [item for item in items if item not in set(ours)]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def xet_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What hf_xet remembers in this process stays out of the user's own cache."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_XET_CACHE", str(tmp_path_factory.mktemp("xet")))
-        yield
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.stores.credentials import Credentials
 from reshard.pipeline.stores.pace import RateLimitWindow
 from tests.hub.admin import HubAdmin
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace, hub, hub_process, namespace, xet_cache
 from tests.support.s3 import S3, bucket, odd_store, s3_server
 
-__all__ = ["bucket", "hub", "hub_process", "namespace", "odd_store", "s3_server"]
+__all__ = ["bucket", "hub", "hub_process", "namespace", "odd_store", "s3_server", "xet_cache"]
 
 _names = itertools.count(1)
 
@@ -60,14 +60,6 @@ class Impatient:
 
     def moved(self, count: int) -> None:
         self.sent += count
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _xet_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """hf_xet reads this when its first session is made."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_XET_CACHE", str(tmp_path_factory.mktemp("xet")))
-        yield
 
 
 @pytest.fixture
