@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 from contextlib import closing
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.support.procs import wait_for
-from tests.support.warm_reload import CHILD, cold
+from tests.support.warm_reload import CHILD, PROGRAM, cold
 
 
 def at_work(folder: Path) -> list[psutil.Process]:
@@ -46,3 +48,13 @@ def test_an_environment_of_its_own_or_a_test_of_the_child_has_one_started(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with closing(MetaLoader(tmpdir=tmp_path)) as loader:
         assert loader.warm() is None and is_started(loader)
+
+
+def test_whoever_is_killed_while_it_asks_ends_nothing_for_the_next(tmp_path: Path) -> None:
+    for said in (b"", json.dumps([CHILD, {"LANG": "other"}, str(tmp_path)]).encode()):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as wire, Path(os.devnull).open() as nothing:
+            wire.connect(str(Path(os.environ[PROGRAM]).with_name("socket")))
+            if said:
+                socket.send_fds(wire, [said], [nothing.fileno()] * 3)
+    with closing(MetaLoader(tmpdir=tmp_path)) as loader:
+        assert loader.warm() is None and not is_started(loader)

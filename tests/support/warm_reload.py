@@ -36,9 +36,13 @@ STAND_IN = """\
 #!{python} -IS
 import json, os, signal, socket, sys
 wire = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-wire.connect({socket!r})
-socket.send_fds(wire, [json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]).encode()], [0, 1, 2])
-code = wire.recv(100).decode()
+try:
+    wire.connect({socket!r})
+except ConnectionRefusedError:  # that process died: the run ends with an error, and its tests pass until then
+    code = "cold"
+else:
+    socket.send_fds(wire, [json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]).encode()], [0, 1, 2])
+    code = wire.recv(100).decode()
 if code == "cold":
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 if int(code) < 0:
@@ -61,7 +65,8 @@ def reload_children() -> Iterator[None]:
             os.environ[PROGRAM] = str(program)
             yield
             del os.environ[PROGRAM]
-            process.stdin.close()  # it ends with its input
+            assert process.poll() is None, "it died before its input ended"
+            process.stdin.close()
 
 
 def stand_in() -> None:
@@ -83,6 +88,8 @@ def _serve(path: str) -> Callable[[], object]:
     ours: Mapping[str, str] | None = None  # of whoever asks first: then the imports are made
     for wire in warm.connections(path):
         said, fds, _, _ = socket.recv_fds(wire, warm.MESSAGE_MAX, 3)
+        if not said:  # whoever asked was killed
+            continue
         arguments, env, cwd = json.loads(said)
         assert arguments == CHILD, arguments
         at_start = {name: value for name, value in env.items() if name not in OF_ONE}
@@ -92,7 +99,8 @@ def _serve(path: str) -> Callable[[], object]:
             os.environ.update(env | dict.fromkeys(HOMES, os.path.dirname(path)))  # noqa: PTH120 -- as text
             server.operations()
         if at_start != ours:
-            wire.send(b"cold")
+            with suppress(BrokenPipeError):
+                wire.send(b"cold")
         elif os.fork() == 0:
             pid = os.fork()
             if pid == 0:
