@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from celery import Task
 from celery.exceptions import Reject
 
 from reshard.pipeline import reshard as pipeline
@@ -61,22 +62,22 @@ from reshard.worker.settings import ATTEMPTS_AT_A_BUG, Settings, settings
 log = logging.getLogger(__name__)
 
 
-def wake(job: str) -> None:
-    """Do the next thing that ``job`` needs, if there is one."""
+def wake(task: Task, job: str) -> None:
+    """Do what comes first in the queue that this came by; of ``job``, which it was sent for, if nothing waits there."""
     if drain.wanted():
         raise Reject("this worker is ending", requeue=True)
     with drain.heeded():  # from before the claim: who died with one would keep it until its lease ends
         try:
-            lease = _leases().claim(job)
+            lease = _leases().claim_first(task.request.delivery_info["routing_key"], job)
         except BROKER_UNAVAILABLE as error:
-            log.warning("cannot claim job %s, the broker is unavailable: %s", job, error, extra={"job": job})
+            log.warning("cannot claim a job, the broker is unavailable: %s", error)
             return
         if lease is not None:
             with tracing.step(lease) as names, logs.at_work({**lease.fields, **names}):
                 work(_leases(), lease, settings(), own())
 
 
-app.task(name=WAKE)(wake)
+app.task(name=WAKE, bind=True)(wake)
 
 
 def work(leases: Leases, lease: Lease, settings: Settings, process: OwnProcess) -> None:

@@ -32,6 +32,7 @@ from tests.benchmarks.growth import growth
 from tests.benchmarks.hubs import layout, lfs, planning, xet
 from tests.benchmarks.loading import loading
 from tests.benchmarks.nights import nights
+from tests.benchmarks.ordering import ordering
 from tests.benchmarks.proving import proving
 from tests.benchmarks.scale import FULL, QUICK, Scale
 from tests.benchmarks.tiny import tiny
@@ -57,7 +58,7 @@ def answering(folder: Path, scale: Scale) -> Iterator[Figure]:
 Benchmark = Callable[[Path, Scale], Iterator[Figure | Race]]
 BENCHMARKS: tuple[Benchmark, ...] = (
     answering, planning, folders, memory, casts, xet, lfs, layout, growth, loading, proving, finished, tiny, faulty,
-    nights,
+    nights, ordering,
 )  # fmt: skip
 QUICKLY: tuple[Benchmark, ...] = (answering, folders, memory, casts, xet, lfs, layout, growth, tiny)
 

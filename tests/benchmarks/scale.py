@@ -21,6 +21,7 @@ class Scale:
     ended: int  # jobs that a broker remembers
     catalog: int  # models of a night
     faulty: int  # jobs of a fleet with workers at fault
+    waiting: int  # jobs that are submitted at once
 
     @property
     def size(self) -> str:
@@ -28,6 +29,8 @@ class Scale:
         return f"{self.file}B"
 
 
-FULL = Scale(3 * GB, 200 * MB, 5, (300 * MB, GB, 3 * GB, 10 * GB, 30 * GB), 132 * GIB, 62, 200, 100_000, 10_000, 60)
-QUICK = Scale(300 * MB, 20 * MB, 3, (100 * MB, 300 * MB, GB), 132 * GIB, 62, 20, 2000, 100, 12)
-SMOKE = Scale(3 * MB, MB, 1, (MB, 2 * MB, 4 * MB), GB, 2, 3, 1000, 40, 30)
+FULL = Scale(
+    3 * GB, 200 * MB, 5, (300 * MB, GB, 3 * GB, 10 * GB, 30 * GB), 132 * GIB, 62, 200, 100_000, 10_000, 60, 2000
+)
+QUICK = Scale(300 * MB, 20 * MB, 3, (100 * MB, 300 * MB, GB), 132 * GIB, 62, 20, 2000, 100, 12, 200)
+SMOKE = Scale(3 * MB, MB, 1, (MB, 2 * MB, 4 * MB), GB, 2, 3, 1000, 40, 30, 60)

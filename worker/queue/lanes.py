@@ -20,22 +20,24 @@ class Lane(NamedTuple):
 
 
 def lanes(client: redis.Redis) -> dict[str, Lane]:
-    """By queue; of more than SEEN jobs in one, a unit each."""
+    """By queue; of more than SEEN jobs in one, those that come first are counted, and of the others a unit each."""
     now = server_ms(client)
     with client.pipeline(transaction=False) as pipeline:
         for queue in QUEUES:
+            pipeline.zrange(f"{queue}:order", 0, SEEN - 1)
+            pipeline.zrangebyscore(f"{queue}:due", "-inf", now, 0, SEEN)
             for line, last in ((f"{queue}:waked", "+inf"), (f"{queue}:due", now)):
                 pipeline.zcount(line, "-inf", last)
-                pipeline.zrangebyscore(line, "-inf", last, 0, SEEN, withscores=True)
+                pipeline.zrangebyscore(line, "-inf", last, 0, 1, withscores=True)
         answers = pipeline.execute()
     found = {}
     for number, queue in enumerate(QUEUES):
-        waked, first, due, then = answers[4 * number : 4 * number + 4]
+        first, then, waked, longest, due, longest_due = answers[6 * number : 6 * number + 6]
         seen = [*first, *then]
         with client.pipeline(transaction=False) as pipeline:
-            for job, _ in seen:
+            for job in seen:
                 pipeline.zcount(job_key(job.decode(), "todo"), "-inf", now)
             units = waked + due - len(seen) + sum(pipeline.execute())
-        oldest = max([0.0, *(now - since for _, since in seen)]) / 1000
+        oldest = max([0.0, *(now - since for _, since in [*longest, *longest_due])]) / 1000
         found[queue.removeprefix(PREFIX)] = Lane(units, oldest)
     return found

@@ -32,6 +32,7 @@ from reshard.worker.queue.wakes import Wakes
 from reshard.worker.settings import HAND_BACK, KEEP_DETAILS, LEASE, YIELD_PAUSE
 
 NOTHING = Moved()
+LOOKS = 10  # jobs that are tried for one wake; the others have wakes of their own
 
 StepAnswer = Literal["ok", "lost", "cancelled", "yield", "alone", "often"]  # the last three of one step each
 Kind = Literal["plan", "check", "group", "publish", "confirm"]
@@ -86,6 +87,18 @@ class Leases(Wakes):
         self._schema = schema
 
     # -------------------------------------------------------------------------------------------------- the steps
+
+    def claim_first(self, queue: str, sent_for: str) -> Lease | None:
+        """The right to what there is to do first, for a wake from ``queue``.
+
+        What is first may be claimed by another worker meanwhile, or not be for this one; then it is out of the line.
+        """
+        for _ in range(LOOKS):
+            first = self.first(queue)
+            lease = self.claim(first or sent_for)
+            if lease is not None or first is None:
+                return lease
+        return None
 
     def claim(self, job: str) -> Lease | None:
         """The right to the next unit of the job, if there is one to do now, and by a worker of this release."""

@@ -28,7 +28,9 @@ The Lua of it is wakes.lua and due.lua. A wake holds nothing but the job's id, a
   its time in ``<queue>:due``. So a dead worker's unit is found by its lease's end, by any control. A time that lies
   further ahead than it can is from before the broker's clock jumped back, and is over.
 * A wake is lost when its queue is shorter than its ``:waked`` says. The oldest are sent again after ``RESEND``.
-* Interactive jobs are woken before those that have begun, and these before bulk jobs that have not (``QUEUES``).
+* A wake is for the first of its queue, whichever job it was sent for (``first``, and ``rank`` in wakes.lua): a job that
+  has begun goes before one that has not, and among these the one that was submitted first. So there may be as many jobs
+  half done as there are workers, and no more. Interactive jobs go before bulk ones (``QUEUES``).
 * A job that has not ended and is in none of ``PLACES`` is rung again once a minute (``ring_strays``), and one of these
   that a client wrote over is removed, so that it stops no wakes.
 * In a pause nothing is sent. A bulk job that must wait for the night's window is in ``reshard:held`` until it opens.
@@ -47,7 +49,7 @@ from reshard.worker.settings import RESEND
 
 log = logging.getLogger(__name__)
 
-QUEUES = (f"{PREFIX}interactive", f"{PREFIX}started", f"{PREFIX}bulk")  # in the order in which workers serve them
+QUEUES = (f"{PREFIX}interactive", f"{PREFIX}bulk")  # in the order in which workers serve them
 BELL = f"{PREFIX}bell"
 PLACES = (f"{PREFIX}held", *(f"{queue}:{place}" for queue in QUEUES for place in ("due", "waked")))  # of wakes.lua
 DUE_AT_ONCE = 100  # wakes that one look sends; the rest is due at the next
@@ -86,7 +88,8 @@ class Wakes:
     def mend(self) -> bool:
         """Remove keys of the queue that a client wrote over; returns whether there were some."""
         found = False
-        kinds = dict.fromkeys(PLACES, b"zset") | dict.fromkeys((*QUEUES, BELL), b"list")
+        orders = [f"{queue}:order" for queue in QUEUES]
+        kinds = dict.fromkeys((*PLACES, *orders), b"zset") | dict.fromkeys((*QUEUES, BELL), b"list")
         types = at_once(self.redis, lambda pipe: [pipe.type(key) for key in kinds])
         for (key, kind), type in zip(kinds.items(), types, strict=True):
             if type not in {kind, b"none"}:
@@ -111,6 +114,12 @@ class Wakes:
         for job, queue in zip(answer[::2], answer[1::2], strict=True):
             self.wake(queue, job)
         return len(answer) // 2
+
+    def first(self, queue: str) -> str | None:
+        """The job that a wake from ``queue`` is for."""
+        for job in texts(self.redis.zrange(f"{queue}:order", 0, 0)):
+            return job
+        return None
 
     def wake(self, queue: str, job: str) -> None:
         """Send the wake that a step asks for; an empty ``queue`` asks for none."""

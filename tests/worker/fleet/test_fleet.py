@@ -292,7 +292,7 @@ def test_a_commit_that_was_begun_after_the_window_shut_is_missed_when_its_worker
     assert leases.due() == 0
     age(store, job, 2)
     assert leases.due() == 1
-    assert wakes.take() == ["started"]
+    assert wakes.take() == ["bulk"]
     assert claimed(another(store), job, "publish").state == JobState.committing
 
 

@@ -474,7 +474,7 @@ def test_what_is_missing_from_the_line_is_sent_again_and_no_more(store: JobStore
     assert control.due() == 0
 
 
-def test_many_that_are_due_are_waited_for_by_neither_interactive_jobs_nor_the_shares_of_dead_workers(
+def test_many_that_are_due_are_waited_for_by_no_interactive_job_and_by_the_share_of_a_dead_worker_for_a_few_looks(
     store: JobStore, leases: Leases, wakes: Wakes
 ) -> None:
     dead = store.submit(ask("dead", "bulk")).id
@@ -484,8 +484,9 @@ def test_many_that_are_due_are_waited_for_by_neither_interactive_jobs_nor_the_sh
     age(store, dead, LEASE + 1)
     quick = store.submit(ask("quick")).id
     assert leases.due() == DUE_AT_ONCE
-    assert wakes.sent[:3] == [("interactive", quick), ("started", dead), ("bulk", bulk[0])]
+    assert wakes.sent[:2] == [("interactive", quick), ("bulk", bulk[0])]
     assert leases.due() == 4
+    assert leases.first("reshard:bulk") == dead
 
 
 def test_many_that_stand_in_line_are_waited_for_by_nobody(store: JobStore) -> None:
@@ -612,16 +613,6 @@ def test_two_controls_send_each_wake_once(store: JobStore, wakes: Wakes, broker:
     for thread in threads:
         thread.join()
     assert sorted(job for _, job in wakes.sent) == sorted(jobs)
-
-
-def test_bulk_jobs_that_have_begun_go_before_those_that_have_not(
-    store: JobStore, leases: Leases, wakes: Wakes, plan: Plan
-) -> None:
-    job = store.submit(ask(priority="bulk")).id
-    leases.due()
-    assert wakes.take() == ["bulk"]
-    leases.planned(claimed(leases, job, "plan"), plan)
-    assert wakes.take() == ["started"]
 
 
 def test_one_bulk_copy_at_a_time_gives_way_to_an_interactive_job(store: JobStore, leases: Leases, plan: Plan) -> None:

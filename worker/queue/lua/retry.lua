@@ -31,6 +31,7 @@ for _, field in ipairs(redis.call('HKEYS', key(id, 'units'))) do -- of units tha
 end
 redis.call('HDEL', key(id), 'error', 'last_error', 'note', 'undone', 'started')
 redis.call('HSET', key(id), 'asked', t)
+take_turn(id)
 redis.call('HSET', PREFIX .. 'active', target, id)
 
 local next_state = 'copying'

@@ -15,6 +15,7 @@ elseif not active then
     'asked_by', ARGV[6], 'created', t)
   redis.call('ZADD', PREFIX .. 'jobs', t, id)
   redis.call('ZADD', PREFIX .. 'ids', 0, id)
+  take_turn(id)
   set_state(id, 'queued', t)
   redis.call('ZADD', key(id, 'todo'), 0, 'plan')
   ring(id, t)

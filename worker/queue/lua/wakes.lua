@@ -3,20 +3,35 @@
 -- Until it ends, a job is in one of these, or in `held`, or nobody would look at it again:
 --   <queue>:due    sorted set: job -> when to look at it
 --   <queue>:waked  sorted set: job whose wake is in line, or was lost -> when it was sent
+-- and while it is in the second also in
+--   <queue>:order  sorted set: job -> its rank; a wake is for the first, whichever job it was sent for
 
-local QUEUES = { PREFIX .. 'interactive', PREFIX .. 'started', PREFIX .. 'bulk' } -- in the order that workers serve
+local QUEUES = { PREFIX .. 'interactive', PREFIX .. 'bulk' } -- in the order that workers serve
 
 local function drop(id, ...)
   for _, line in ipairs(QUEUES) do
-    for _, list in ipairs({ ... }) do redis.call('ZREM', line .. ':' .. list, id) end
+    for _, list in ipairs({ ... }) do
+      redis.call('ZREM', line .. ':' .. list, id)
+      if list == 'waked' then redis.call('ZREM', line .. ':order', id) end
+    end
   end
 end
 
--- The queue that a job's wakes go to. A bulk job that has begun goes before those that have not, so that jobs end
--- one after the other instead of all at the end.
+-- The queue that a job's wakes go to.
 local function queue(id)
-  if get(id, 'priority') == 'interactive' then return PREFIX .. 'interactive' end
-  return PREFIX .. (get(id, 'state') == 'queued' and 'bulk' or 'started')
+  return PREFIX .. (get(id, 'priority') == 'interactive' and 'interactive' or 'bulk')
+end
+
+-- The order of work within a queue: what has begun goes before what has not, so that jobs end one after the other
+-- instead of all at the end, and among these goes first what was submitted first.
+local NOT_BEGUN = 2 ^ 50 -- more jobs than will ever be submitted
+local function rank(id)
+  return (get(id, 'turn') or 0) + (get(id, 'state') == 'queued' and NOT_BEGUN or 0)
+end
+
+-- Behind all that were submitted before.
+local function take_turn(id)
+  redis.call('HSET', key(id), 'turn', redis.call('INCR', PREFIX .. 'last_turn'))
 end
 
 -- Whether steps can read the job; a client may have written over one of its keys.
@@ -133,8 +148,10 @@ local function settle(id, t)
   end
   drop(id, 'due')
   if waked(id) then return '' end
-  redis.call('ZADD', queue(id) .. ':waked', t, id)
-  return queue(id)
+  local line = queue(id)
+  redis.call('ZADD', line .. ':waked', t, id)
+  redis.call('ZADD', line .. ':order', rank(id), id)
+  return line
 end
 
 -- The same for a caller who cannot send: the control process hears the bell and sends.

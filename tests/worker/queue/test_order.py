@@ -1,0 +1,231 @@
+"""What a wake is for: the first of its queue that has something to claim, begun jobs before others, by submission."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reshard.pipeline.errors import DiskFull
+from reshard.pipeline.planning.model import Plan
+from reshard.worker.fleet.heartbeat import announce
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.leases import Lease, Leases
+from reshard.worker.queue.wakes import QUEUES
+from tests.support.procs import Broker
+from tests.worker.conftest import another, ask, claimed, planned, process
+
+INTERACTIVE, BULK = QUEUES
+ERROR = DiskFull(path="/", needed=2, free=1).to_dict()
+
+
+@dataclass
+class Line:
+    """The broker's lists, and a worker and control that send wakes to them."""
+
+    store: JobStore
+    sent: dict[str, deque[str]] = field(default_factory=lambda: {queue: deque() for queue in QUEUES})
+
+    def __post_init__(self) -> None:
+        self.leases = Leases(self.store, self.send, "worker-a")
+
+    def send(self, queue: str, job: str) -> None:
+        self.sent[queue].append(job)
+        self.store.redis.lpush(queue, job)  # its length says that no wake is lost
+
+    def take(self, queue: str | None = None) -> Lease | None:
+        """What a worker has that takes the next wake, from this queue or as Celery does."""
+        for name in [queue] if queue else QUEUES:
+            if self.sent[name]:
+                self.store.redis.rpop(name)
+                return self.leases.claim_first(name, self.sent[name].popleft())
+        return None
+
+
+@pytest.fixture
+def line(store: JobStore) -> Line:
+    return Line(store)
+
+
+def test_a_job_that_has_begun_is_carried_on_before_another_is_planned(line: Line, plan: Plan) -> None:
+    first, second = (line.store.submit(ask(name)).id for name in "ab")
+    line.leases.due()
+    lease = line.take()
+    assert lease and (lease.job, lease.unit) == (first, "plan")
+    assert line.leases.planned(lease, plan) == "ok"
+    units = ["check", *(f"group:{number:05d}" for number in range(len(plan.groups)))]
+    for unit in units:
+        lease = line.take()
+        assert lease and (lease.job, lease.unit) == (first, unit), "although the second's wake stood before its own"
+    lease = line.take()
+    assert lease and (lease.job, lease.unit) == (second, "plan"), "as a free worker does not wait"
+
+
+def test_of_jobs_that_have_begun_the_one_that_was_submitted_first_goes_first(line: Line, plan: Plan) -> None:
+    first, second = (line.store.submit(ask(name)).id for name in "ab")
+    line.leases.due()
+    leases = [lease for lease in (line.take(), line.take()) if lease]
+    for lease in reversed(leases):  # the second is ready before the first
+        assert line.leases.planned(lease, plan) == "ok"
+    taken = [lease.job for _ in range(2 * (1 + len(plan.groups))) if (lease := line.take())]
+    assert taken == [first] * (1 + len(plan.groups)) + [second] * (1 + len(plan.groups))
+
+
+def test_a_job_that_is_retried_goes_behind_those_that_were_submitted_since(line: Line) -> None:
+    failed = line.store.submit(ask("failed")).id
+    assert line.leases.fail(claimed(line.leases, failed, "plan"), ERROR) == "ok"
+    other = line.store.submit(ask("other")).id
+    line.store.retry(failed)
+    line.leases.due()
+    assert [lease.job for _ in range(2) if (lease := line.take())] == [other, failed]
+
+
+def test_a_job_that_had_begun_when_it_was_cancelled_goes_on_before_another_is_planned(line: Line, plan: Plan) -> None:
+    begun, waits = planned(line.store, line.leases, plan, ask("begun")), line.store.submit(ask("waits")).id
+    line.store.cancel(begun)
+    line.store.retry(begun)
+    line.leases.due()
+    jobs = [lease.job for _ in range(10) if (lease := line.take())]
+    assert jobs == [*[begun] * (1 + len(plan.groups)), waits]
+
+
+def test_a_wake_of_a_job_that_is_gone_is_for_another(line: Line) -> None:
+    gone, waits = (line.store.submit(ask(name)).id for name in "ab")
+    line.leases.due()
+    line.store.cancel(gone)
+    assert line.store.delete([gone]) == [gone]
+    lease = line.take()
+    assert lease and lease.job == waits
+
+
+def test_a_worker_that_dies_before_it_claims_leaves_the_first_in_its_place(line: Line) -> None:
+    jobs = [line.store.submit(ask(name)).id for name in "ab"]
+    line.leases.due()
+    assert line.leases.first(INTERACTIVE) == jobs[0]
+    lease = line.take()
+    assert lease and lease.job == jobs[0]
+
+
+def test_what_another_worker_has_claimed_meanwhile_costs_no_wake(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [line.store.submit(ask(name)).id for name in "ab"]
+    line.leases.due()
+    looked = Leases.first
+
+    def overtaken(self: Leases, queue: str) -> str | None:
+        monkeypatch.setattr(Leases, "first", looked)
+        first = self.first(queue)
+        assert first and another(line.store).claim(first)
+        return first
+
+    monkeypatch.setattr(Leases, "first", overtaken)
+    lease = line.take()
+    assert lease and lease.job == jobs[1]
+
+
+def test_a_job_that_waits_for_another_worker_is_not_in_the_way_of_the_next(line: Line) -> None:
+    store = line.store
+    for name in ("worker-a:1", "worker-b:2"):
+        announce(store.redis, process(name))
+    line.leases = Leases(store, line.send, "worker-a:1.5")
+    spoilt, fine = (store.submit(ask(name)).id for name in "ab")
+    line.leases.due()
+    lease = line.take()
+    assert lease and lease.job == spoilt
+    assert line.leases.hand_over(lease, ERROR) == "ok"
+    lease = line.take()
+    assert lease and lease.job == fine
+
+
+def test_a_class_s_wake_is_for_jobs_of_that_class(line: Line) -> None:
+    bulk, quick = line.store.submit(ask("b", "bulk")).id, line.store.submit(ask("q")).id
+    line.leases.due()
+    for queue, job in ((BULK, bulk), (INTERACTIVE, quick)):
+        lease = line.take(queue)
+        assert lease and lease.job == job
+
+
+# ------------------------------------------------------------------------------------------- whatever else happens
+
+Act = tuple[str, int]
+ACTS = st.lists(
+    st.tuples(
+        st.sampled_from(["submit", "submit bulk", "take", "take", "take", "finish", "finish", "hand back", "trouble",
+                         "fail", "cancel", "retry", "lose a wake"]),
+        st.integers(0, 99),
+    ),
+    max_size=60,
+)  # fmt: skip
+
+
+@given(acts=ACTS, random=st.randoms(use_true_random=False))
+def test_each_wake_is_for_the_first_that_has_something_to_claim(
+    acts: list[Act], random: Random, broker: Broker, plan: Plan
+) -> None:
+    with JobStore.at(broker.url) as store:
+        store.redis.flushall()
+        _carry_out(acts, random, Line(store), replace(plan, groups=plan.groups[:2]))
+
+
+def _carry_out(acts: list[Act], random: Random, line: Line, plan: Plan) -> None:
+    store, held = line.store, list[Lease]()
+    submitted = list[str]()  # in the order of their turns
+    for act, number in acts:
+        line.leases.due()
+        match act:
+            case "submit" | "submit bulk":
+                submitted.append(store.submit(ask(f"m{len(submitted)}", "bulk" if "bulk" in act else "interactive")).id)
+            case "lose a wake":
+                queue = QUEUES[number % 2]
+                if line.sent[queue]:
+                    line.sent[queue].popleft()  # and its length in the broker says that it is there
+            case "take":
+                queue = QUEUES[number % 2]
+                expected, wakes = _first(store, submitted, queue), bool(line.sent[queue])
+                random.shuffle(line.sent[queue])
+                lease = line.take(queue)
+                if wakes:
+                    assert (lease.job if lease else None) == expected
+                held += [lease] if lease else []
+            case "cancel" | "retry" if submitted:
+                job = submitted[number % len(submitted)]
+                state = store.get(job).state
+                if act == "cancel" and not state.ended and state not in {"committing", "confirming"}:
+                    store.cancel(job)
+                elif act == "retry" and state in {"failed", "cancelled"}:
+                    store.retry(job)
+                    submitted.remove(job)
+                    submitted.append(job)
+            case _ if held:
+                _end(line.leases, held.pop(number % len(held)), act, plan)
+
+
+def _first(store: JobStore, submitted: list[str], queue: str) -> str | None:
+    """The rule in other words, from what is kept of each job."""
+    waiting = []
+    for turn, id in enumerate(submitted):
+        job = store.get(id)
+        todo = store.redis.zrange(f"reshard:job:{id}:todo", 0, -1, withscores=True)
+        claimable = not job.state.ended and any(score == 0 for _, score in todo)
+        if claimable and queue.endswith(job.request.priority):
+            waiting.append((job.state == "queued", turn, id))
+    return min(waiting)[2] if waiting else None
+
+
+def _end(leases: Leases, lease: Lease, how: str, plan: Plan) -> None:
+    match how:
+        case "hand back":
+            leases.release(lease, "yield")
+        case "trouble":
+            leases.again(lease, ERROR, 3600)
+        case "fail":
+            leases.fail(lease, ERROR)
+        case _ if lease.kind == "plan":
+            leases.planned(lease, plan)
+        case _:
+            if lease.kind == "publish":
+                leases.begin(lease)
+            leases.done(lease, {"commit": "abc", "ref": "main", "found": False} if lease.kind == "publish" else [])
