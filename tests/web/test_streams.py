@@ -188,8 +188,9 @@ def again(site: Site) -> bool:
 
 def test_200_readers_cost_little_memory_and_no_connections_of_the_broker(own: Site, store: JobStore) -> None:
     process = psutil.Process(own.process.pid)
-    with closing(Reader(own)):
-        submit(store, 0)
+    with closing(Reader(own)) as first:
+        job = submit(store, 0)
+        assert first.events(1)[0]["job"] == job, "and it is sent to none of those below"
     before, connected = process.memory_info().rss, len(store.redis.client_list())
     with ExitStack() as stack:
         for name in ("ada", "bob"):
