@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from reshard.cli.output import count, dated, human_bytes, lasted, lines, some
 from reshard.client.facts import into, page, seconds_of, undoable
-from reshard.client.text import figure
+from reshard.client.text import expected, figure
 from reshard.pipeline.places import AnyTarget
 from reshard.pipeline.request import Request
 
@@ -129,7 +129,7 @@ def describe(job: JobNow) -> Rows:
     error = job.error.error() if job.error else None
     return [
         ("job", job.id),
-        ("state", f"{progress_text(job)}, since {dated(job.since)}"),
+        ("state", f"{now_text(job)}; since {dated(job.since)}"),
         ("took", f"{took(job)}{'' if job.state.ended else ' so far'}"),
         ("source", str(request.source)),
         ("target", into(request)),
@@ -176,6 +176,11 @@ def report_text(report: JobReport) -> str:
 def took(job: Job) -> str:
     """How long it has been at work."""
     return lasted(seconds_of(job))
+
+
+def now_text(job: JobNow) -> str:
+    """Its state, and when it begins or has copied all."""
+    return ", ".join(filter(None, (progress_text(job), expected(job))))
 
 
 def progress_text(job: Job) -> str:

@@ -9,7 +9,7 @@ from typer import Option
 
 from reshard.cli import completion
 from reshard.cli.arguments import Verbose, argument, parse_age, read_output, read_request, takes, value
-from reshard.cli.job_text import describe, progress_text, report_text, took, undone
+from reshard.cli.job_text import describe, now_text, report_text, took, undone
 from reshard.cli.output import Output, count, lines, some, when
 from reshard.cli.queue import process_text
 from reshard.client import PAGE_MAX
@@ -24,8 +24,7 @@ from reshard.pipeline.request import Priority, Request
 from reshard.worker.queue.states import ENDED, JobState
 
 if TYPE_CHECKING:
-    from reshard.client.models.jobs import Job as JobDocument
-    from reshard.client.models.jobs import JobsPage
+    from reshard.client.models.jobs import JobNow, JobsPage
 
 LISTED = 20  # jobs; a screenful
 LIST_HEAD = ("JOB", "STATE", "SUBMITTED", "TOOK", "SOURCE -> TARGET")
@@ -116,8 +115,11 @@ def list_(
     """
     with connect() as session:
         page = _listed(session, state or [], sys.maxsize if all_ else limit)
-    if page.waits:
-        output.say(page.waits)
+    for why in dict.fromkeys(filter(None, (page.waits, *(job.waits for job in page.jobs if not job.claims)))):
+        output.say(why)
+    for job in page.jobs:
+        if job.waits and job.claims:
+            output.say(f"job {job.id} waits: {job.waits}")
     for id, damage in page.unreadable.items():
         output.say(f"the record of job {id} cannot be read: {damage}")
     there = sum(number for counted, number in page.counts.items() if not state or counted in state)
@@ -130,7 +132,7 @@ def list_(
 
 def _listed(session: Session, states: list[JobState], limit: int) -> JobsPage:
     """The newest jobs, on one page however many; its counts and why nothing is begun are the last ones'."""
-    jobs: list[JobDocument] = []
+    jobs: list[JobNow] = []
     unreadable: dict[str, str] = {}
     after: str | None = None
     while True:
@@ -143,11 +145,11 @@ def _listed(session: Session, states: list[JobState], limit: int) -> JobsPage:
             return page.model_copy(update={"jobs": jobs, "unreadable": unreadable})
 
 
-def row(job: JobDocument) -> tuple[str, ...]:
+def row(job: JobNow) -> tuple[str, ...]:
     undone = f", undone by {job.rolled_back[:12]}" if job.rolled_back else ""
     code = f", {job.error.code}" if job.error else ""
     places = f"{job.request.source} -> {into(job.request)}"
-    return job.id, progress_text(job) + code + undone, when(job.created), took(job), places
+    return job.id, now_text(job) + code + undone, when(job.created), took(job), places
 
 
 @takes(output=read_output)

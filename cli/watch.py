@@ -18,6 +18,7 @@ from reshard.client.models.jobs import Event, FailedModel, Happened, JobDone, Jo
 from reshard.client.operations import catalogs as of_catalogs
 from reshard.client.operations import jobs as operations
 from reshard.client.operations.table import Session
+from reshard.client.text import expected
 from reshard.pipeline.errors import ApiUnavailable, BrokerUnavailable, JobCancelled, WrongState
 from reshard.worker.followers.records import FULFILLED
 
@@ -139,7 +140,8 @@ class _Follower:
         if job.state == "copying" and job.bytes_done < job.bytes:
             self._bar.show("copying", job.bytes_done, job.bytes, (job.shards_done, job.shards))
         else:
-            self._bar.show(PHASES.get(job.state, job.state.replace("_", " ")))
+            phase = PHASES.get(job.state, job.state.replace("_", " "))
+            self._bar.show(phase, figures=expected(job) if job.place else "")
         if not job.state.ended:
             self._waits.tell(job.waits or job.note)
 

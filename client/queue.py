@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime, tzinfo
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -105,12 +105,39 @@ class Queue:
         return f"bulk work {bulk_text(seen.closed, seen.limits.tz)}" if seen.closed is not None else None
 
 
-def waits(queue: Queue, job: Job) -> str | None:
-    """Why nothing of this job moves now; its ``note`` may say why a part of it does not."""
+class Outlook(NamedTuple):
+    """Why nothing of a job moves, its place in line before it begins, and seconds until it does or has copied all."""
+
+    waits: str | None = None  # its ``note`` may say why a part of it does not move
+    place: int | None = None
+    waiting: int | None = None  # jobs in that line
+    left: float | None = None  # None where no rate is known, or nothing moves
+
+
+def outlooks(queue: Queue, jobs: Sequence[Job]) -> Iterator[Outlook]:
+    """What those can expect who wait for these jobs, in this order."""
+    from reshard.worker.queue.pace import places
+
+    bulk = {job.id: job.request.priority == "bulk" for job in jobs if not job.state.ended}
+    reason = cache(queue.waits)
+    found, rate = places(queue.jobs.redis, [(job.id, bulk[job.id]) for job in jobs if job.state == "queued"])
+    for job in jobs:
+        if job.id not in bulk:
+            yield Outlook()
+            continue
+        why, place = waits(reason, job), found.get(job.id)
+        ahead = place.ahead if place else float(max(0, job.bytes - job.bytes_done)) or None
+        pace = rate if place else job.rate
+        left = ahead / pace if pace and ahead is not None and not why else None
+        yield Outlook(why, place and place.number, place and place.of, left)
+
+
+def waits(reason: Callable[[bool], str | None], job: Job) -> str | None:
+    """Why nothing of this job moves now; ``reason`` as ``Queue.waits``."""
     if job.claims:
         held_up = [f"{claim.unit}: {claim.waits}" for claim in job.claims if claim.waits]
         return held_up[0] if len(held_up) == len(job.claims) else None
-    return queue.waits(job.request.priority == "bulk")
+    return reason(job.request.priority == "bulk")
 
 
 @contextmanager

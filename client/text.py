@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from reshard.pipeline.text import counted as count
 
-__all__ = ["UNITS", "clock", "count", "figure", "finds_none", "human_bytes", "lasted", "long"]
+if TYPE_CHECKING:
+    from reshard.client.models.jobs import JobNow
+
+__all__ = ["UNITS", "clock", "count", "expected", "figure", "finds_none", "human_bytes", "lasted", "long"]
 
 UNITS = ("kB", "MB", "GB", "TB", "PB")
 
@@ -40,6 +44,19 @@ def long(seconds: int) -> str:
         if seconds >= 2 * length:
             return f"{seconds // length} {unit}"
     return f"{seconds} s"
+
+
+def expected(job: JobNow) -> str:
+    """``37th of 412, about 6 min``, ``about 6 min left``: when it begins, or has copied all."""
+    about = "" if job.left is None else f"about {long(round(job.left))}"
+    if job.place is None:
+        return f"{about} left" if about else ""
+    return ", ".join(filter(None, (f"{_ordinal(job.place)} of {job.waiting:,}", about)))
+
+
+def _ordinal(number: int) -> str:
+    suffix = "th" if number % 100 in {11, 12, 13} else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number:,}{suffix}"
 
 
 def clock(moment: float, form: str = "%Y-%m-%d %H:%M:%S") -> str:

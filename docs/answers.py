@@ -20,7 +20,7 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
     "doctor": (jobs.Installation, jobs.Repository),
     "submit": (jobs.Submitted, *_FOLLOWED),
     "status": (jobs.JobNow, jobs.Service, jobs.JobReport),
-    "list": (jobs.Job,),
+    "list": (jobs.JobNow,),
     "watch": _FOLLOWED,
     "cancel": (jobs.Cancelled,),
     "retry": (jobs.Retried, *_FOLLOWED),

@@ -88,6 +88,7 @@ class Job(Document):
     expected: int
     uploaded: int
     deduplicated: int
+    rate: float | None = Field(default=None, description="bytes a second that were copied in the last ten minutes")
     claims: list[Claim]
     error: Problem | None
     last_error: Problem | None
@@ -125,9 +126,15 @@ class Job(Document):
 
 
 class JobNow(Job):
-    """A job, and why nothing of it moves."""
+    """A job, and what those can expect who wait for it."""
 
-    waits: str | None
+    waits: str | None = Field(description="why nothing of it moves")
+    place: int | None = Field(default=None, description="in line, before it begins: 1 is the next")
+    waiting: int | None = Field(default=None, description="jobs in that line")
+    left: Seconds | None = Field(
+        default=None,
+        description="until it begins, or until it has copied all; null where no rate is known or nothing moves",
+    )
 
 
 class JobDone(Job):
@@ -321,7 +328,7 @@ class ModelFailed(Document):
 class JobsPage(Document):
     """Some jobs, newest first."""
 
-    jobs: list[Job]
+    jobs: list[JobNow]
     next: str | None = Field(description="`after` of the next page; null: this is the last")
     unreadable: dict[str, str] = Field(description="by id: why the record of a job cannot be read")
     counts: dict[str, int] = Field(description="all jobs, by state")

@@ -11,7 +11,7 @@ from reshard.client.facts import happened
 from reshard.client.models import jobs
 from reshard.client.models.plans import Plan, Planned
 from reshard.client.operations.table import BODY_MAX, LISTED, Body, InProcess, operation
-from reshard.client.queue import Queue, waits
+from reshard.client.queue import Queue, outlooks
 from reshard.pipeline.errors import (
     BadBody,
     CheckpointError,
@@ -114,8 +114,9 @@ def shown(job: Job) -> jobs.Job:
 
 
 def now(queue: Queue, job: Job) -> jobs.JobNow:
-    """A job, and why nothing of it moves; raises as ``shown``."""
-    return jobs.JobNow(**dict(shown(job)), waits=None if job.state.ended else waits(queue, job))
+    """A job, and what those can expect who wait for it; raises as ``shown``."""
+    (outlook,) = outlooks(queue, [job])
+    return jobs.JobNow(**dict(shown(job)), **outlook._asdict())
 
 
 @operation("GET", "/jobs")
@@ -126,10 +127,10 @@ def list_jobs(session: InProcess, query: JobsQuery) -> jobs.JobsPage:
         found = store.listed(query.state, query.limit, query.after, query.since)
     except ValueError as error:
         raise BadBody(where="after", why="no page ended so") from error
-    page, unreadable = list[jobs.Job](), found.unreadable
-    for job in found.jobs:
+    page, unreadable = list[jobs.JobNow](), found.unreadable
+    for job, outlook in zip(found.jobs, outlooks(session.queue, found.jobs), strict=True):
         try:
-            page.append(shown(job))
+            page.append(jobs.JobNow(**dict(shown(job)), **outlook._asdict()))
         except JobUnreadable as damaged:
             unreadable[job.id] = damaged.facts["why"]
     counts = {str(state): number for state, number in store.counts().items() if number}

@@ -7,6 +7,8 @@ import json
 import re
 import socket
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from math import e
 from pathlib import Path
 
 import httpx2
@@ -14,13 +16,15 @@ import pytest
 
 from reshard.pipeline.planning.model import Plan
 from reshard.web.auth import Scope, add_token
+from reshard.worker.fleet.heartbeat import announce, withdraw
 from reshard.worker.queue.jobs import JobStore, without_password
-from reshard.worker.queue.scripts import PREFIX
+from reshard.worker.queue.pace import PACE
+from reshard.worker.queue.scripts import FADES, PREFIX, job_key, server_ms
 from tests.cli.conftest import Queue, Run
 from tests.support.loaded import HEAVY, breaks, loaded_by
 from tests.support.procs import Machine, free_port
 from tests.web.conftest import start
-from tests.worker.conftest import another, copying, plan, receipts
+from tests.worker.conftest import another, copying, plan, process, receipts
 from tests.worker.followers.builders import finish
 
 __all__ = ["plan"]
@@ -174,6 +178,53 @@ def test_a_list_and_a_status_tell_the_same_percentage(queue: Queue, url: str, pl
         (row,) = (line for line in queue("list").out.splitlines() if job in line)
         assert percent in row and percent in queue("status", job).out
         store.cancel(job)
+
+
+def test_a_job_that_waits_says_its_place_and_when_it_begins_or_why_it_does_not(queue: Queue, url: str) -> None:
+    with JobStore.at(url) as store:
+        alive = [process("here:1", "worker"), process("here:2", "control")]
+        for one in alive:
+            announce(store.redis, one)
+        job = [queue("submit", "a/model", "--to", f"b/{name}", "-q").out.strip() for name in "ab"][1]
+        another(store).due()
+        assert "queued, 2nd of 2; since" in queue("status", job).out, "no rate is known"
+        copying_at(store, 1_000_000, mean=600_000_000)
+        (said,) = queue("status", job, "--json").documents
+        assert (said["place"], said["waiting"], said["waits"]) == (2, 2, None)
+        assert 600 <= said["left"] < 700
+        for text in (queue("list").out, queue("status", job).out):
+            assert re.search(r"queued, 2nd of 2, about 1[01] min", text), text
+        for one in alive:
+            withdraw(store.redis, one)
+        listed = queue("list")
+        assert "queued, 2nd of 2  " in listed.out and "neither worker nor control is running" in listed.err
+
+
+def copying_at(store: JobStore, speed: int, mean: int) -> None:
+    """As if so many bytes a second had been copied for five minutes, of jobs of ``mean`` bytes."""
+    now = server_ms(store.redis)
+    kept = {"paced": round(speed * FADES / 1000 * (1 - 1 / e)), "paced_at": now, "paced_from": now - FADES}
+    store.redis.hset(PACE, mapping={**kept, "mean": mean})
+
+
+def test_a_list_says_once_why_bulk_jobs_wait_and_a_job_at_work_when_it_has_copied_all(
+    queue: Queue, url: str, plan: Plan
+) -> None:
+    with JobStore.at(url) as store:
+        for one in (process("here:1", "worker"), process("here:2", "control")):
+            announce(store.redis, one)
+        leases = another(store)
+        job, group = copying(store, leases, plan)
+        hours = [f"{(datetime.now(UTC).hour + later) % 24:02}:00" for later in (2, 3)]
+        assert queue("fleet", "limit", "--window", "-".join(hours), "--tz", "UTC").code == 0
+        for name in "ab":
+            queue("submit", "a/model", "--to", f"b/{name}", "--priority", "bulk")
+        store.redis.hincrby(job_key(job), "paced_from", -20_000)
+        leases.seal(group, receipts(plan, 0)[:1])
+        listed = queue("list")
+        assert len(re.findall("bulk work rests until .*outside its window", listed.err)) == 1
+        assert re.search(rf"{job}  copying \d+ % of [^ ]+ kB, about \d+ s left  ", listed.out), listed.out
+        assert re.search(r"copying .*, about \d+ s left; since", queue("status", job).out)
 
 
 def test_jobs_that_ended_are_deleted_by_id_and_others_refused_with_all_beside_them(queue: Queue) -> None:

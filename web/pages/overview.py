@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from reshard.client.models.jobs import OVER, UNDER_WAY, Job
-from reshard.client.models.records import Claim
 from reshard.client.operations import fleet as operations
 from reshard.client.operations.jobs import JobsQuery, list_jobs
-from reshard.client.queue import Day, Queue
+from reshard.client.queue import Day
 from reshard.client.text import clock, count, human_bytes
 from reshard.web.pages.charts import Chart, bars
 from reshard.web.pages.site import Call, Page, Reply, act, page
@@ -28,7 +26,7 @@ def overview(call: Call) -> Reply:
     """What an operator looks at first."""
     queue = call.queue
     jobs = list_jobs(call.session, JobsQuery(state=UNDER_WAY, limit=AT_WORK_MAX)).jobs
-    seen, at_work = queue.fleet.seen(), _at_work(queue, jobs)
+    seen, at_work = queue.fleet.seen(), _at_work(jobs)
     workers = operations.workers(queue, seen, {})  # whose claims are those of ``jobs``
     silent = sorted(at_work.keys() - {worker.name for worker in workers})
     day = queue.day()
@@ -55,27 +53,13 @@ act("/fleet/workers/{worker}/drain", operations.drain, "/")
 act("/fleet/workers/{worker}/undrain", operations.undrain, "/")
 
 
-def _at_work(queue: Queue, jobs: list[Job]) -> dict[str, list[dict[str, Any]]]:
-    """By worker: the units that it has, and how fast each was copied since it was taken up."""
+def _at_work(jobs: Sequence[Job]) -> dict[str, list[dict[str, Any]]]:
+    """By worker: the units that it has, with their jobs."""
     found: dict[str, list[dict[str, Any]]] = {}
     for job in jobs:
-        if not job.claims:
-            continue
-        since = round(min(claim.since for claim in job.claims) * 1000)
-        events = queue.jobs.events(job.id, str(since - 1))  # ids are ms; it may have thousands
         for claim in job.claims:
-            one = {"job": job, "claim": claim, "rate": _rate(claim, [fields for _, fields in events])}
-            found.setdefault(_CHILD.sub("", claim.worker), []).append(one)
+            found.setdefault(_CHILD.sub("", claim.worker), []).append({"job": job, "claim": claim})
     return found
-
-
-def _rate(claim: Claim, events: list[Mapping[str, str]]) -> float | None:
-    """Bytes a second since the claim, of a unit that copies."""
-    if not claim.unit.startswith("group:"):
-        return None
-    sealed = (event for event in events if event["kind"] == "sealed" and event["unit"] == claim.unit)
-    done = sum(int(event["bytes"]) for event in sealed if int(event["at"]) >= claim.since * 1000)
-    return (done + claim.bytes) / max(1.0, time.time() - claim.since)
 
 
 def _charts(hours: list[tuple[float, dict[str, int]]]) -> list[Chart]:

@@ -44,6 +44,7 @@ from reshard.worker.queue.scripts import (
     decoded,
     job_key,
     known_fields,
+    server_ms,
     texts,
 )
 from reshard.worker.queue.states import ENDED, JobState
@@ -306,6 +307,7 @@ class JobStore:
 
         The units of one that has ended are not asked for.
         """
+        now = server_ms(self.redis) if ids else 0
         for first in range(0, len(ids), LOADED):
             some = ids[first : first + LOADED]
             records = self._hashes([job_key(id) for id in some])
@@ -315,7 +317,7 @@ class JobStore:
             for id, record, over in zip(some, records, ended, strict=True):
                 own = {} if over else next(units)
                 try:
-                    job: Job | JobUnreadable | None = read(id, record, own) if record else None
+                    job: Job | JobUnreadable | None = read(id, record, own, now) if record else None
                 except JobUnreadable as error:
                     job = error
                 yield id, job, sum(map(len, record.values())) if isinstance(record, dict) else 0

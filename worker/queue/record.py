@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from reshard.pipeline.errors import JobUnreadable, ReshardError, shortened
 from reshard.pipeline.request import Request
 from reshard.pipeline.validation import first_problem
+from reshard.worker.queue.pace import rate
 from reshard.worker.queue.scripts import decoded
 from reshard.worker.queue.states import JobState
 
@@ -45,6 +46,7 @@ class Job:
     expected: int = 0  # bytes that the plan said would be sent
     uploaded: int = 0  # bytes sent to the target's store
     deduplicated: int = 0  # bytes that it had already
+    rate: float | None = None  # bytes a second, of the last ten minutes
     claims: tuple[Claim, ...] = ()
     error: dict[str, Any] | None = None  # why it ended, as ReshardError.to_dict
     last_error: dict[str, Any] | None = None  # what went wrong last, and is tried again
@@ -56,10 +58,13 @@ class Job:
     rolled_back: str | None = None  # the commit that rolled the published one back
 
 
-def read(id: str, record: Any, units: Any) -> Job:
-    """The job of these hashes, as the broker answers them; raises JobUnreadable for what no release of ours writes."""
+def read(id: str, record: Any, units: Any, now: int) -> Job:
+    """The job of these hashes, as the broker answers them ``now`` (ms by its clock).
+
+    Raises JobUnreadable for what no release of ours writes.
+    """
     try:
-        return _job(decoded(record), decoded(units))
+        return _job(decoded(record), decoded(units), now)
     except ValidationError as error:
         first = first_problem(error)
         raise JobUnreadable(job=id, why=f"{first.where or 'its request'}: {first.why}") from error
@@ -67,7 +72,7 @@ def read(id: str, record: Any, units: Any) -> Job:
         raise JobUnreadable(job=id, why=shortened(f"{type(error).__name__}: {error}")) from error
 
 
-def _job(fields: dict[str, str], units: dict[str, str]) -> Job:
+def _job(fields: dict[str, str], units: dict[str, str], now: int) -> Job:
     def parsed(name: str, default: Any = None) -> Any:
         return json.loads(fields[name]) if fields.get(name) else default
 
@@ -88,6 +93,7 @@ def _job(fields: dict[str, str], units: dict[str, str]) -> Job:
         expected=int(fields.get("expected", 0)),
         uploaded=int(fields.get("uploaded", 0)),
         deduplicated=int(fields.get("deduplicated", 0)),
+        rate=rate(fields, now),
         claims=claims,
         error=parsed("error"),
         last_error=parsed("last_error"),

@@ -17,6 +17,8 @@ from reshard.worker.queue.states import CANCELLABLE, ENDED, JobState
 PREFIX = "reshard:"  # of every key that this service writes
 # The steps of a worker that has a unit; owned.lua begins them.
 OWNED = frozenset({"begin", "done", "fail", "hand_over", "invalidate", "planned", "release", "renew", "seal"})
+NOT_BEGUN = 1 << 50  # of a rank in the order of jobs; more than will ever be submitted
+FADES = 300_000  # ms until bytes that came weigh a third of what they did, so that a rate is that of some ten minutes
 _FOLDER = Path(__file__).with_name("lua")
 
 
@@ -111,4 +113,10 @@ def step_text(name: str) -> str:
     kinds = [", ".join(f"{state} = true" for state in sorted(kind)) for kind in (JobState, ENDED, CANCELLABLE)]
     parts = ("common", "wakes", *(("owned",) if name in OWNED else ()), name)
     files = [(_FOLDER / f"{part}.lua").read_text() for part in parts]
-    return "\n".join(["local STATES, ENDED, CANCELLABLE = {{ {} }}, {{ {} }}, {{ {} }}".format(*kinds), *files])
+    return "\n".join(
+        [
+            "local STATES, ENDED, CANCELLABLE = {{ {} }}, {{ {} }}, {{ {} }}".format(*kinds),
+            f"local NOT_BEGUN, FADES = {NOT_BEGUN}, {FADES}",
+            *files,
+        ]
+    )

@@ -71,5 +71,9 @@ event(id, 'claimed', 'unit', name, 'worker', worker, 'attempt', attempts, unpack
 if state == 'queued' then set_state(id, 'planning', t) end
 if name == 'publish' and state == 'copying' then set_state(id, 'publishing', t) end
 if starts then redis.call('HSET', key(id), 'started', t) end
+if string.match(name, '^group') then -- its bytes take the time from now on
+  paced(key(id), 0, t)
+  paced(PACE, 0, t)
+end
 return { settle(id, t), name, attempts, unit(id, name, 'error') or '', get(id, 'state'), dead or '',
   get(id, 'priority'), starts and 1 or 0, asked }

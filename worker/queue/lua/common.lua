@@ -78,6 +78,18 @@ local function owns(id, name, token)
   return unit(id, name, 'token') == token and redis.call('ZSCORE', key(id, 'todo'), name)
 end
 
+-- Bytes that came, in a job's hash or in PACE: each weighs less the longer ago it came (pace.py reads it).
+local PACE = PREFIX .. 'pace'
+local function paced(hash, bytes, t)
+  local at = tonumber(redis.call('HGET', hash, 'paced_at') or 0)
+  if math.abs(t - at) > 2 * FADES then -- a rate would be of a time in which nothing was copied, or of another clock
+    redis.call('HSET', hash, 'paced', 0, 'paced_at', t, 'paced_from', t)
+  else
+    local left = tonumber(redis.call('HGET', hash, 'paced')) * math.exp(math.min(0, at - t) / FADES)
+    redis.call('HSET', hash, 'paced', string.format('%.0f', left + bytes), 'paced_at', math.max(at, t))
+  end
+end
+
 -- Nobody claims it for `lasts` ms: a lease, or a backoff.
 local function hold(id, name, t, lasts)
   redis.call('ZADD', key(id, 'todo'), t + lasts, name)

@@ -1,9 +1,9 @@
 -- bytes read, uploaded, deduplicated, then shard digest, receipt, bytes of each shard -> also the attempts
 -- New receipts are lasting progress: the attempts before them are forgiven.
-local news = 0
+local news, bytes = 0, 0
 for i = 7, #ARGV, 3 do
   if redis.call('HSETNX', key(id, 'receipts'), ARGV[i], ARGV[i + 1]) == 1 then
-    news = news + 1
+    news, bytes = news + 1, bytes + tonumber(ARGV[i + 2])
     redis.call('HINCRBY', key(id), 'bytes_sealed', ARGV[i + 2])
     redis.call('HINCRBY', key(id), 'shards_sealed', 1)
     event(id, 'sealed', 'unit', name, 'shard', ARGV[i], 'bytes', ARGV[i + 2])
@@ -15,6 +15,8 @@ if news > 0 or #ARGV < 7 then -- and not the second answer to one question
     'deduplicated', ARGV[6])
 end
 if news > 0 then
+  paced(key(id), bytes, t)
+  paced(PACE, bytes, t)
   set_unit(id, name, 'bytes', 0)
   set_unit(id, name, 'attempts', 0)
 end

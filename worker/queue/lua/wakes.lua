@@ -24,7 +24,6 @@ end
 
 -- The order of work within a queue: what has begun goes before what has not, so that jobs end one after the other
 -- instead of all at the end, and among these goes first what was submitted first.
-local NOT_BEGUN = 2 ^ 50 -- more jobs than will ever be submitted
 local function rank(id)
   return (get(id, 'turn') or 0) + (get(id, 'state') == 'queued' and NOT_BEGUN or 0)
 end
@@ -176,6 +175,8 @@ end
 
 -- A job that was carried to its end needs its details only for who is still watching.
 local function complete(id, t, keep)
+  local mean, bytes = redis.call('HGET', PACE, 'mean'), tonumber(get(id, 'bytes') or 0)
+  redis.call('HSET', PACE, 'mean', string.format('%.0f', mean and 0.9 * mean + 0.1 * bytes or bytes)) -- of a job
   finish(id, 'done', t)
   for _, part in ipairs(PARTS) do redis.call('PEXPIRE', key(id, part), keep) end
 end

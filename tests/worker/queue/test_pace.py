@@ -1,0 +1,133 @@
+"""How fast bytes come, and what goes before a job that waits."""
+
+from __future__ import annotations
+
+from math import exp
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reshard.pipeline.planning.model import Plan
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.leases import Lease, Leases
+from reshard.worker.queue.pace import LEAST, PACE, Place, places, rate
+from reshard.worker.queue.scripts import FADES, job_key, ms
+from tests.support.procs import Broker
+from tests.worker.conftest import ask, claimed, copied, planned, receipts
+
+
+def later(store: JobStore, seconds: float, *jobs: str) -> None:
+    """Let ``seconds`` pass for the rate of all and that of these jobs."""
+    for key in (PACE, *map(job_key, jobs)):
+        for field in ("paced_at", "paced_from"):
+            store.redis.hincrby(key, field, -ms(seconds))
+
+
+def group_of(store: JobStore, leases: Leases, plan: Plan) -> Lease:
+    job = planned(store, leases, plan)
+    claimed(leases, job, "check")
+    return claimed(leases, job, "group:00000")
+
+
+def test_what_was_sealed_since_copying_began_is_the_rate_of_the_job_and_of_all(
+    store: JobStore, leases: Leases, plan: Plan
+) -> None:
+    lease = group_of(store, leases, plan)
+    assert store.get(lease.job).rate is None, "nothing is known yet"
+    later(store, 20, lease.job)
+    assert leases.seal(lease, receipts(plan, 0)) == "ok"
+    sealed = store.get(lease.job).bytes_done
+    assert store.get(lease.job).rate == pytest.approx(sealed / 20, rel=0.1)
+    assert places(store.redis, [])[1] == pytest.approx(sealed / 20, rel=0.1)
+    assert leases.seal(lease, receipts(plan, 0)) == "ok"
+    assert store.get(lease.job).rate == pytest.approx(sealed / 20, rel=0.1), "the second answer counts nothing"
+
+
+def test_a_rate_falls_while_nothing_comes_and_is_none_after_ten_minutes(
+    store: JobStore, leases: Leases, plan: Plan
+) -> None:
+    lease = group_of(store, leases, plan)
+    later(store, 20, lease.job)
+    leases.seal(lease, receipts(plan, 0))
+    before = store.get(lease.job).rate
+    later(store, 200, lease.job)
+    after = store.get(lease.job).rate
+    assert before and after and after < before / 5
+    later(store, 401, lease.job)
+    assert store.get(lease.job).rate is None
+
+
+def test_a_pause_of_more_than_ten_minutes_is_no_part_of_the_next_rate(
+    store: JobStore, leases: Leases, plan: Plan
+) -> None:
+    lease = group_of(store, leases, plan)
+    later(store, 20, lease.job)
+    leases.seal(lease, receipts(plan, 0))
+    leases.release(lease, "drain")
+    later(store, 3600, lease.job)
+    lease = claimed(leases, lease.job, "group:00000")
+    later(store, 20, lease.job)
+    leases.seal(lease, receipts(plan, 1))
+    size = sum(receipt.size for receipt in receipts(plan, 1))
+    assert store.get(lease.job).rate == pytest.approx(size / 20, rel=0.1)
+
+
+def test_a_brokers_clock_that_jumped_back_begins_a_rate_anew(store: JobStore, leases: Leases, plan: Plan) -> None:
+    lease = group_of(store, leases, plan)
+    later(store, -3600, lease.job)
+    assert leases.seal(lease, receipts(plan, 0)) == "ok"
+    assert store.get(lease.job).rate is None
+    later(store, 20, lease.job)
+    assert leases.seal(lease, receipts(plan, 1)) == "ok"
+    assert store.get(lease.job).rate
+
+
+@given(
+    gaps=st.lists(st.integers(1, 60_000), min_size=20, max_size=60),
+    speed=st.integers(1_000, 10**9),
+)
+def test_an_even_stream_has_its_own_rate_however_it_is_cut(gaps: list[int], speed: int, broker: Broker) -> None:
+    """By the numbers alone that `paced` of common.lua writes: bytes of each gap come at its end."""
+    now, kept = 0, 0.0
+    for gap in gaps:
+        now += gap
+        kept = kept * exp(-gap / FADES) + speed * gap / 1000
+    seen = rate({"paced": f"{kept:.0f}", "paced_at": str(now), "paced_from": "0"}, now)
+    if now < LEAST:
+        assert seen is None
+    else:
+        assert seen == pytest.approx(speed, rel=0.12)
+
+
+def test_a_job_s_place_counts_those_that_wait_before_it_and_bytes_also_what_has_begun(
+    store: JobStore, leases: Leases, plan: Plan
+) -> None:
+    done = copied(store, leases, plan, ask("done"))
+    publish = claimed(leases, done, "publish")
+    leases.begin(publish)
+    leases.done(publish, {"commit": "abc", "ref": "main", "found": False})
+    leases.done(claimed(leases, done, "confirm"), [])
+    size = store.get(done).bytes
+    begun = planned(store, leases, plan, ask("begun"))
+    bulk, quick, second, last = (
+        store.submit(ask(name, priority)).id
+        for name, priority in zip("abcd", ("bulk", "interactive", "interactive", "bulk"), strict=True)
+    )
+    assert places(store.redis, [(bulk, True)]) == ({}, None), "none of them is in line yet"
+    leases.due()
+    found, _ = places(store.redis, [(bulk, True), (quick, False), (second, False), (last, True)])
+    assert store.get(begun).bytes == size
+    assert found == {
+        quick: Place(1, 2, size),
+        second: Place(2, 2, 2 * size),
+        bulk: Place(3, 4, 3 * size),
+        last: Place(4, 4, 4 * size),
+    }
+
+
+def test_before_a_job_has_ended_the_bytes_of_others_that_wait_are_not_known(store: JobStore, leases: Leases) -> None:
+    first, second = (store.submit(ask(name)).id for name in "ab")
+    leases.due()
+    found, _ = places(store.redis, [(first, False), (second, False)])
+    assert found == {first: Place(1, 2, 0), second: Place(2, 2, None)}

@@ -1,0 +1,70 @@
+"""How fast bytes come, of one job or of all, and who goes before a job that waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import exp
+from typing import NamedTuple, cast
+
+import redis
+
+from reshard.worker.queue.scripts import FADES, NOT_BEGUN, PREFIX, at_once, decoded, job_key, server_ms
+from reshard.worker.queue.states import ENDED, JobState
+from reshard.worker.queue.wakes import QUEUES
+
+PACE = f"{PREFIX}pace"
+LEAST = 10_000  # ms of copying before a rate is known
+COUNTED = 100  # jobs at work whose bytes are counted
+
+
+class Place(NamedTuple):
+    """Of a job that waits to begin: the 37th of 412, and the bytes that are copied before it, where they are known."""
+
+    number: int
+    of: int
+    ahead: float | None
+
+
+def rate(fields: Mapping[str, str], now: int) -> float | None:
+    """Bytes a second of a hash that `paced` of common.lua keeps, ``now`` in ms; None where nothing came lately."""
+    if "paced_at" not in fields or now - (at := int(fields["paced_at"])) > 2 * FADES:
+        return None
+    since = now - int(fields["paced_from"])
+    if since < LEAST or not (left := float(fields["paced"])):
+        return None
+    return left * exp((at - now) / FADES) / (FADES / 1000 * (1 - exp(-since / FADES)))
+
+
+def places(client: redis.Redis, jobs: Iterable[tuple[str, bool]]) -> tuple[dict[str, Place], float | None]:
+    """Of these ids, and whether they are bulk, those that are in line; and the rate of all copies."""
+    waiting = list(jobs)
+    orders = [f"{queue}:order" for queue in QUEUES]
+
+    def ask(pipe: redis.client.Pipeline) -> None:
+        for order in orders:
+            pipe.zcount(order, f"({NOT_BEGUN}", "+inf")
+            pipe.zcount(order, "-inf", NOT_BEGUN)
+        for id, bulk in waiting:
+            pipe.zrank(orders[bulk], id)
+        pipe.hgetall(PACE)
+        for state in JobState:
+            if state not in {*ENDED, JobState.queued}:
+                pipe.zrange(f"{PREFIX}jobs:{state}", 0, COUNTED - 1)
+
+    quick, quick_begun, bulky, bulky_begun, *answers = at_once(client, ask)
+    ranks, pace, active = answers[: len(waiting)], decoded(answers[len(waiting)]), answers[len(waiting) + 1 :]
+    begun = _left(client, [id.decode() for ids in active for id in ids])
+    mean = float(pace["mean"]) if "mean" in pace else None
+    found = {}
+    for (id, bulk), rank in zip(waiting, ranks, strict=True):
+        if rank is not None:
+            before = rank - (bulky_begun if bulk else quick_begun) + (quick if bulk else 0)
+            ahead = begun + before * mean if mean is not None else None if before else begun
+            found[id] = Place(before + 1, quick + bulky if bulk else quick, ahead)
+    return found, rate(pace, server_ms(client))
+
+
+def _left(client: redis.Redis, jobs: list[str]) -> float:
+    """Bytes that these have still to copy."""
+    answers = at_once(client, lambda pipe: [pipe.hmget(job_key(id), "bytes", "bytes_sealed") for id in jobs])
+    return float(sum(int(all_ or 0) - int(done or 0) for all_, done in cast("list[list[bytes | None]]", answers)))
