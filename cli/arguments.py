@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import inspect
 import re
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_origin
@@ -15,6 +17,7 @@ from typing import Annotated, Any, TypeVar, get_origin
 from pydantic import BaseModel
 from typer import Argument, Option, Typer
 
+from reshard.cli import completion
 from reshard.cli.help import OUTPUT, SectionedCommand
 from reshard.cli.output import Output
 from reshard.cli.profiles import PROFILES, Use
@@ -35,6 +38,7 @@ from reshard.pipeline.places import (
 )
 from reshard.pipeline.renaming import Rule, parse_rules
 from reshard.pipeline.request import SINGLE, Options, Request, parse_size
+from reshard.worker.queue.states import JobState
 
 PLACE = f"{TYPED}."
 P = TypeVar("P", bound=BaseModel)
@@ -237,6 +241,52 @@ def read_request_or_catalog(**typed: Any) -> Request | tuple[Path, dict[str, int
     return read_request(**request)
 
 
+def read_filter(
+    *,
+    state: Annotated[list[JobState] | None, value("STATE", "Only jobs in this state. May be given again.")] = None,
+    source: Annotated[str, value("GLOB", "Only jobs whose source is like this, as 'them/*'.")] = "",
+    target: Annotated[str, value("GLOB", "Only jobs whose target is like this.")] = "",
+    by: Annotated[str, value("NAME", "Only jobs that this person submitted.")] = "",
+    catalog: Annotated[str, value("NAME", "Only jobs of this catalog.")] = "",
+    code: Annotated[str, value("CODE", "Only jobs that failed with this error.")] = "",
+    since: Annotated[str | None, value("AGE", "Only jobs of the last while, as 12h or 7d.")] = None,
+) -> dict[str, Any]:
+    """The fields of ``Filter`` that were typed."""
+    typed: dict[str, Any] = {"state": state, "source": source, "target": target, "by": by, "catalog": catalog}
+    typed |= {"code": code, "since": time.time() - parse_age(since, "--since") if since else 0.0}
+    return {name: value for name, value in typed.items() if value}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Jobs that are named, or the fields of ``Chosen`` that choose them."""
+
+    jobs: list[str]
+    fields: dict[str, Any]
+    dry_run: bool
+    yes: bool
+
+
+def read_choice(
+    *,
+    jobs: Annotated[
+        list[str] | None, argument("JOB", "Ids of jobs, or the start of each.", autocompletion=completion.jobs)
+    ] = None,
+    all_: Annotated[bool, flag("--all", "Every job for which it can be done.")] = False,
+    older_than: Annotated[str | None, value("AGE", "Only jobs in their state this long or longer, as 30d.")] = None,
+    dry_run: Annotated[bool, flag("--dry-run", "Only say which jobs.")] = False,
+    yes: Annotated[bool, flag("--yes/-y", "Do not ask, where jobs are chosen and not named.")] = False,
+    **filter: Any,
+) -> Choice:
+    """The jobs that were typed; raises UsageError."""
+    fields = read_filter(**filter)
+    if older_than:
+        fields["age"] = parse_age(older_than, "--older-than")
+    if sum(map(bool, (jobs, fields, all_))) != 1:
+        raise UsageError(what="give JOBs, or choose them by --state, --source and the like, or take --all")
+    return Choice(jobs or [], fields or {"all": True}, dry_run, yes)
+
+
 _SECONDS = {"min": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
@@ -314,6 +364,8 @@ def _optional(parameter: Parameter, help: str | None = None) -> Parameter:
     return parameter.replace(default=None, annotation=Annotated[str | None, info])
 
 
+_choice = [p for p in _parameters(read_choice).values() if p.kind is not Parameter.VAR_KEYWORD]
+sign(read_choice, [*_choice, *_parameters(read_filter).values()])
 _own = [p for p in _parameters(read_request).values() if p.kind is not Parameter.VAR_KEYWORD]
 _named = [name for name in Options.model_fields if _TYPED_OTHERWISE.get(name, name)]
 sign(read_request, [*_own, *map(option, _named)])

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
-from typer import Option
+from typer import Abort, Option
 
 from reshard.cli import completion
-from reshard.cli.arguments import Verbose, argument, parse_age, read_output, read_request, takes, value
+from reshard.cli.arguments import (
+    Choice,
+    Verbose,
+    argument,
+    read_choice,
+    read_filter,
+    read_output,
+    read_request,
+    takes,
+)
 from reshard.cli.job_text import describe, now_text, report_text, took, undone
-from reshard.cli.output import Output, count, lines, some, when
+from reshard.cli.output import Output, agrees, count, lines, some, when
 from reshard.cli.queue import process_text
 from reshard.client import PAGE_MAX
 from reshard.client.connect import connect
@@ -21,10 +31,12 @@ from reshard.client.queue import missing
 from reshard.pipeline.errors import UsageError
 from reshard.pipeline.places import parse_target
 from reshard.pipeline.request import Priority, Request
-from reshard.worker.queue.states import ENDED, JobState
+from reshard.worker.queue.states import CANCELLABLE, ENDED, JobState
 
 if TYPE_CHECKING:
-    from reshard.client.models.jobs import JobNow, JobsPage
+    from reshard.client.models.jobs import Acted, Deleted, JobNow, JobsPage
+
+    D = TypeVar("D", Acted, Deleted)
 
 LISTED = 20  # jobs; a screenful
 LIST_HEAD = ("JOB", "STATE", "SUBMITTED", "TOOK", "SOURCE -> TARGET")
@@ -101,20 +113,20 @@ def _show_service(session: Session, output: Output) -> None:
     output.result(seen, lines(rows))
 
 
-@takes(output=read_output)
+@takes(filter_=read_filter, output=read_output)
 def list_(
     *,
-    state: Annotated[list[JobState] | None, value("STATE", "Only jobs in this state. May be given again.")] = None,
+    filter_: dict[str, Any],
     limit: Annotated[int, Option(min=1, help="How many jobs to show.")] = LISTED,
     all_: Annotated[bool, Option("--all", help="Show all jobs.")] = False,
     output: Output,
 ) -> None:
     """List jobs, newest first.
 
-    Example: reshard list --state failed
+    Example: reshard list --state failed --target 'you/*'
     """
     with connect() as session:
-        page = _listed(session, state or [], sys.maxsize if all_ else limit)
+        page = _listed(session, filter_, sys.maxsize if all_ else limit)
     for why in dict.fromkeys(filter(None, (page.waits, *(job.waits for job in page.jobs if not job.claims)))):
         output.say(why)
     for job in page.jobs:
@@ -122,24 +134,26 @@ def list_(
             output.say(f"job {job.id} waits: {job.waits}")
     for id, damage in page.unreadable.items():
         output.say(f"the record of job {id} cannot be read: {damage}")
-    there = sum(number for counted, number in page.counts.items() if not state or counted in state)
-    left = there - len(page.jobs) - len(page.unreadable)
-    more = [f"{left:,} more; --all shows them"] if left > 0 else []
+    more = ["there are more; --all shows them"] if page.next else []
+    if not filter_.keys() - {"state"}:
+        states = filter_.get("state", page.counts)
+        left = sum(page.counts.get(state, 0) for state in states) - len(page.jobs) - len(page.unreadable)
+        more = [f"{left:,} more; --all shows them"] if left > 0 else []
     rows = [row(job) for job in page.jobs]
     text = "\n".join([lines([LIST_HEAD, *rows]), *more]) if rows else "no jobs"
     output.listing(page.jobs, text, [job.id for job in page.jobs])
 
 
-def _listed(session: Session, states: list[JobState], limit: int) -> JobsPage:
+def _listed(session: Session, filter_: dict[str, Any], limit: int) -> JobsPage:
     """The newest jobs, on one page however many; its counts and why nothing is begun are the last ones'."""
     jobs: list[JobNow] = []
     unreadable: dict[str, str] = {}
     after: str | None = None
     while True:
         left = min(PAGE_MAX, limit - len(jobs) - len(unreadable))
+        query = read(operations.JobsQuery, filter_ | {"limit": left}, "the options")
         # What a service says of its next page goes back to it as it is.
-        query = operations.JobsQuery.model_construct(state=states, limit=left, after=after)
-        page = operations.list_jobs(session, query)
+        page = operations.list_jobs(session, query.model_copy(update={"after": after}))
         jobs, unreadable, before, after = jobs + page.jobs, unreadable | page.unreadable, after, page.next
         if after in {None, "", before} or len(jobs) + len(unreadable) >= limit:
             return page.model_copy(update={"jobs": jobs, "unreadable": unreadable})
@@ -164,24 +178,27 @@ def watch(*, job: Job, verbose: Verbose = False, output: Output) -> None:
         follow(session, operations.show(session, job).id, output, verbose)
 
 
-@takes(output=read_output)
-def cancel(job: Job, output: Output) -> None:
-    """Stop a job before its commit.
+@takes(choice=read_choice, output=read_output)
+def cancel(*, choice: Choice, output: Output) -> None:
+    """Stop jobs before their commits.
 
-    What it has copied is kept for a retry.
+    What they have copied is kept for a retry.
 
-    Example: reshard cancel pkgd
+    Example: reshard cancel --state queued --catalog nightly
     """
     with connect() as session:
+        if (job := _only(choice)) is None:
+            _each(session, choice, output, CANCEL, operations.cancel_jobs)
+            return
         done = operations.cancel(session, job)
     text = "was cancelled already" if done.was == "cancelled" else f"is cancelled; it was {done.was}"
     output.result(done, f"job {done.id} {text}", done.id)
 
 
-@takes(output=read_output)
+@takes(choice=read_choice, output=read_output)
 def retry(
     *,
-    job: Job,
+    choice: Choice,
     anew: Annotated[
         bool,
         Option(
@@ -195,12 +212,19 @@ def retry(
     follow_it: Watch = False,
     output: Output,
 ) -> None:
-    """Continue a failed or cancelled job with what it had copied.
+    """Continue failed or cancelled jobs with what they had copied.
 
     Example: reshard retry pkgd --watch
     """
+    how = {"anew": anew, "overwrite": overwrite}
+    job = _only(choice)
+    if follow_it and job is None:
+        raise UsageError(what="--watch follows one job: name it")
     with connect() as session:
-        done = operations.retry(session, job, operations.Again(anew=anew, overwrite=overwrite))
+        if job is None:
+            _each(session, choice, output, RETRY, operations.retry_jobs, how)
+            return
+        done = operations.retry(session, job, operations.Again(**how))
         if done.waits:
             output.say(done.waits)
         output.result(done, f"job {done.id} continues; it was {done.was}", done.id)
@@ -208,6 +232,70 @@ def retry(
             from reshard.cli.watch import follow
 
             follow(session, done.id, output)
+
+
+def _only(choice: Choice) -> str | None:
+    """The one job that is named, if there is one."""
+    return choice.jobs[0] if len(choice.jobs) == 1 and not choice.dry_run else None
+
+
+def _each(
+    session: Session,
+    choice: Choice,
+    output: Output,
+    act: Act,
+    do: Callable[[Session, Any], Acted],
+    how: dict[str, bool] | None = None,
+) -> None:
+    """``do`` what ``act`` is to several jobs; raises the error of the first that it cannot be done to, after all."""
+    *_, done = _looks(
+        choice, output, act, lambda fields: do(session, read(act.body, fields | (how or {}), "the options"))
+    )
+    for refused in done.refused:
+        output.say(f"job {refused.id}: {refused.error.message}")
+    output.result(done, _done_text(act, done.ids, done.dry_run), "\n".join(done.ids))
+    if done.refused:
+        raise done.refused[0].error.error()
+
+
+class Act(NamedTuple):
+    """What can be done to several jobs."""
+
+    verb: str
+    past: str
+    states: frozenset[JobState]  # of jobs that it can be done to
+    else_: str  # why not to others
+    body: type[operations.Chosen] = operations.Chosen
+
+
+CANCEL = Act("cancel", "cancelled", CANCELLABLE, "such a job has ended, or its commit is being made")
+RETRY = Act("retry", "continued", operations.RETRIABLE, "there is nothing to retry", operations.ChosenAgain)
+DELETE = Act("delete", "deleted", ENDED, "such a job has not ended; `reshard cancel` it first")
+
+
+def _looks(choice: Choice, output: Output, act: Act, do: Callable[[dict[str, Any]], D]) -> list[D]:
+    """What ``do`` answers: for jobs that are chosen a trial, and what was done once whoever chose them agreed.
+
+    Raises UsageError, and Abort.
+    """
+    if wrong := sorted({*choice.fields.get("state", ())} - act.states):
+        raise UsageError(what=f"--state {wrong[0]}: {act.else_}")
+    fields = {"jobs": choice.jobs} if choice.jobs else choice.fields
+    if choice.jobs or choice.dry_run or choice.yes:
+        return [do(fields | {"dry_run": choice.dry_run})]
+    trial = do(fields | {"dry_run": True})
+    jobs = count(len(trial.ids), "job")
+    if trial.ids:
+        if not sys.stdin.isatty():
+            raise UsageError(what=f"{jobs} would be {act.past}: add --yes, or see them by --dry-run")
+        if not agrees(f"{act.verb} {jobs}?"):
+            output.say("nothing was done")
+            raise Abort
+    return [trial, do({"jobs": trial.ids})]
+
+
+def _done_text(act: Act, ids: Sequence[str], dry_run: bool) -> str:
+    return f"{f'would {act.verb}' if dry_run else act.past} {count(len(ids), 'job')}{': ' if ids else ''}{some(ids)}"
 
 
 @takes(output=read_output)
@@ -238,35 +326,22 @@ def rollback(
     output.result(done, undone(place, done.undone, done.commit), done.commit)
 
 
-@takes(output=read_output)
-def delete(
-    *,
-    jobs: Annotated[
-        list[str] | None, argument("JOB", "Ids of jobs, or the start of each.", autocompletion=completion.jobs)
-    ] = None,
-    state: Annotated[
-        list[JobState] | None, value("STATE", "Delete jobs that ended in this state. May be given again.")
-    ] = None,
-    older_than: Annotated[str | None, value("AGE", "Only jobs that ended this long ago or longer, as 30d.")] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Only say what would be deleted.")] = False,
-    output: Output,
-) -> None:
+@takes(choice=read_choice, output=read_output)
+def delete(*, choice: Choice, output: Output) -> None:
     """Delete jobs that have ended.
 
     What they published stays. A deleted job cannot be retried, watched or rolled back; `rollback DST` still works.
 
     Example: reshard delete --state failed --state cancelled --older-than 7d
     """
-    if bool(jobs) == bool(state or older_than):
-        raise UsageError(what="give the JOBs to delete, or choose them with --state, --older-than or both")
-    if under_way := sorted({*(state or ())} - ENDED):
-        raise UsageError(what=f"--state {under_way[0]}: such a job has not ended; `reshard cancel` it first")
-    age = parse_age(older_than, "--older-than") if older_than else 0.0
-    asked = {"jobs": jobs or [], "states": state or sorted(ENDED), "age": age, "dry_run": dry_run}
     with connect() as session:
-        done = operations.delete_jobs(session, read(operations.Forgotten, asked, "the JOBs"))
-    found, kept = done.ids, done.kept
-    text = f"{'would delete' if dry_run else 'deleted'} {count(len(found), 'job')}"
-    text += f": {some(found)}" if found else ""
-    text += f"\nkept {count(len(kept), 'job')} until {operations.AWAITED}: {some(kept)}" if kept else ""
-    output.result(done, text, "\n".join(found))
+        looks = _looks(
+            choice,
+            output,
+            DELETE,
+            lambda fields: operations.delete_jobs(session, read(DELETE.body, fields, "the options")),
+        )
+    done = looks[-1].model_copy(update={"kept": looks[0].kept})
+    text = _done_text(DELETE, done.ids, done.dry_run)
+    text += f"\nkept {count(len(done.kept), 'job')} until {operations.AWAITED}: {some(done.kept)}" if done.kept else ""
+    output.result(done, text, "\n".join(done.ids))

@@ -64,6 +64,13 @@ class Output:
             show(sys.stderr, text)
 
 
+def agrees(question: str) -> bool:
+    """The answer of whoever sits at the terminal: only yes is one."""
+    sys.stderr.write(f"{printable(question)} [y/N]: ")  # Typer's own leaves a blank on stdout
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}
+
+
 def lines(
     rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: str = "", stream: TextIO | None = None
 ) -> str:

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from math import inf
 from threading import RLock, Timer
 
-from reshard.cli.output import Output, console, count, has_console, human_bytes, lasted, show
+from reshard.cli.output import Output, agrees, console, count, has_console, human_bytes, lasted, show
 
 PHASE = 18  # columns of the longest phase
 WIDE = 100  # columns of a terminal that has room for a long bar
@@ -106,13 +106,11 @@ class _Terminal(Bar):
         self._progress.console.print(text)
 
     def agrees(self, question: str) -> bool:
-        from typer import confirm
-
         if not sys.stdin.isatty():
             return True
         self._progress.stop()
         try:
-            return confirm(question, err=True)
+            return agrees(question)
         finally:
             self._progress.start()
 

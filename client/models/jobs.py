@@ -191,6 +191,19 @@ class Retried(Document):
     waits: str | None
 
 
+class Refused(Document):
+    id: str
+    error: Problem
+
+
+class Acted(Document):
+    """What became of several jobs."""
+
+    dry_run: bool
+    ids: list[str] = Field(description="those for which it was done, or would be")
+    refused: list[Refused]
+
+
 class RolledBack(Document):
     id: str | None = Field(description="the job's, where one was named")
     undone: str

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from pydantic import AfterValidator, Field, ValidationError, WithJsonSchema
+from pydantic import Field, ValidationError
 
 from reshard.client import PAGE_MAX
 from reshard.client.facts import happened
 from reshard.client.models import jobs
 from reshard.client.models.plans import Plan, Planned
+from reshard.client.models.records import Problem
 from reshard.client.operations.table import BODY_MAX, LISTED, Body, InProcess, operation
 from reshard.client.queue import Queue, outlooks
 from reshard.pipeline.errors import (
@@ -18,21 +21,25 @@ from reshard.pipeline.errors import (
     JobUnderWay,
     JobUnreadable,
     ProofError,
+    ReshardError,
     WrongState,
 )
 from reshard.pipeline.places import NOWHERE, Place, TargetPlace
 from reshard.pipeline.request import Options, Priority, Request
 from reshard.pipeline.validation import first_problem
-from reshard.worker.queue.states import ENDED, JobState
+from reshard.worker.queue.states import CANCELLABLE, ENDED, JobState
 
 if TYPE_CHECKING:
     from reshard.worker.queue.record import Job
 
 STATES_MAX = 20  # states that one list is asked for; there are ten
 AFTER_MAX = 50  # characters of a page's end: a time, and an id
-DELETED_MAX = 10_000  # jobs that are named to be deleted at once; each is looked at first, in less than a millisecond
+CHOSEN_MAX = 10_000  # jobs that something is done to at once; each takes less than a millisecond
+FIELD_MAX = 500  # characters that a filter names something by
 ID_MAX = 100  # characters of an id that is typed; one has ten
 AGE_MAX = 1e11  # seconds; 3,000 years
+RETRIABLE = ENDED - {JobState.done}
+Glob = Annotated[str, Field(max_length=FIELD_MAX)]
 AWAITED = "control has noted in its catalog how it ended"
 
 
@@ -58,8 +65,40 @@ class Drafted(Asked):
     target: TargetPlace = NOWHERE
 
 
-class JobsQuery(Body):
+class Filter(Body):
+    """Which jobs; without anything, all."""
+
     state: list[JobState] = Field(default_factory=list, max_length=STATES_MAX)
+    source: Glob = Field(default="", description="a pattern with `*`, as `them/*`")
+    target: Glob = Field(default="", description="a pattern with `*`")
+    by: Glob = Field(default="", description="who submitted them")
+    catalog: Glob = Field(default="", description="whose catalog of this name submitted them")
+    code: Glob = Field(default="", description="the code of the error that they ended with, or are tried again after")
+    since: float = Field(default=0.0, ge=0, le=1e11, description="none from before this time")
+
+    @property
+    def takes(self) -> Callable[[Job], bool] | None:
+        """Whether it takes a job, by what only its record says; None where all of its states are taken."""
+        from reshard.worker.followers.catalogs import asked_by
+
+        by = {asked_by(self.catalog)} if self.catalog else set[str]()
+        by |= {self.by} if self.by else set()
+        if not (by or self.source or self.target or self.code):
+            return None
+
+        def takes(job: Job) -> bool:
+            error, request = job.error or job.last_error or {}, job.request
+            return (
+                fnmatchcase(str(request.source), self.source or "*")
+                and fnmatchcase(str(request.target), self.target or "*")
+                and (not by or by == {request.asked_by})
+                and (not self.code or error.get("code") == self.code)
+            )
+
+        return takes
+
+
+class JobsQuery(Filter):
     limit: int = Field(default=LISTED, ge=1, le=PAGE_MAX)
     after: str | None = Field(
         default=None,
@@ -67,7 +106,6 @@ class JobsQuery(Body):
         pattern=r"^[0-9]{1,15}(-[a-z0-9]*)?$",
         description="`next` of the page before",
     )
-    since: float = Field(default=0.0, ge=0, le=1e11, description="none from before this time")
 
 
 class Since(Body):
@@ -83,25 +121,26 @@ class Again(Body):
     )
 
 
-def _ended(state: JobState) -> JobState:
-    if not state.ended:
-        raise ValueError(f"a job that is {state} has not ended")
-    return state
-
-
-End = Annotated[JobState, AfterValidator(_ended), WithJsonSchema({"type": "string", "enum": sorted(ENDED)})]
-
-
-class Forgotten(Body):
-    """Jobs by their ids, or those that ended, by state and age. Without either, none."""
+class Chosen(Filter):
+    """Jobs by their ids, or those that a filter takes: `all` where it takes every job. Without any, none."""
 
     most: ClassVar[int] = BODY_MAX
-    jobs: list[Annotated[str, Field(max_length=ID_MAX)]] = Field(default_factory=list, max_length=DELETED_MAX)
-    states: list[End] = Field(
-        default_factory=list, max_length=STATES_MAX, description="without `jobs`: those that ended so"
-    )
-    age: float = Field(default=0.0, ge=0, le=AGE_MAX, description="seconds that they ended ago, or more")
+    jobs: list[Annotated[str, Field(max_length=ID_MAX)]] = Field(default_factory=list, max_length=CHOSEN_MAX)
+    all: bool = Field(default=False, description="without a filter: every job")
+    age: float = Field(default=0.0, ge=0, le=AGE_MAX, description="seconds that they are in their state, or more")
     dry_run: bool = Field(default=False, description="only say which")
+
+    def ids(self, queue: Queue, states: Collection[JobState]) -> list[str]:
+        """The jobs of the filter, of those ``states`` for which the act makes sense; raises BadBody for others."""
+        if wrong := sorted({*self.state} - {*states}):
+            raise BadBody(where="state", why=f"this cannot be done to a job that is {wrong[0].replace('_', ' ')}")
+        if not (self.all or self.age or self.model_dump(include=set(Filter.model_fields), exclude_defaults=True)):
+            return []
+        return queue.jobs.chosen(self.state or sorted(states), self.since, self.age, self.takes, CHOSEN_MAX)
+
+
+class ChosenAgain(Chosen, Again):
+    """The same, and how they are retried."""
 
 
 def shown(job: Job) -> jobs.Job:
@@ -124,7 +163,7 @@ def list_jobs(session: InProcess, query: JobsQuery) -> jobs.JobsPage:
     """List jobs, newest first; fewer than `limit` where they are long."""
     store = session.queue.jobs
     try:
-        found = store.listed(query.state, query.limit, query.after, query.since)
+        found = store.listed(query.state, query.limit, query.after, query.since, query.takes)
     except ValueError as error:
         raise BadBody(where="after", why="no page ended so") from error
     page, unreadable = list[jobs.JobNow](), found.unreadable
@@ -147,11 +186,38 @@ def submit(session: InProcess, body: Asked) -> jobs.Submitted:
     return jobs.Submitted.of(session.queue.jobs.submit(request), waits=session.queue.waits(request.priority == "bulk"))
 
 
-@operation("POST", "/jobs/delete")
-def delete_jobs(session: InProcess, body: Forgotten) -> jobs.Deleted:
-    """Delete jobs that have ended: those that are named, or those of these states and this age."""
-    from reshard.worker.queue.listing import ended
+@operation("POST", "/jobs/cancel")
+def cancel_jobs(session: InProcess, body: Chosen) -> jobs.Acted:
+    """Stop jobs before their commits: those that are named, or those that a filter takes."""
+    return _each(session, body, CANCELLABLE, session.queue.jobs.cancel)
 
+
+@operation("POST", "/jobs/retry")
+def retry_jobs(session: InProcess, body: ChosenAgain) -> jobs.Acted:
+    """Continue failed or cancelled jobs: those that are named, or those that a filter takes."""
+    store = session.queue.jobs
+    return _each(session, body, RETRIABLE, lambda id: store.retry(id, anew=body.anew, overwrite=body.overwrite))
+
+
+def _each(session: InProcess, body: Chosen, states: Collection[JobState], act: Callable[[str], object]) -> jobs.Acted:
+    """``act`` on each job by itself; what one is refused with keeps none of the others."""
+    done, refused = list[str](), list[jobs.Refused]()
+    for given in dict.fromkeys(body.jobs or body.ids(session.queue, states)):
+        try:
+            id = session.queue.jobs.resolve(given)
+            if not body.dry_run:
+                act(id)
+            done.append(id)
+        except ReshardError as error:
+            if error.retryable:
+                raise
+            refused.append(jobs.Refused(id=given, error=Problem.model_validate(error)))
+    return jobs.Acted(dry_run=body.dry_run, ids=done, refused=refused)
+
+
+@operation("POST", "/jobs/delete")
+def delete_jobs(session: InProcess, body: Chosen) -> jobs.Deleted:
+    """Delete jobs that have ended: those that are named, or those that a filter takes."""
     queue = session.queue
     kept = queue.catalogs.awaited()
     named = list[str]()
@@ -166,7 +232,7 @@ def delete_jobs(session: InProcess, body: Forgotten) -> jobs.Deleted:
         if job.id in kept:
             raise WrongState(job=job.id, state=job.state, why=f"it is kept until {AWAITED}")
         named.append(job.id)
-    found = named or ended(queue.jobs.redis, body.states, body.age)
+    found = named or body.ids(queue, ENDED)
     kept &= {*found}
     found = [id for id in dict.fromkeys(found) if id not in kept]
     found = found if body.dry_run else queue.jobs.delete(found)
@@ -258,7 +324,7 @@ def roll_back(session: InProcess, job: str) -> jobs.RolledBack:
 @operation("DELETE", "/jobs/{job}")
 def delete(session: InProcess, job: str) -> jobs.Deleted:
     """Delete a job that has ended; what it published stays."""
-    return delete_jobs(session, Forgotten(jobs=[session.queue.jobs.resolve(job)]))
+    return delete_jobs(session, Chosen(jobs=[session.queue.jobs.resolve(job)]))
 
 
 @operation("POST", "/plan")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import filecmp
 import json
+import os
+import pty
 import re
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from math import e
@@ -14,17 +18,19 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from reshard.cli.errors import INTERRUPTED
+from reshard.pipeline.errors import NoWeights
 from reshard.pipeline.planning.model import Plan
 from reshard.web.auth import Scope, add_token
 from reshard.worker.fleet.heartbeat import announce, withdraw
 from reshard.worker.queue.jobs import JobStore, without_password
 from reshard.worker.queue.pace import PACE
 from reshard.worker.queue.scripts import FADES, PREFIX, job_key, server_ms
-from tests.cli.conftest import Queue, Run
+from tests.cli.conftest import Queue, Run, read
 from tests.support.loaded import HEAVY, breaks, loaded_by
 from tests.support.procs import Machine, free_port
 from tests.web.conftest import start
-from tests.worker.conftest import another, copying, plan, process, receipts
+from tests.worker.conftest import another, ask, claimed, copying, plan, process, receipts
 from tests.worker.followers.builders import finish
 
 __all__ = ["plan"]
@@ -247,7 +253,7 @@ def test_jobs_that_ended_are_deleted_by_id_and_others_refused_with_all_beside_th
 
 
 def test_jobs_are_deleted_by_state_and_age_once_a_trial_has_shown_which(queue: Queue, url: str) -> None:
-    queue("delete", "--older-than", "0d")
+    queue("delete", "--older-than", "0d", "--yes")
     old, new, running = (queue("submit", "a/model", "--to", f"b/{n}", "-q").out.strip() for n in ("old", "new", "runs"))
     for job in (old, new):
         queue("cancel", job)
@@ -255,33 +261,115 @@ def test_jobs_are_deleted_by_state_and_age_once_a_trial_has_shown_which(queue: Q
         store.redis.zincrby(f"{PREFIX}jobs:cancelled", -8 * 86_400_000, old)
     chosen = ("delete", "--state", "cancelled", "--older-than", "7d")
     assert queue(*chosen, "--dry-run").out == f"would delete 1 job: {old}\n"
-    assert queue("delete", "--state", "failed", "--json").documents == [
+    assert queue("delete", "--state", "failed", "--json", "--yes").documents == [
         {"deleted": 0, "dry_run": False, "ids": [], "kept": []}
     ]
     with JobStore.at(url) as store:
         store.redis.zadd(f"{PREFIX}jobs:cancelled", {"gone": 0})  # as one that another deletes just then
-        assert queue(*chosen, "-q").out == f"{old}\n"
+        refused = queue(*chosen).err.splitlines()[0]
+        assert refused == "error[usage]: 2 jobs would be deleted: add --yes, or see them by --dry-run"
+        assert queue(*chosen, "-qy").out == f"{old}\n"
         store.redis.zadd(f"{PREFIX}jobs:cancelled", {"gone": 0})
-    assert queue(*chosen).out == "deleted 0 jobs\n"
-    assert queue("delete", "--state", "cancelled", "--state", "done", "--json").documents == [
+    assert queue(*chosen, "--yes").out == "deleted 0 jobs\n"
+    assert queue("delete", "--state", "cancelled", "--state", "done", "--yes", "--json").documents == [
         {"deleted": 1, "dry_run": False, "ids": [new], "kept": []}
     ]
     assert queue("status", running, "-q").out == "queued\n"
     assert queue("cancel", running).code == 0
 
 
+CHOOSE = "give JOBs, or choose them by --state, --source and the like, or take --all"
+
+
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        ([], "give the JOBs to delete, or choose them with --state, --older-than or both"),
-        (["abc", "--state", "done"], "give the JOBs to delete, or choose them with --state, --older-than or both"),
-        (["--state", "copying"], "--state copying: such a job has not ended; `reshard cancel` it first"),
-        (["--older-than", "6m"], "--older-than 6m: not an age like 30min, 12h, 7d or 4w"),
+        ("delete", CHOOSE),
+        ("cancel abc --all", CHOOSE),
+        ("retry abc --state failed", CHOOSE),
+        ("delete --state copying", "--state copying: such a job has not ended; `reshard cancel` it first"),
+        ("cancel --state done", "--state done: such a job has ended, or its commit is being made"),
+        ("retry --state done", "--state done: there is nothing to retry"),
+        ("retry abc def --watch", "--watch follows one job: name it"),
+        ("delete --older-than 6m", "--older-than 6m: not an age like 30min, 12h, 7d or 4w"),
     ],
 )
-def test_what_cannot_be_deleted_is_said_before_anything_is(queue: Queue, words: list[str], what: str) -> None:
-    done = queue("delete", *words)
+def test_what_cannot_be_done_to_jobs_is_said_before_anything_is(queue: Queue, words: str, what: str) -> None:
+    done = queue(*words.split())
     assert (done.code, done.err.splitlines()[0]) == (2, f"error[usage]: {what}")
+
+
+def test_many_jobs_are_cancelled_and_retried_at_once_once_a_trial_has_shown_which(queue: Queue) -> None:
+    one, two, other = (queue("submit", "a/model", "--to", f"b/{n}", "-q").out.strip() for n in ("m-1", "m-2", "x"))
+    chosen = ("--target", "b/m-*")
+    assert {*queue("cancel", *chosen, "--dry-run", "-q").out.split()} == {one, two}
+    refused = queue("cancel", *chosen)
+    assert (refused.code, refused.err.splitlines()[0]) == (
+        2, "error[usage]: 2 jobs would be cancelled: add --yes, or see them by --dry-run",
+    )  # fmt: skip
+    assert queue("status", one, "-q").out == "queued\n"
+    (done,) = queue("cancel", *chosen, "--yes", "--json").documents
+    assert {*done["ids"]} == {one, two} and (done["dry_run"], done["refused"]) == (False, [])
+    assert queue("status", other, "-q").out == "queued\n"
+
+    mixed = queue("retry", one, other, two)
+    assert mixed.code == 11 and mixed.out == f"continued 2 jobs: {one}, {two}\n"
+    assert mixed.err.splitlines()[0] == f"job {other}: job {other} is queued: it is still under way"
+    assert queue("cancel", "--all", "-y").out.startswith("cancelled 3 jobs: ")
+    assert queue("retry", "--all", "-yq").out.split() != []
+    assert queue("list", "--state", "queued", "-q").out.count("\n") == 3
+
+
+@pytest.mark.parametrize(("answer", "code"), [(b"n\n", INTERRUPTED), (b"y\n", 0)])
+def test_on_a_terminal_a_question_counts_the_jobs_that_are_chosen(
+    queue: Queue, url: str, answer: bytes, code: int
+) -> None:
+    for name in "ab":
+        queue("submit", "a/model", "--to", f"b/{name}")
+    ours, theirs = pty.openpty()
+    env = os.environ | {"RESHARD_BROKER_URL": url}
+    command = [Path(sys.executable).parent / "reshard", "cancel", "--all"]
+    with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=theirs, env=env) as cancel:
+        os.close(theirs)
+        seen = b""
+        while chunk := read(ours):
+            seen += chunk
+            if b"cancel 2 jobs? [y/N]" in seen and answer:
+                os.write(ours, answer)
+                answer = b""
+        assert cancel.stdout is not None
+        out = cancel.stdout.read()
+    os.close(ours)
+    assert cancel.returncode == code, seen
+    assert out.startswith(b"cancelled 2 jobs: ") is (code == 0)
+    assert queue("list", "--state", "queued", "-q").out.count("\n") == (0 if code == 0 else 2)
+
+
+def test_jobs_are_listed_by_what_their_records_say(queue: Queue, url: str) -> None:
+    with JobStore.at(url) as store:
+        leases = another(store)
+        requests = {
+            "mine": ask("m-1").model_copy(update={"asked_by": "ada"}),
+            "night": ask("m-2").model_copy(update={"asked_by": "catalog night"}),
+            "bad": ask("x").model_copy(update={"asked_by": "bob"}),
+        }
+        ids = {name: store.submit(request).id for name, request in requests.items()}
+        leases.fail(claimed(leases, ids["bad"], "plan"), NoWeights(place="them/m", found="").to_dict())
+        store.redis.zincrby(f"{PREFIX}jobs", -7_200_000, ids["mine"])
+    for words, names in {
+        "--target us/m-*": {"mine", "night"},
+        "--source them/*": {"mine", "night", "bad"},
+        "--source you/*": set(),
+        "--by ada": {"mine"},
+        "--catalog night": {"night"},
+        f"--code {NoWeights.code}": {"bad"},
+        "--state queued --by bob": set(),
+        "--since 1h": {"night", "bad"},
+        "--target us/* --catalog night --state queued": {"night"},
+    }.items():
+        assert {*queue("list", "-q", *words.split()).out.split()} == {ids[name] for name in names}, words
+    assert "there are more; --all shows them" in queue("list", "--target", "us/*", "--limit", "2").out
+    assert queue("list", "--by", "x" * 501).code == 2
 
 
 def test_a_job_that_a_catalog_has_not_noted_yet_is_kept(queue: Queue, url: str, tmp_path: Path) -> None:
@@ -296,7 +384,7 @@ def test_a_job_that_a_catalog_has_not_noted_yet_is_kept(queue: Queue, url: str, 
     assert (refused.code, refused.err.splitlines()[0]) == (
         11, f"error[job.state]: job {job} is cancelled: it is kept until {why}",
     )  # fmt: skip
-    assert queue("delete", "--state", "cancelled").out.splitlines()[-1] == f"kept 1 job until {why}: {job}"
+    assert queue("delete", "--state", "cancelled", "--yes").out.splitlines()[-1] == f"kept 1 job until {why}: {job}"
     with JobStore.at(url) as store:
         store.redis.delete(f"{PREFIX}catalog:night:active", f"{PREFIX}catalogs")
     assert queue("delete", job, "-q").out == f"{job}\n"

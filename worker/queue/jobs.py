@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import compress
@@ -44,6 +44,7 @@ from reshard.worker.queue.scripts import (
     decoded,
     job_key,
     known_fields,
+    ms,
     server_ms,
     texts,
 )
@@ -58,6 +59,7 @@ SOCKET_TIMEOUT = 10.0  # seconds; an answer of Redis takes milliseconds
 CONNECT_TIMEOUT = 5.0  # seconds
 PAGE_BYTES = 4_000_000  # of the records of one page: each may have 64 kB of request, and checks and errors beside it
 DELETED = 1000  # jobs that are deleted in one exchange with the broker
+SEARCHED = 1000  # records that are read in search of some; that takes half a second
 LOADED = 25  # records that are read at once: a page of jobs is some such reads
 CONNECTIONS = 4  # of one client; a command takes a millisecond, so many threads share them
 HEALTH_CHECK = 25.0  # seconds without a command after which a connection is tried before it is trusted
@@ -232,19 +234,43 @@ class JobStore:
         """The newest ``limit`` jobs, of these states or of all, that can be read; with who works on what now."""
         return self.load(page(self.redis, states, limit).ids)
 
-    def listed(self, states: Collection[JobState], limit: int, after: str | None = None, since: float = 0.0) -> Listing:
-        """A page as ``listing.page`` has it, of PAGE_BYTES at most or one job; raises ValueError as that does."""
-        found = page(self.redis, states, limit, after, since)
+    def listed(
+        self,
+        states: Collection[JobState],
+        limit: int,
+        after: str | None = None,
+        since: float = 0.0,
+        takes: Callable[[Job], bool] | None = None,
+    ) -> Listing:
+        """A page as ``listing.page`` has it, of PAGE_BYTES at most or one job; raises ValueError as that does.
+
+        Of those that ``takes`` takes there may be fewer although others follow: SEARCHED are looked at.
+        """
+        found = page(self.redis, states, SEARCHED if takes else limit, after, since)
         jobs, unreadable, size, taken = list[Job](), dict[str, str](), 0, 0
         for id, job, more in self._loaded(found.ids):
-            if taken and size + more > PAGE_BYTES:
+            known = not isinstance(job, Job) or takes is None or takes(job)
+            if known and (len(jobs) + len(unreadable) == limit or (jobs and size + more > PAGE_BYTES)):
                 break
-            taken, size = taken + 1, size + more
+            taken, size = taken + 1, size + (more if known else 0)
             if isinstance(job, JobUnreadable):
                 unreadable[id] = job.facts["why"]
-            elif job is not None:
+            elif job is not None and known:
                 jobs.append(job)
         return Listing(jobs, unreadable, found.after(taken))
+
+    def chosen(
+        self, states: Collection[JobState], since: float, age: float, takes: Callable[[Job], bool] | None, most: int
+    ) -> list[str]:
+        """The newest ``most`` of those that came into ``states`` after ``since``, and at least ``age`` seconds ago."""
+        last, chosen, after = server_ms(self.redis) - ms(age), list[str](), ""
+        while True:
+            found = page(self.redis, states, SEARCHED, after, since)
+            ids = [id for moment, id in found.rows if moment <= last]
+            chosen += [job.id for job in self.load(ids) if takes(job)] if takes else ids
+            after = found.after(len(found.rows)) or ""
+            if not after or len(chosen) >= most:
+                return chosen[:most]
 
     def load(self, ids: list[str]) -> list[Job]:
         """These jobs but deleted and damaged ones, in this order; with who works on what now."""

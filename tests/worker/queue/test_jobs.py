@@ -20,6 +20,7 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.places import Hub
 from reshard.pipeline.planning.model import Plan
+from reshard.worker.queue import jobs
 from reshard.worker.queue.jobs import JobStore, broker_errors, open_redis, submission, without_password
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.listing import ended
@@ -393,3 +394,21 @@ def test_more_jobs_than_one_exchange_takes_are_deleted(store: JobStore, monkeypa
         store.cancel(job)
     assert store.delete(jobs) == jobs
     assert store.recent() == []
+
+
+def test_a_search_looks_at_so_many_jobs_and_says_where_it_goes_on(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "SEARCHED", 4)
+    ids = [store.submit(ask(f"{'odd' if number % 2 else 'even'}-{number}")).id for number in range(10)]
+    takes = lambda job: "odd" in str(job.request.target)  # noqa: E731 -- of one line
+    found, after, looks = list[str](), None, 0
+    while looks == 0 or after:
+        page = store.listed([], 3, after, takes=takes)
+        found, after, looks = found + [job.id for job in page.jobs], page.next, looks + 1
+        assert len(page.jobs) <= 2, "of four jobs"
+    assert found == ids[::-2] and looks == 3
+    assert [job.id for job in store.listed([], 1, takes=takes).jobs] == ids[-1:]
+    assert store.chosen([JobState.queued], 0, 0, takes, 10) == ids[::-2]
+    assert store.chosen([JobState.queued], 0, 0, None, 3) == ids[:-4:-1]
+    assert store.chosen([JobState.queued], 0, 3600, None, 3) == store.chosen([], 1e10, 0, takes, 3) == []
