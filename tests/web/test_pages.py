@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from reshard.client.operations.table import LISTED
-from reshard.pipeline.errors import NoWeights
+from reshard.pipeline.errors import BadBody, NoWeights
 from reshard.pipeline.places import Hub
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.request import Request
@@ -355,3 +355,44 @@ def test_ten_thousand_jobs_are_listed_a_page_at_a_time(site: Site, store: JobSto
             older = text.partition('<a href="/jobs?after=')[2].partition('"')[0]
             path = f"/jobs?after={older}" if older else ""
     assert len(seen) == 250
+
+
+def test_jobs_are_found_by_the_fields_of_a_form_and_failures_by_their_code(
+    site: Site, store: JobStore, leases: Leases
+) -> None:
+    mine, other, bad = ask(store, "us/m-1"), ask(store, "us/x"), ask(store, "us/m-2")
+    fail(leases, bad)
+    followed(store)
+    with signed_in(site) as client:
+        found = client.get("/jobs", params={"target": "us/m-*", "state": "queued", "within": "86400"}).text
+        assert mine in found and other not in found and bad not in found
+        assert 'value="us/m-*"' in found and "state=failed&amp;target=us%2Fm-%2A&amp;within=86400" in found
+        link = f"/jobs?state=failed&amp;code={NoWeights.code}"
+        assert link in client.get("/").text
+        failed = client.get(html.unescape(link)).text
+        assert bad in failed and mine not in failed
+        for wrong in ({"within": "soon"}, {"state": "lost"}, {"by": "x" * 501}):
+            refused = client.get("/jobs", params=wrong)
+            assert refused.status_code == 400 and BadBody.code in refused.text, wrong
+
+
+def test_what_is_done_to_jobs_that_are_marked_is_asked_once_and_names_their_number(site: Site, store: JobStore) -> None:
+    marked, other = [ask(store, f"us/m-{number}") for number in range(2)], ask(store, "us/x")
+    with signed_in(site, "read") as client:
+        assert 'type="checkbox"' not in client.get("/jobs").text
+        assert client.post("/jobs/chosen", data={"act": "cancel", "job": marked}).status_code == 403
+    with signed_in(site) as client:
+        assert client.get("/jobs").text.count('type="checkbox" name="job"') == 3
+        asked = client.post("/jobs/choose", data={"act": "cancel", "job": marked}).text
+        assert "Cancel 2 jobs?" in asked and store.get(marked[0]).state == "queued"
+        assert client.post("/jobs/chosen", data={"act": "cancel", "job": marked}).url.path == "/jobs"
+        assert [store.get(job).state for job in [*marked, other]] == ["cancelled", "cancelled", "queued"]
+
+        every = client.post("/jobs/choose", data={"act": "retry", "every": "on", "target": "us/m-*"}).text
+        assert "Retry 2 jobs?" in every
+        refused = client.post("/jobs/chosen", data={"act": "retry", "job": [*marked, other]}).text
+        assert "Retry: 2 jobs done, 1 refused" in refused and "job.state" in refused
+        assert "Cancel 3 jobs?" in client.post("/jobs/choose", data={"act": "cancel", "every": "on"}).text
+        assert "No job is marked" in client.post("/jobs/choose", data={"act": "delete"}).text
+        for wrong in ({"act": "burn"}, {"act": "delete", "every": "on", "state": "queued"}):
+            assert client.post("/jobs/choose", data=wrong).status_code == 400, wrong

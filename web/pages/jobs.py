@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlencode
 
 from reshard.client.facts import page as result_page
 from reshard.client.facts import seconds_of
 from reshard.client.models.jobs import Happened, JobNow
 from reshard.client.operations import jobs as operations
-from reshard.client.operations.table import read
+from reshard.client.operations.table import Body, read
 from reshard.client.queue import Queue
+from reshard.client.served import Served
 from reshard.client.text import human_bytes, lasted
 from reshard.web.pages.picture import Drawing, drawing, picture
-from reshard.web.pages.site import Call, Page, Reply, act, page
+from reshard.web.pages.site import Call, Fields, Page, Reply, act, page
 
 LISTED = 100  # jobs of a page
+WITHIN = {"3600": "hour", "86400": "day", "604800": "week", "2592000": "30 days"}  # seconds
 EVENTS_SHOWN = 200  # the newest
 DRAWINGS = 16  # plans whose picture is kept: a live page asks for it again and again
 
@@ -39,16 +42,80 @@ class Drawn(NamedTuple):
     drawing: Drawing
 
 
+class Many(NamedTuple):
+    """What is done to many jobs."""
+
+    operation: Callable[[Served, Any], Any]
+    body: type[operations.Chosen]
+
+
+VERBS = {
+    "cancel": Many(operations.cancel_jobs, operations.Chosen),
+    "retry": Many(operations.retry_jobs, operations.ChosenAgain),
+    "delete": Many(operations.delete_jobs, operations.Chosen),
+}
+
+
+class Verb(Body):
+    act: Literal["cancel", "retry", "delete"]
+
+
 @page("GET", "/jobs")
 def jobs(call: Call) -> Reply:
-    """A page of them, newest first, of some states or all; or the one whose id was typed."""
+    """A page of them, newest first, all or those that a filter takes; or the one whose id was typed."""
     if id := call.query.one("id"):
         return f"/jobs/{operations.show(call.session, id).id}"
-    after, asked = call.query.one("after") or None, call.query.get("state", [])
-    query = {"state": asked, "limit": LISTED, "after": after}
+    after, filter_ = call.query.one("after") or None, _filter(call.query)
+    query = _limits(filter_) | {"limit": LISTED, "after": after}
     found = operations.list_jobs(call.session, read(operations.JobsQuery, query, "the address"))
-    more = urlencode([*(("state", state) for state in asked), ("after", found.next)]) if found.next else ""
-    return Page("jobs.html", {"found": found, "asked": asked, "more": more, "after": after})
+    shown = {
+        "found": found,
+        "filter": filter_,
+        "states": [(state, urlencode(filter_ | {"state": state}, doseq=True)) for state in found.counts],
+        "any_state": urlencode({name: value for name, value in filter_.items() if name != "state"}),
+        "newest": urlencode(filter_, doseq=True),
+        "more": urlencode(filter_ | {"after": found.next}, doseq=True) if found.next else "",
+        "after": after,
+        "within": WITHIN,
+        "verbs": VERBS,
+    }
+    return Page("jobs.html", shown)
+
+
+def _filter(fields: Fields) -> dict[str, Any]:
+    """What an address or a form says of which jobs."""
+    states = {"state": fields["state"]} if fields.get("state") else {}
+    return states | fields.given("source", "target", "by", "catalog", "code", "within")
+
+
+def _limits(filter_: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of ``Filter`` for it."""
+    limits = dict(filter_)
+    if within := limits.pop("within", ""):
+        limits["since"] = time.time() - int(within) if within in WITHIN else within  # which is refused
+    return limits
+
+
+@page("POST", "/jobs/choose")
+def choose(call: Call) -> Reply:
+    """Ask once for what is to be done to the jobs that were marked, or to all that the filter takes."""
+    do = VERBS[read(Verb, call.body.given("act"), "the form").act]
+    filter_ = _filter(call.body)
+    ids = call.body.get("job", [])
+    if "every" in call.body:
+        chosen = _limits(filter_) or {"all": True}
+        ids = do.operation(call.session, read(operations.Chosen, chosen | {"dry_run": True}, "the form")).ids
+    return Page("chosen.html", {"act": call.body.one("act"), "ids": ids, "back": urlencode(filter_, doseq=True)})
+
+
+@page("POST", "/jobs/chosen")
+def carry_out(call: Call) -> Reply:
+    """Do it to each of them, and say which were refused."""
+    do = VERBS[read(Verb, call.body.given("act"), "the form").act]
+    done = do.operation(call.session, read(do.body, {"jobs": call.body.get("job", [])}, "the form"))
+    if not (refused := getattr(done, "refused", [])):
+        return "/jobs"
+    return Page("refused.html", {"act": call.body.one("act"), "ids": done.ids, "refused": refused})
 
 
 act("/jobs/{job}/cancel", operations.cancel, "/jobs/{job}")

@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from reshard.client.facts import into, page
-from reshard.client.text import clock, expected, figure, human_bytes, lasted, long
+from reshard.client.text import clock, count, expected, figure, human_bytes, lasted, long
 from reshard.pipeline.text import printable
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -30,7 +30,7 @@ def _environment() -> Environment:
     )  # fmt: skip
     made.filters |= {
         "bytes": human_bytes, "when": when, "clock": clock, "lasted": lasted, "words": words, "figure": figure,
-        "expected": expected,
+        "expected": expected, "count": count,
     }  # fmt: skip
     made.globals |= {"into": into, "where": page}
     return made

@@ -42,14 +42,16 @@ function place(page, id) {
 
 function replace(part, markup) {
   if (sent.get(part.id) === markup) return;
-  const typing = part.contains(document.activeElement) && document.activeElement.matches("input, textarea, select");
+  const typing = part.contains(document.activeElement) && document.activeElement.matches("input:not([type=checkbox]), textarea, select");
   if (typing) return; // it comes with the next one
   sent.set(part.id, markup);
   const focus = part.contains(document.activeElement) ? pathTo(part, document.activeElement) : null;
   const open = new Map([...part.querySelectorAll("details[id]")].map((one) => [one.id, one.open]));
+  const marked = [...part.querySelectorAll("input:checked")].map((one) => one.id);
   const scrolled = [...part.querySelectorAll(".scroll")].map((one) => [one.scrollLeft, one.scrollTop]);
   part.innerHTML = markup;
   part.querySelectorAll("details[id]").forEach((one) => open.has(one.id) && (one.open = open.get(one.id)));
+  marked.forEach((id) => part.querySelector(`#${CSS.escape(id)}`)?.setAttribute("checked", ""));
   part.querySelectorAll(".scroll").forEach((one, i) => scrolled[i] && one.scrollTo(...scrolled[i]));
   if (focus) focus.reduce((at, i) => at && at.children[i], part)?.focus({ preventScroll: true });
 }
