@@ -108,7 +108,10 @@ def _show_service(session: Session, output: Output) -> None:
     seen = operations.service(session)
     rows = [("broker", seen.broker), *([("waits", seen.waits)] if seen.waits else [])]
     rows += [(process.kind, process_text(process)) for process in seen.processes]
-    rows += [(kind, "none is running") for kind in missing({process.kind for process in seen.processes})]
+    rows += [(one.kind, one.says) for one in seen.silent]
+    rows += [
+        (kind, "none is running") for kind in missing({process.kind for process in [*seen.processes, *seen.silent]})
+    ]
     rows.append(("jobs", ", ".join(f"{number:,} {state}" for state, number in seen.jobs.items()) or "none"))
     output.result(seen, lines(rows))
 

@@ -30,7 +30,12 @@ def _settings(log_format: Format | None) -> Settings:
 
 
 @takes(output=read_output)
-def up(*, log_format: LogFormat = None, output: Output) -> None:
+def up(
+    *,
+    restart: Annotated[bool, Option("--restart", help="Replace a worker or control that is stopped or hangs.")] = False,
+    log_format: LogFormat = None,
+    output: Output,
+) -> None:
     """Start broker, worker, control and page on this machine.
 
     Those that run already are left running; the page needs the extra `web`.
@@ -42,8 +47,14 @@ def up(*, log_format: LogFormat = None, output: Output) -> None:
     from reshard.worker import local
 
     has_token = any(known.credential for known in Credentials.from_env().references())
-    service = local.up(_settings(log_format), _page())
-    notes = [*_notes(service.started, service.found, has_token), *_page_notes(service)]
+    service = local.up(_settings(log_format), _page(), restart)
+    own = [f"jobs may use your folders: {', '.join(service.folders)}; RESHARD_ALLOWED_FOLDERS names others"]
+    notes = [
+        *service.silent,
+        *(own if service.folders else []),
+        *_notes(service.started, service.found, has_token),
+        *_page_notes(service),
+    ]
     rows = [("broker", service.broker)]
     rows += [("started", name) for name in service.started] + [("found", name) for name in service.found]
     rows += [("logs", str(service.log_dir)), *([("page", service.page)] if service.page else [])]

@@ -14,6 +14,7 @@ from reshard.pipeline.errors import BadSchedule
 if TYPE_CHECKING:
     from reshard.client.models import records
     from reshard.worker.fleet.fleet import Closed, Fleet, Pause
+    from reshard.worker.fleet.silent import Silent
     from reshard.worker.followers.catalogs import Catalogs
     from reshard.worker.followers.pushes import Pushes
     from reshard.worker.followers.schedules import Schedules
@@ -95,7 +96,13 @@ class Queue:
         if workers and (drained | resting.keys()).issuperset(workers):
             fault = next(fault for worker, fault in resting.items() if worker in workers)
             return f"every worker rests until it is fit again: {fault.message} ({fault.hint})"
-        return (self._bulk_waits() if bulk else None) or _lacking(processes)
+        return (self._bulk_waits() if bulk else None) or _lacking(processes, self.silent)
+
+    def silent(self) -> list[Silent]:
+        """The workers and controls that give no sign of life and did not end in order."""
+        from reshard.worker.fleet.silent import silent
+
+        return silent(self.jobs.redis)
 
     def _bulk_waits(self) -> str | None:
         try:
@@ -167,8 +174,11 @@ def missing(kinds: Collection[str]) -> list[str]:
     return [kind for kind in ("worker", "control") if kind not in kinds]
 
 
-def _lacking(processes: Sequence[Process]) -> str | None:
+def _lacking(processes: Sequence[Process], silent: Callable[[], list[Silent]]) -> str | None:
     lacking = missing({process.kind for process in processes})
+    for one in silent() if lacking else []:
+        if one.process.kind in lacking:
+            return f"no {one.process.kind} works: {one}"
     if len(lacking) > 1:
         return "neither worker nor control is running: start both with `reshard up`"
     return f"no {lacking[0]} is running: {START.format(lacking[0])}" if lacking else None

@@ -19,6 +19,7 @@ from typing import NoReturn
 from reshard.pipeline.errors import BadSetting, ExtraMissing, NotStarted
 from reshard.worker import broker, tracing
 from reshard.worker.daemon import Daemon
+from reshard.worker.fleet.silent import Silent, silent
 from reshard.worker.followers.notices import hooks
 from reshard.worker.queue.jobs import JobStore, without_password
 from reshard.worker.queue.wakes import QUEUES
@@ -26,6 +27,7 @@ from reshard.worker.settings import Settings
 
 LOG_FORMAT = "RESHARD_LOG_FORMAT"
 READY = 60.0  # seconds until a worker must have shown a sign of life; it takes three on an idle machine
+RESTART = 5.0  # seconds for a process to end that gives no sign of life, and then for the system to end it
 STOP = 40.0  # seconds; a worker hands back what it has within 30
 
 
@@ -50,10 +52,12 @@ class Service:
     log_dir: Path
     page: str | None = None  # its URL
     no_page: str = ""  # why it does not run where it should
+    silent: Sequence[str] = ()  # what runs and gives no sign of life, in words
+    folders: Sequence[str] = ()  # what the worker that was started may use, as nobody said otherwise
 
 
-def up(settings: Settings, page: Page | None = None) -> Service:
-    """Start what does not run yet, and wait until it does.
+def up(settings: Settings, page: Page | None = None, restart: bool = False) -> Service:
+    """Start what does not run yet, and wait until it does; ``restart``: also what runs and gives no sign of life.
 
     Raises NoServer, NotStarted, and as ``become_worker`` and ``hooks``; a ``page`` that cannot start is no error.
     """
@@ -67,11 +71,19 @@ def up(settings: Settings, page: Page | None = None) -> Service:
     else:
         url = env["RESHARD_BROKER_URL"] = broker.broker_url(settings)
         ran.add("broker")
+    lost, folders = list[str](), _own_folders(settings)
+    of = {"worker": env | {"RESHARD_ALLOWED_FOLDERS": ",".join(folders)} if folders else env}
     with JobStore.at(url) as store:
         store.check_server()
         for name, command in (("control", control_command()), ("worker", worker_command(settings.concurrency))):
             daemon = Daemon(settings.data_dir, name, settings.log_dir)
-            daemon.start(command, env=env, ready=partial(_alive, store, daemon), timeout=READY)
+            if (one := _silent(store, daemon)) is not None:
+                if restart:
+                    daemon.stop(RESTART)
+                    ran.discard(name)
+                else:
+                    lost.append(str(one))
+            daemon.start(command, env=of.get(name, env), ready=partial(_alive, store, daemon), timeout=READY)
     shown, why = None, ""
     try:
         shown = _start_page(settings, page, env)
@@ -80,7 +92,22 @@ def up(settings: Settings, page: Page | None = None) -> Service:
     if shown is None:
         names = tuple(name for name in names if name != "web")
     started, found = (tuple(name for name in names if (name in ran) is there) for there in (False, True))
-    return Service(without_password(url), started, found, settings.data_dir, settings.log_dir, shown, why)
+    return Service(
+        without_password(url), started, found, settings.data_dir, settings.log_dir, shown, why, lost,
+        folders if "worker" in started else (),
+    )  # fmt: skip
+
+
+def _own_folders(settings: Settings) -> tuple[str, ...]:
+    """What the worker may use where nobody says which: whoever reaches this broker of ours is the person it runs as.
+
+    `reshard web` is not told: to those who have a token for it these folders stay closed.
+    """
+    if settings.broker_url is not None or "allowed_folders" in settings.model_fields_set:
+        return ()
+    home, here = Path.home(), Path.cwd()
+    found = [home, here] if not here.is_relative_to(home) and here != Path("/") else [home]
+    return tuple(str(folder) for folder in found if "," not in str(folder))
 
 
 def _start_page(settings: Settings, page: Page | None, env: dict[str, str]) -> str | None:
@@ -133,6 +160,11 @@ def become_worker(settings: Settings, concurrency: int | None = None) -> NoRetur
     if os.getpid() == 1:  # cli/start.py says why; app.py takes it, when the one that handles it here is gone
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     os.execve(command[0], command, {**os.environ, LOG_FORMAT: settings.log_format})
+
+
+def _silent(store: JobStore, daemon: Daemon) -> Silent | None:
+    facts = daemon.running()
+    return next((one for one in silent(store.redis) if facts and one.process.pid == facts["pid"]), None)
 
 
 def _alive(store: JobStore, daemon: Daemon) -> bool:

@@ -15,6 +15,7 @@ from reshard.pipeline.limits import CLOCK_SKEW_MAX
 from reshard.pipeline.text import counted
 from reshard.worker.broker import broker_url
 from reshard.worker.fleet.fleet import Fault, Fleet, Pause
+from reshard.worker.fleet.silent import Silent, silent
 from reshard.worker.followers.notices import Notice, hooks
 from reshard.worker.queue.jobs import JobStore, Process, without_password
 from reshard.worker.queue.wakes import strays
@@ -35,7 +36,9 @@ def queue(settings: Settings) -> Iterator[Probe]:
             yield _clock(store.redis)
             yield from _strays(store.redis)
             fleet = Fleet(store)
-            yield from _processes(store.processes(), fleet.paused(), fleet.all_drained(), fleet.resting())
+            yield from _processes(
+                store.processes(), silent(store.redis), fleet.paused(), fleet.all_drained(), fleet.resting()
+            )
     except QueueError as error:
         yield Probe("broker", without_password(url), error=error)
 
@@ -104,7 +107,11 @@ def _strays(client: redis.Redis) -> Iterator[Probe]:
 
 
 def _processes(
-    processes: list[Process], paused: Pause | None, drained: Collection[str], resting: Mapping[str, Fault]
+    processes: list[Process],
+    silent: list[Silent],
+    paused: Pause | None,
+    drained: Collection[str],
+    resting: Mapping[str, Fault],
 ) -> Iterator[Probe]:
     ours = version("reshard")
     workers = [process.name for process in processes if process.kind == "worker"]
@@ -115,7 +122,10 @@ def _processes(
         yield Probe("fleet", "every worker is drained", f"jobs wait: `reshard fleet undrain {workers[0]}`")
     for kind in ("worker", "control"):
         found = [process for process in processes if process.kind == kind]
-        if not found:
+        lost = [one for one in silent if one.process.kind == kind]
+        for one in lost:
+            yield Probe(kind, str(one), "it holds its units until their leases end")
+        if not found and not lost:
             yield Probe(kind, "none is running", f"jobs wait: start one with `reshard {kind}`")
         others = sorted({process.version for process in found} - {ours})
         for process in found:

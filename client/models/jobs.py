@@ -153,6 +153,14 @@ class ProcessNow(Process):
     resting: bool
 
 
+class SilentProcess(Process):
+    """A worker or control that gives no sign of life and did not end in order."""
+
+    told: Moment = Field(description="when it was heard last")
+    why: Literal["stopped", "hangs", "unknown"] = Field(description="unknown: it is another machine's")
+    says: str = Field(description="the same for people, and what to do")
+
+
 class Service(Document):
     """The queue and its processes."""
 
@@ -161,6 +169,7 @@ class Service(Document):
     waiting: dict[str, int]
     waits: str | None
     processes: list[ProcessNow]
+    silent: list[SilentProcess] = Field(default_factory=list)
 
 
 class JobReport(Document):

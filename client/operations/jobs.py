@@ -354,4 +354,5 @@ def service(session: InProcess) -> jobs.Service:
             jobs.ProcessNow.of(process, drained=process.name in drained, resting=process.name in resting)
             for process in queue.jobs.processes()
         ],
+        silent=[jobs.SilentProcess.of(o.process, told=o.told, why=o.why, says=str(o)) for o in queue.silent()],
     )

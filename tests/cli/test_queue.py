@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -22,10 +23,12 @@ from reshard.cli.errors import INTERRUPTED
 from reshard.pipeline.errors import NoWeights
 from reshard.pipeline.planning.model import Plan
 from reshard.web.auth import Scope, add_token
+from reshard.worker import broker
 from reshard.worker.fleet.heartbeat import announce, withdraw
 from reshard.worker.queue.jobs import JobStore, without_password
 from reshard.worker.queue.pace import PACE
 from reshard.worker.queue.scripts import FADES, PREFIX, job_key, server_ms
+from reshard.worker.settings import Settings
 from tests.cli.conftest import Queue, Run, read
 from tests.support.loaded import HEAVY, breaks, loaded_by
 from tests.support.procs import Machine, free_port
@@ -425,7 +428,8 @@ def test_up_submit_and_down_do_what_run_does(reshard: Run, model: Path, tmp_path
         "XDG_DATA_HOME": str(tmp_path / "share"),
         "XDG_STATE_HOME": str(tmp_path / "state"),
     }
-    env = {"RESHARD_ALLOWED_FOLDERS": str(tmp_path)} | homes
+    home = os.path.commonpath([model, tmp_path])  # whose folders jobs may use
+    env = {"HOME": home} | homes
     assert reshard("run", model, "--to", tmp_path / "by-run", "--size", "3300B").code == 0
     try:
         with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -433,7 +437,8 @@ def test_up_submit_and_down_do_what_run_does(reshard: Run, model: Path, tmp_path
             (service,) = reshard("up", "--json", "--log-format", "json", env=env).documents
             refused = reshard("web", env=env)
         assert service["started"] == ["broker", "control", "worker"]
-        lacking, without = service["notes"]
+        own, lacking, without = service["notes"]
+        assert own == f"jobs may use your folders: {home}; RESHARD_ALLOWED_FOLDERS names others"
         assert lacking.startswith("the worker has no token")
         said = f"RESHARD_WEB_PORT={env['RESHARD_WEB_PORT']}: cannot listen there on 127.0.0.1: Address already in use"
         assert without == f"the page was not started: {said}" and service["page"] is None
@@ -449,6 +454,11 @@ def test_up_submit_and_down_do_what_run_does(reshard: Run, model: Path, tmp_path
         assert third["started"] == [] and third["page"] == f"http://127.0.0.1:{env['RESHARD_WEB_PORT']}"
         (kept,) = third["notes"]
         assert kept.startswith("control, worker and web ran already: ")
+        asked = {"source": str(model), "target": str(tmp_path / "by-page")}
+        sent = httpx2.post(
+            f"{third['page']}/api/v1/plan", json=asked, headers={"Authorization": f"Bearer {token}"}
+        ).json()
+        assert sent["error"]["code"].startswith("access."), "those who have a token of the page may not use them"
         seen = httpx2.get(f"{third['page']}/api/v1/service", headers={"Authorization": f"Bearer {token}"}).json()
         assert {process["kind"] for process in seen["processes"]} == {"worker", "control"}
         (Path(third["data_dir"]) / "web-tokens").write_text("ada read\n")
@@ -475,6 +485,21 @@ def test_up_submit_and_down_do_what_run_does(reshard: Run, model: Path, tmp_path
         assert [check["name"] for check in report["checks"]] == ["structure", "reload model", "copy", "read back"]
         assert report["checks"][-1]["figures"]["shards"] == 4
         assert reshard("status", job, "--report", env=env).out.splitlines()[-1] == f"job {job}, done: passed"
+
+        with JobStore.at(broker.broker_url(Settings(data_dir=Path(third["data_dir"])))) as store:
+            (worker,) = (process for process in store.processes() if process.kind == "worker")
+            os.kill(worker.pid, signal.SIGSTOP)
+            store.redis.delete(f"{PREFIX}process:{worker.name}")  # as after twenty seconds
+        says = f"{worker.name} is stopped: `kill -CONT {worker.pid}` lets it go on, `reshard up --restart` replaces it"
+        seen = reshard("status", "--json", env=env).documents[0]
+        assert seen["waits"] == f"no worker works: {says}"
+        assert [(one["pid"], one["why"], one["says"]) for one in seen["silent"]] == [(worker.pid, "stopped", says)]
+        assert says in reshard("status", env=env).out and says in reshard("doctor", env=env).out
+        found = reshard("up", "--json", env=env).documents[0]
+        assert found["started"] == [] and found["notes"][0] == says
+        again = reshard("up", "--restart", "--json", "--log-format", "json", env=env).documents[0]
+        assert again["started"] == ["worker"]
+        assert reshard("status", "--json", env=env).documents[0]["silent"] == []
 
         outside = reshard("submit", model, "--to", "/nowhere", "--watch", env=env)
         assert outside.code == 4

@@ -90,7 +90,7 @@ class Wakes:
         found = False
         orders = [f"{queue}:order" for queue in QUEUES]
         kinds = dict.fromkeys((*PLACES, *orders), b"zset") | dict.fromkeys((*QUEUES, BELL), b"list")
-        kinds[f"{PREFIX}pace"] = b"hash"
+        kinds |= dict.fromkeys((f"{PREFIX}pace", f"{PREFIX}seen"), b"hash")
         types = at_once(self.redis, lambda pipe: [pipe.type(key) for key in kinds])
         for (key, kind), type in zip(kinds.items(), types, strict=True):
             if type not in {kind, b"none"}:

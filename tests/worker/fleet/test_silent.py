@@ -1,0 +1,81 @@
+"""What gives no sign of life is told apart: stopped, hanging, another machine's, or dead."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from reshard.worker.fleet import silent as module
+from reshard.worker.fleet.heartbeat import announce, withdraw
+from reshard.worker.fleet.silent import REMEMBERED, SEEN, silent
+from reshard.worker.queue.jobs import JobStore, Process
+from tests.support.procs import wait_for
+from tests.worker.conftest import process
+
+IDLE = "import sys; print('there', flush=True); sys.stdin.read()  # as reshard, by its command line"
+
+
+@pytest.fixture
+def idle(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
+    """A worker as the broker knows it, which lives and will say nothing more."""
+    monkeypatch.setattr("socket.gethostname", lambda: "here")
+    command = [sys.executable, "-c", IDLE]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as lives:
+        assert lives.stdout is not None and lives.stdout.readline() == b"there\n"
+        found = process(f"here:{lives.pid}")
+        announce(store.redis, found)
+        yield found
+        lives.kill()
+
+
+def late(store: JobStore, name: str) -> None:
+    """As after PRESUMED_DEAD."""
+    store.redis.delete(f"reshard:process:{name}")
+
+
+def test_one_that_lives_is_not_silent_and_one_that_ended_in_order_is_forgotten(store: JobStore, idle: Process) -> None:
+    assert silent(store.redis) == []
+    withdraw(store.redis, idle)
+    assert silent(store.redis) == [] and not store.redis.exists(SEEN)
+
+
+def test_a_stopped_one_is_told_from_one_that_hangs_and_from_one_that_died(store: JobStore, idle: Process) -> None:
+    late(store, idle.name)
+    (hangs,) = silent(store.redis)
+    assert (hangs.process, hangs.why) == (idle, "hangs")
+    assert f"{idle.name} hangs" in str(hangs) and f"kill -KILL {idle.pid}" in str(hangs)
+    os.kill(idle.pid, signal.SIGSTOP)
+    wait_for(lambda: silent(store.redis)[0].why == "stopped", "its being stopped")
+    assert f"kill -CONT {idle.pid}" in str(silent(store.redis)[0])
+    os.kill(idle.pid, signal.SIGKILL)
+    wait_for(lambda: silent(store.redis) == [], "its end")
+    assert not store.redis.exists(SEEN)
+
+
+def test_a_pid_that_is_another_programs_by_now_is_no_worker(
+    store: JobStore, idle: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen(["sleep", "60"]) as other:
+        announce(store.redis, replace(idle, name=f"here:{other.pid}", pid=other.pid))
+        late(store, f"here:{other.pid}")
+        assert silent(store.redis) == []
+        other.kill()
+
+
+def test_one_of_another_machine_is_named_for_an_hour(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    away = process("there:7")
+    announce(store.redis, away)
+    late(store, away.name)
+    now = time.time()
+    monkeypatch.setattr(module.time, "time", lambda: now + 40)
+    (one,) = silent(store.redis)
+    assert one.why == "unknown" and str(one) == "there:7 has given no sign of life for 40 s: look at it on its machine"
+    monkeypatch.setattr(module.time, "time", lambda: now + REMEMBERED + 1)
+    assert silent(store.redis) == [] and not store.redis.exists(SEEN)
