@@ -48,7 +48,7 @@ def long(seconds: int) -> str:
 
 def expected(job: JobNow) -> str:
     """``37th of 412, about 6 min``, ``about 6 min left``: when it begins, or has copied all."""
-    about = "" if job.left is None else f"about {long(round(job.left))}"
+    about = f"about {long(round(job.left))}" if job.left and round(job.left) else ""
     if job.place is None:
         return f"{about} left" if about else ""
     return ", ".join(filter(None, (f"{_ordinal(job.place)} of {job.waiting:,}", about)))

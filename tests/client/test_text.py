@@ -15,7 +15,7 @@ from reshard.client.text import expected
         (1, 1, None, "1st of 1"),
         (22, 1200, 40.4, "22nd of 1,200, about 40 s"),
         (1113, 2003, 90_000.0, "1,113th of 2,003, about 25 h"),
-        (103, 103, 0.2, "103rd of 103, about 0 s"),
+        (103, 103, 0.2, "103rd of 103"),
         (None, None, 400.0, "about 6 min left"),
         (None, None, None, ""),
     ],

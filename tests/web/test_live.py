@@ -37,13 +37,23 @@ window.setTimeout = (run, wait, ...more) => { window.waits.push(wait ?? 0); retu
 def browser(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     with browsing(site.url, tmp_path_factory.mktemp("chromium")) as browser:
         browser.look(1280)
-        browser.sign_in(site.tokens["read"])
+        browser.sign_in(site.tokens["act"])
         yield browser
 
 
 def shown(browser: Browser, text: str, css: str) -> None:
     there = "return document.querySelector(arguments[0]).textContent.includes(arguments[1])"  # which lays nothing out
     wait_for(lambda: browser.script(there, css, text), f"{text!r} on the page", 60)
+
+
+def test_what_is_marked_stays_marked_when_the_list_is_drawn_anew(browser: Browser, store: JobStore) -> None:
+    job = store.submit(ask("marked")).id
+    browser.open("/jobs")
+    shown(browser, "live", "#live")
+    browser.script(f"document.getElementById('mark-{job}').click()")
+    shown(browser, store.submit(ask("later")).id, "#list")
+    marked = "return [...document.querySelectorAll('input[name=job]:checked')].map((one) => one.value)"
+    assert browser.script(marked) == [job]
 
 
 @pytest.mark.parametrize("path", ["/jobs", "/"])
