@@ -147,6 +147,7 @@ class Control:
 
     def _announce(self) -> None:
         announce(self._store.redis, measured(self._self, self._settings.tmpdir))
+        self._leases.share(self._settings.shares)
         self._notifier.listen()
         self._announced = time.monotonic()
 

@@ -75,6 +75,9 @@ class SubmitSettings(BaseSettings):
     max_queued: int = Field(default=MAX_QUEUED, ge=1)  # of one submitter: a user, a token, a catalog or a schedule
 
 
+Share = Annotated[float, Field(ge=0.01, le=16)]  # as far as a step of wakes.lua can be cut or stretched
+
+
 class Settings(SubmitSettings):
     """The service's settings. Lists are separated by commas."""
 
@@ -96,6 +99,8 @@ class Settings(SubmitSettings):
     drain: float = Field(default=DRAIN, ge=0)
     broker_patience: float = Field(default=BROKER_PATIENCE, ge=0)
     keep_days: float = Field(default=KEEP_DAYS, gt=0)
+    # Of control: a submitter's turns come so many times as often as others', as "ada=2, catalog nightly=0.5".
+    shares: Annotated[dict[str, Share], NoDecode] = Field(default_factory=dict)
 
     # Where control answers a scrape. Off unless asked for: without a password it tells the names of schedules,
     # catalogs and hosts, and two controls on one machine would want the same port.
@@ -124,6 +129,16 @@ class Settings(SubmitSettings):
     @classmethod
     def _split(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("shares", mode="before")
+    @classmethod
+    def _named(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        pairs = [part.rpartition("=") for part in value.split(",") if part.strip()]
+        if wrong := next((after for name, _, after in pairs if not name.strip()), ""):
+            raise ValueError(f"{wrong.strip()!r} is not NAME=SHARE")
+        return {name.strip(): share.strip() for name, _, share in pairs}
 
     @field_validator("notify_command")
     @classmethod

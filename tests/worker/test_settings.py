@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from reshard.cli.web import web_settings
 from reshard.pipeline.errors import BadSetting
@@ -22,6 +23,17 @@ def test_lists_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read.allowed_sources is None
 
 
+def test_shares_are_names_with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RESHARD_SHARES", "ada=2, catalog nightly=0.5,")
+    assert Settings().shares == {"ada": 2, "catalog nightly": 0.5}
+
+
+@pytest.mark.parametrize("share", ["lots", "99", "0"])
+def test_a_share_is_a_number_within_bounds(share: str) -> None:
+    with pytest.raises(ValidationError):
+        Settings(shares={"ada": share})
+
+
 def test_an_empty_variable_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RESHARD_BROKER_URL", "")
     monkeypatch.setenv("RESHARD_CONCURRENCY", "")
@@ -33,7 +45,10 @@ def test_the_brokers_password_is_not_printed(monkeypatch: pytest.MonkeyPatch) ->
     assert "secret" not in repr(Settings())
 
 
-@pytest.mark.parametrize(("name", "value"), [("CONCURRENCY", "many"), ("CONCURRENCY", "0"), ("LEASE", "-1")])
+WRONG = [("CONCURRENCY", "many"), ("CONCURRENCY", "0"), ("LEASE", "-1"), ("SHARES", "ada")]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
 def test_a_wrong_value_names_the_variable(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.cache_clear()
     monkeypatch.setenv(f"RESHARD_{name}", value)

@@ -29,8 +29,8 @@ The Lua of it is wakes.lua and due.lua. A wake holds nothing but the job's id, a
   further ahead than it can is from before the broker's clock jumped back, and is over.
 * A wake is lost when its queue is shorter than its ``:waked`` says. The oldest are sent again after ``RESEND``.
 * A wake is for the first of its queue, whichever job it was sent for (``first``, and ``rank`` in wakes.lua): a job that
-  has begun goes before one that has not, and among these the one that was submitted first. So there may be as many jobs
-  half done as there are workers, and no more. Interactive jobs go before bulk ones (``QUEUES``).
+  has begun goes before one that has not, and among these submitters take turns, each with the job that was submitted
+  first. So no more jobs are half done than there are workers. Interactive jobs go before bulk ones (``QUEUES``).
 * A job that has not ended and is in none of ``PLACES`` is rung again once a minute (``ring_strays``), and one of these
   that a client wrote over is removed, so that it stops no wakes.
 * In a pause nothing is sent. A bulk job that must wait for the night's window is in ``reshard:held`` until it opens.
@@ -39,7 +39,7 @@ The Lua of it is wakes.lua and due.lua. A wake holds nothing but the job's id, a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import redis
 
@@ -51,6 +51,7 @@ log = logging.getLogger(__name__)
 
 QUEUES = (f"{PREFIX}interactive", f"{PREFIX}bulk")  # in the order in which workers serve them
 BELL = f"{PREFIX}bell"
+SHARES = f"{PREFIX}shares"  # hash: submitter -> how many jobs of theirs are begun for each one of another's
 PLACES = (f"{PREFIX}held", *(f"{queue}:{place}" for queue in QUEUES for place in ("due", "waked")))  # of wakes.lua
 DUE_AT_ONCE = 100  # wakes that one look sends; the rest is due at the next
 
@@ -85,12 +86,21 @@ class Wakes:
         """Return when the bell rings, or after so many seconds."""
         self.redis.brpop([BELL], timeout=seconds)
 
+    def share(self, shares: Mapping[str, float]) -> None:
+        """Have these submitters' turns come so many times as often as others'."""
+        with self.redis.pipeline() as pipe:
+            pipe.delete(SHARES)
+            for submitter, share in shares.items():
+                pipe.hset(SHARES, submitter, str(share))
+            pipe.execute()
+
     def mend(self) -> bool:
         """Remove keys of the queue that a client wrote over; returns whether there were some."""
         found = False
-        orders = [f"{queue}:order" for queue in QUEUES]
+        orders, turns, serves = ([f"{queue}:{what}" for queue in QUEUES] for what in ("order", "turns", "serves"))
         kinds = dict.fromkeys((*PLACES, *orders), b"zset") | dict.fromkeys((*QUEUES, BELL), b"list")
-        kinds |= dict.fromkeys((f"{PREFIX}pace", f"{PREFIX}seen"), b"hash")
+        kinds |= dict.fromkeys((f"{PREFIX}pace", f"{PREFIX}seen", SHARES, *turns), b"hash")
+        kinds |= dict.fromkeys(serves, b"string")
         types = at_once(self.redis, lambda pipe: [pipe.type(key) for key in kinds])
         for (key, kind), type in zip(kinds.items(), types, strict=True):
             if type not in {kind, b"none"}:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -15,7 +15,7 @@ from reshard.pipeline.planning.model import Plan
 from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Lease, Leases
-from reshard.worker.queue.wakes import QUEUES
+from reshard.worker.queue.wakes import QUEUES, SHARES
 from tests.support.procs import Broker
 from tests.worker.conftest import another, ask, claimed, planned, process
 
@@ -91,6 +91,49 @@ def test_a_job_that_had_begun_when_it_was_cancelled_goes_on_before_another_is_pl
     line.leases.due()
     jobs = [lease.job for _ in range(10) if (lease := line.take())]
     assert jobs == [*[begun] * (1 + len(plan.groups)), waits]
+
+
+def submit(line: Line, who: str, count: int) -> list[str]:
+    asked = (ask(f"{who}-{number}").model_copy(update={"asked_by": who}) for number in range(count))
+    jobs = [line.store.submit(request).id for request in asked]
+    line.leases.due()
+    return jobs
+
+
+def begun(line: Line, count: int) -> list[str]:
+    """The next so many jobs that are begun, by their submitters; each is cancelled at once."""
+    found = []
+    for _ in range(count):
+        lease = line.take()
+        assert lease and lease.unit == "plan"
+        found.append(line.store.get(lease.job).request.asked_by)
+        line.store.cancel(lease.job)
+    return found
+
+
+def test_submitters_take_turns_so_that_many_jobs_of_one_do_not_stop_two_of_another(line: Line) -> None:
+    submit(line, "ada", 30)
+    assert begun(line, 10) == ["ada"] * 10
+    submit(line, "bob", 2)
+    submit(line, "eve", 1)
+    assert begun(line, 6) == ["ada", "bob", "eve", "ada", "bob", "ada"]
+
+
+def test_who_submits_nothing_for_a_while_saves_no_turns(line: Line) -> None:
+    submit(line, "ada", 2)
+    submit(line, "bob", 20)
+    assert begun(line, 14).count("ada") == 2
+    submit(line, "ada", 8)
+    assert begun(line, 8).count("ada") == 4
+
+
+def test_a_share_is_how_often_a_submitter_s_turn_comes(line: Line) -> None:
+    line.leases.share({"ada": 2, "eve": 0.5})
+    for who in ("ada", "bob", "eve"):
+        submit(line, who, 20)
+    assert Counter(begun(line, 14)) == {"ada": 8, "bob": 4, "eve": 2}
+    line.leases.share({})
+    assert not line.store.redis.exists(SHARES)
 
 
 def test_a_wake_of_a_job_that_is_gone_is_for_another(line: Line) -> None:

@@ -68,7 +68,10 @@ local asked = tonumber(get(id, 'asked') or get(id, 'created'))
 local starts = not get(id, 'started')
 local waited = starts and { 'waited', t - asked } or {}
 event(id, 'claimed', 'unit', name, 'worker', worker, 'attempt', attempts, unpack(waited))
-if state == 'queued' then set_state(id, 'planning', t) end
+if state == 'queued' then
+  serve(id)
+  set_state(id, 'planning', t)
+end
 if name == 'publish' and state == 'copying' then set_state(id, 'publishing', t) end
 if starts then redis.call('HSET', key(id), 'started', t) end
 if string.match(name, '^group') then -- its bytes take the time from now on

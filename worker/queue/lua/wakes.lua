@@ -23,14 +23,27 @@ local function queue(id)
 end
 
 -- The order of work within a queue: what has begun goes before what has not, so that jobs end one after the other
--- instead of all at the end, and among these goes first what was submitted first.
+-- instead of all at the end, and among these goes first whose turn came first.
 local function rank(id)
   return (get(id, 'turn') or 0) + (get(id, 'state') == 'queued' and NOT_BEGUN or 0)
 end
 
--- Behind all that were submitted before.
+-- Submitters take turns: the next one of each comes a step behind the last, or behind what is begun now if that is
+-- further on; a step is the shorter the larger the share. Of equal turns the older one is first.
+local STEP, OLDER = 16, 2 ^ 20
 local function take_turn(id)
-  redis.call('HSET', key(id), 'turn', redis.call('INCR', PREFIX .. 'last_turn'))
+  local line, who = queue(id), get(id, 'asked_by') or ''
+  local share = tonumber(redis.call('HGET', PREFIX .. 'shares', who) or 1)
+  local last = tonumber(redis.call('HGET', line .. ':turns', who) or 0)
+  local turn = math.max(last, tonumber(redis.call('GET', line .. ':serves') or 0)) + math.max(1, math.floor(STEP / share))
+  redis.call('HSET', line .. ':turns', who, turn)
+  redis.call('HSET', key(id), 'turn', string.format('%.0f', turn * OLDER + redis.call('INCR', PREFIX .. 'last_turn') % OLDER))
+end
+
+-- It is begun: who comes from now on has a turn behind it.
+local function serve(id)
+  local serves, turn = queue(id) .. ':serves', math.floor((get(id, 'turn') or 0) / OLDER)
+  if turn > tonumber(redis.call('GET', serves) or 0) then redis.call('SET', serves, turn) end
 end
 
 -- Whether steps can read the job; a client may have written over one of its keys.
