@@ -64,6 +64,7 @@ def test_what_is_no_place_is_refused(place: str) -> None:
         ({"to": "b/model@main"}, "--branch"),
         ({"source": "/folder", "revision": "v1"}, "only a repository has revisions"),
         ({"source": "a/model@v1", "revision": "v2"}, "two revisions"),
+        ({"revision": "v 1"}, "--revision v 1: git knows no such branch"),
         ({"source": "/folder", "credential": "reader"}, "--credential: /folder is no repository"),
         ({"credential": "hf_verysecret"}, "--credential: a credential is given by its name"),
     ],

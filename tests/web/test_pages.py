@@ -14,7 +14,7 @@ import pytest
 
 from reshard.client.operations.table import LISTED
 from reshard.pipeline.errors import BadBody, NoWeights
-from reshard.pipeline.places import Hub
+from reshard.pipeline.places import Hub, parse_target
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.request import Request
 from reshard.pipeline.reshard import draft
@@ -212,6 +212,23 @@ def test_names_from_outside_are_text(site: Site, store: JobStore, leases: Leases
         assert SCRIPT not in text and SCRIPT.replace("/", "") not in text
         assert "\x1b" not in text and "\u202e" not in text
     assert "&lt;script&gt;" in pages[0] and "\\x1b[2J" in pages[0] and len(plan.shards) == 2
+
+
+@pytest.mark.parametrize(
+    ("target", "linked"),
+    [
+        ("us/model", ["https://huggingface.co/us/model/commit/commit-of-{job}", "https://huggingface.co/us/model"]),
+        ("/srv/model", []),
+    ],
+)
+def test_a_result_is_linked_where_it_has_a_web_address(
+    site: Site, store: JobStore, leases: Leases, target: str, linked: list[str]
+) -> None:
+    job = store.submit(Request(source=Hub(repo="a/b"), target=parse_target(target), asked_by="ada")).id
+    finish(leases, job)
+    with signed_in(site, "read") as client:
+        links = re.findall(r'<a href="([^"]+)" rel="noreferrer"', client.get(f"/jobs/{job}").text)
+    assert links == [link.format(job=job) for link in linked]
 
 
 def test_each_file_says_how_far_it_is(site: Site, store: JobStore, leases: Leases, tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from reshard.pipeline.errors import TargetConflict
+from reshard.pipeline.errors import TargetConflict, TargetDrifted
 from reshard.pipeline.places import Folder
 from reshard.pipeline.stores.folder.target import FolderTarget
 from reshard.pipeline.verifying.meta_load import MetaLoader
-from tests.pipeline.conftest import TRANSPORT
+from tests.pipeline.conftest import TRANSPORT, Run
 from tests.pipeline.publishing.jobs import Job
 from tests.support.checker import from_folder, read_checkpoint
 from tests.support.models import add_friends, arrays, numbered, save_sharded
@@ -37,6 +37,26 @@ def test_the_slower_of_two_equal_runs_finds_the_commit_of_the_other(
     assert second.publish().commit == published.commit
     first.target.discard("token"), second.target.discard("token")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_what_another_run_published_while_a_run_was_planned_is_a_publication_of_ours(
+    model: Path, tmp_path: Path, go: Run, monkeypatch: pytest.MonkeyPatch, same: bool
+) -> None:
+    prepare, out = FolderTarget.prepare, tmp_path / "out"
+    published: list[str] = []
+
+    def late(self: FolderTarget, private: bool) -> str:
+        monkeypatch.undo()
+        published.append(go(model, out, **{} if same else {"dtype": "float16"}).published.commit)
+        return prepare(self, private)
+
+    monkeypatch.setattr(FolderTarget, "prepare", late)
+    if same:
+        assert go(model, out).published.commit == published[0]
+    else:
+        with pytest.raises(TargetDrifted, match="has what was asked for later"):
+            go(model, out)
 
 
 def test_the_slower_of_two_different_runs_is_told_of_a_conflict(

@@ -329,6 +329,22 @@ def test_no_header_ends_as_a_bug(api: HubApi, scripted: Scripted, headers: dict[
             assert getattr(error, "code", "") != "internal"
 
 
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"error": "Repository  not\nfound"}, "Repository not found"),
+        *((body, "404 Not Found") for body in ({"error": {"a": "x"}}, {"error": 7}, {"error": None}, ["x"], "x")),
+    ],
+)
+def test_a_refusal_says_why_in_the_words_of_the_hub_or_by_its_status(
+    api: HubApi, scripted: Scripted, body: object, says: str
+) -> None:
+    scripted.rest = (404, {}, json.dumps(body).encode())
+    with pytest.raises(Refusal) as refused:
+        list(api.commits("a/b", "main"))
+    assert refused.value.why == says
+
+
 @pytest.mark.parametrize("where", ["http://[", "file:///etc/passwd", "https://", "http://\x80", "//", "\\\\x"])
 def test_a_redirect_to_what_is_no_url_is_refused(api: HubApi, scripted: Scripted, where: str) -> None:
     scripted.rest = (302, {"location": where}, b"")

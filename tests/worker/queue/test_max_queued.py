@@ -55,6 +55,15 @@ def test_more_than_so_many_are_refused_until_one_has_begun(store: JobStore, leas
     assert len(store.recent()) == MOST + 3
 
 
+def test_a_job_whose_record_a_client_removed_takes_nobody_s_place(store: JobStore) -> None:
+    gone, stays = queued(store, "me")
+    store.redis.delete(job_key(gone))
+    assert not store.submit(by("me", 2)).existed
+    with pytest.raises(TooManyQueued) as refused:
+        store.submit(by("me", 3))
+    assert refused.value.facts["job"] == stays
+
+
 def test_those_who_submit_at_once_are_counted_together(store: JobStore) -> None:
     def submit(number: int) -> bool:
         try:

@@ -70,7 +70,12 @@ end
 -- The oldest queued job of a submitter who has so many, or nothing.
 local function oldest_of_full(who, most)
   local waiting = PREFIX .. 'queued:' .. who
-  return redis.call('ZCARD', waiting) >= most and redis.call('ZRANGE', waiting, 0, 0)[1]
+  while redis.call('ZCARD', waiting) >= most do
+    local oldest = redis.call('ZRANGE', waiting, 0, 0)[1]
+    if get(oldest, 'state') == 'queued' then return oldest end
+    redis.call('ZREM', waiting, oldest) -- a client removed its record
+  end
+  return false
 end
 
 -- A unit belongs to the latest token that claimed it, expired or not, until it is done.

@@ -534,6 +534,15 @@ def test_nested_dictionaries_with_two_to_the_forty_paths_are_walked_once(tmp_pat
         opened(archived(tmp_path, None, pickled=b"\x80\x02" + leaf + levels + b"."))
 
 
+def test_tensors_thousands_of_dictionaries_deep_are_said_to_be_there(tmp_path: Path) -> None:
+    view, levels = crafted(tensor(floats(), 0, (2,), (1,))), 5000
+    deep = (b"}(" + crafted("a")) * levels + view + b"u" * levels
+    pickled = b"\x80\x02}(" + crafted("model") + crafted({"w": tensor(floats(), 0, (2,), (1,))}) + crafted("deep")
+    contents = opened(archived(tmp_path, None, pickled=pickled + deep + b"u."))
+    assert [found.name for found in contents.tensors] == ["w"]
+    assert contents.notes[1:] == ("pytorch_model.bin: left out deep (a dictionary of 1, with tensors)",)
+
+
 def test_bytes_behind_the_pickle_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadArchive, match="behind the end of its pickle"):
         opened(archived(tmp_path, None, pickled=b"\x80\x02}.}."))
