@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -10,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from reshard.cli.arguments import read_output, takes, value
-from reshard.cli.output import Output, lines
+from reshard.cli.output import Output, agrees, lines
 from reshard.cli.web import web_settings
 
 if TYPE_CHECKING:
     from reshard.worker.local import Page, Service
     from reshard.worker.settings import Settings
 
+SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")  # variables by which a browser is at hand
 Format = Literal["text", "json"]
 LogFormat = Annotated[
     Format | None, value(None, "How to log; json writes an object per line (default: RESHARD_LOG_FORMAT).")
@@ -48,6 +50,7 @@ def up(
 
     has_token = any(known.credential for known in Credentials.from_env().references())
     service = local.up(_settings(log_format), _page(), restart)
+    link = _link(service)
     own = [f"jobs may use your folders: {', '.join(service.folders)}; RESHARD_ALLOWED_FOLDERS names others"]
     notes = [
         *service.silent,
@@ -58,9 +61,20 @@ def up(
     rows = [("broker", service.broker)]
     rows += [("started", name) for name in service.started] + [("found", name) for name in service.found]
     rows += [("logs", str(service.log_dir)), *([("page", service.page)] if service.page else [])]
+    rows += [("sign in", f"{link} (once, within ten minutes)")] if link else []
     rows += [("note", note) for note in notes]
     folders = {"data_dir": str(service.data_dir), "log_dir": str(service.log_dir)}
-    output.result(Up.of(service, **folders, notes=notes), lines(rows), service.broker)
+    output.result(Up.of(service, **folders, notes=notes, sign_in=link), lines(rows), service.broker)
+    if link and output.human:
+        offer(link)
+
+
+def offer(link: str) -> None:
+    """Open it, where a browser is at hand and whoever sits at the terminal wants to."""
+    import webbrowser
+
+    if sys.stdin.isatty() and any(name in os.environ for name in SCREENS) and agrees("open the page in a browser?"):
+        webbrowser.open(link)
 
 
 def _page() -> Page | None:
@@ -85,11 +99,28 @@ def _page_notes(service: Service) -> list[str]:
     if service.no_page:
         return [f"the page was not started: {service.no_page}"]
     try:
-        if service.page and not web_settings().proxy and not Tokens(web_settings().tokens):
-            return ["nobody has a token for the page yet: `reshard token NAME --act` makes one"]
+        bool(Tokens(web_settings().tokens))
     except BadSetting as error:  # of the file of tokens; all else runs
         return [f"nobody can sign in at the page: {error}"]
     return []
+
+
+def _link(service: Service) -> str | None:
+    """What signs whoever types this in at the page, where it is reached on this machine alone."""
+    from reshard.client.queue import open_queue
+    from reshard.pipeline.errors import BadSetting
+    from reshard.web.auth import own_token
+    from reshard.web.settings import is_local
+
+    own = web_settings()
+    if service.page is None or own.proxy or not is_local(own.address):
+        return None
+    try:
+        own_token(own.tokens)
+    except BadSetting:  # said by the note
+        return None
+    with open_queue() as queue:
+        return f"{service.page}/sign-in?once={queue.new_link()}"
 
 
 def _notes(started: Sequence[str], found: Sequence[str], has_token: bool) -> list[str]:
@@ -125,6 +156,7 @@ def worker(
         int | None,
         Option(min=1, max=64, help="Copies at once (default: RESHARD_CONCURRENCY).", show_default=False),
     ] = None,
+    until_idle: Annotated[bool, Option("--until-idle", help="End when no job is left, as in a batch system.")] = False,
     log_format: LogFormat = None,
 ) -> None:
     """Run a worker in the foreground.
@@ -135,7 +167,7 @@ def worker(
     """
     from reshard.worker import local
 
-    local.become_worker(_settings(log_format), concurrency)
+    local.become_worker(_settings(log_format), concurrency, until_idle)
 
 
 def control(log_format: LogFormat = None) -> None:

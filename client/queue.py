@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime, tzinfo
 from functools import cache, cached_property
+from hashlib import sha256
+from secrets import token_urlsafe
 from typing import TYPE_CHECKING, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -21,6 +23,13 @@ if TYPE_CHECKING:
     from reshard.worker.queue.jobs import JobStore, Process
     from reshard.worker.queue.lanes import Lane
     from reshard.worker.queue.record import Job
+
+
+LINK_LASTS = 600.0  # seconds
+
+
+def _link_key(secret: str) -> str:
+    return f"reshard:link:{sha256(secret.encode()).hexdigest()}"
 
 
 class Day(NamedTuple):
@@ -66,6 +75,16 @@ class Queue:
         from reshard.worker.queue.jobs import broker_errors
 
         return broker_errors(self.jobs.url)
+
+    def new_link(self) -> str:
+        """What whoever runs the service signs in by, once and within LINK_LASTS."""
+        secret = token_urlsafe(32)
+        self.jobs.redis.set(_link_key(secret), "", px=round(LINK_LASTS * 1000))
+        return secret
+
+    def use_link(self, secret: str) -> bool:
+        """Whether it is such a one, which it is no more."""
+        return self.jobs.redis.getdel(_link_key(secret)) is not None
 
     def lanes(self) -> dict[str, Lane]:
         """What waits for a worker, by queue."""

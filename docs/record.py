@@ -204,6 +204,7 @@ def _pages(hub: HubProcess, here: Path) -> dict[Path, str]:
         re.escape(f"{getpass.getuser()}@{socket.gethostname()}"): "you@laptop",
         r"(?<=job )[a-z2-9]{10}\b|^[a-z2-9]{10}(?=  )": "jhpex43z9e",
         r"\b[A-Z][a-z]{2} [ \d]\d \d\d:\d\d\b": "Jun 15 22:00",
+        r"(?<=once=)[\w-]+": "...",
         r"^\d+ tensors, .*?(?=^(?:published|wrote) )": "...\n",  # of a run: the page has a plan already
     }
 

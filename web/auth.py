@@ -12,7 +12,9 @@ import os
 import re
 import secrets
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from enum import StrEnum
+from getpass import getuser
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 TOKEN_BYTES = 32  # random ones of a token
 PREFIX = "rsh_"  # so that scanners for leaked secrets, and people, know one
+OWN = "web-own-token"  # the file with the token of whoever runs the service
 COOKIE = "reshard"  # what a browser keeps of the sign-in
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,62}")
 _LINE = re.compile(rf"(?P<name>{NAME.pattern})\s+(?P<scope>read|act)\s+sha256:(?P<digest>[0-9a-f]{{64}})")
@@ -52,7 +55,7 @@ class Tokens:
     """The file of tokens, as it is now; one that does not exist holds none."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._read: tuple[int, int] | None = None  # when the file was changed, and its size
         self._callers: dict[bytes, Caller] = {}
 
@@ -70,14 +73,14 @@ class Tokens:
 
     def _known(self) -> dict[bytes, Caller]:
         try:
-            with self._path.open("rb") as file:
+            with self.path.open("rb") as file:
                 state = os.fstat(file.fileno())
                 if (seen := (state.st_mtime_ns, state.st_size)) != self._read:
-                    self._callers, self._read = dict(_parsed(self._path, file.read().decode())), seen
+                    self._callers, self._read = dict(_parsed(self.path, file.read().decode())), seen
         except FileNotFoundError:
             self._callers, self._read = {}, None
         except (OSError, UnicodeDecodeError) as error:
-            raise BadSetting(name="RESHARD_WEB_TOKENS", value=self._path, why=f"cannot read it: {error}") from None
+            raise BadSetting(name="RESHARD_WEB_TOKENS", value=self.path, why=f"cannot read it: {error}") from None
         return self._callers
 
 
@@ -105,6 +108,26 @@ def add_token(path: Path, name: str, scope: Scope) -> str:
             file.write(line.encode())
     except OSError as error:
         raise BadSetting(name="RESHARD_WEB_TOKENS", value=path, why=f"cannot write it: {error.strerror}") from None
+    return token
+
+
+def own_token(tokens: Path) -> str:
+    """The token of whoever runs the service, made when it is first needed and kept beside ``tokens`` for them alone.
+
+    Raises BadSetting.
+    """
+    kept = tokens.with_name(OWN)
+    with suppress(FileNotFoundError):
+        token = kept.read_text().strip()
+        if Tokens(tokens).find(token):
+            return token
+        kept.unlink()  # its line was taken out: that one is over
+    token = add_token(tokens, getuser(), Scope.act)
+    try:
+        with os.fdopen(os.open(kept, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(token)
+    except OSError as error:
+        raise BadSetting(name="RESHARD_WEB_TOKENS", value=kept, why=f"cannot write it: {error.strerror}") from None
     return token
 
 

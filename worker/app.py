@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 guard_logs()
 
 WAKE = "reshard.wake"
+IDLE_LOOK, IDLE_LOOKS = 1.0, 3  # seconds between two looks, and how many in a row find nothing
 DRAIN_LOOK = 1.0  # seconds between two looks whether an operator has this worker drained
 CHILDREN_LOOK = 0.5  # seconds between two looks for children that died
 HEARTBEAT_TIMEOUT = 2.0  # seconds; it is sent from the event loop, which must not stand still for long
@@ -204,6 +205,35 @@ class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no
         return "it takes no work: it is drained, rests or ends" if drain.wanted() else ""
 
 
+class UntilIdle(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
+    """Ends a worker that is to end when nothing is left for it, as SIGTERM would: of `reshard worker --until-idle`."""
+
+    requires = ("celery.worker.components:Timer",)
+
+    def include_if(self, worker: Any) -> bool:
+        return settings().until_idle
+
+    def start(self, worker: Any) -> None:
+        self._store = JobStore(open_redis(broker_url(settings()), timeout=HEARTBEAT_TIMEOUT))
+        self._idle = 0
+        self._timer = worker.timer.call_repeatedly(IDLE_LOOK, self._look)
+
+    def stop(self, worker: Any) -> None:
+        self._timer.cancel()
+
+    terminate = stop
+
+    def _look(self) -> None:
+        try:
+            self._idle = 0 if self._store.left() else self._idle + 1
+        except redis.RedisError as error:
+            log.warning("cannot ask whether anything is left, the broker is unavailable: %s", error)
+            return
+        if self._idle == IDLE_LOOKS:
+            log.info("nothing is left to do: this worker ends")
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
 class Children(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
     """Replaces children that died, and puts their wakes back, without waiting for Celery's own look every 5 seconds.
 
@@ -222,7 +252,7 @@ class Children(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
     terminate = stop
 
 
-app.steps["worker"].update({Drained, Heartbeat, Children})
+app.steps["worker"].update({Drained, Heartbeat, UntilIdle, Children})
 signals.worker_shutting_down.connect(drain.in_main)
 
 

@@ -150,8 +150,11 @@ def control_command() -> list[str]:
     return [sys.executable, "-m", "reshard.worker.control"]
 
 
-def become_worker(settings: Settings, concurrency: int | None = None) -> NoReturn:
-    """Turn this process into a worker. Raises NoBroker, and what ``check_server`` does, and ExtraMissing."""
+def become_worker(settings: Settings, concurrency: int | None = None, until_idle: bool = False) -> NoReturn:
+    """Turn this process into a worker, ``until_idle``: one that ends when no job is left.
+
+    Raises NoBroker, and what ``check_server`` does, and ExtraMissing.
+    """
     check_installed()
     url = broker.broker_url(settings)
     with JobStore.at(url) as store:
@@ -159,7 +162,8 @@ def become_worker(settings: Settings, concurrency: int | None = None) -> NoRetur
     command = worker_command(concurrency or settings.concurrency)
     if os.getpid() == 1:  # cli/start.py says why; app.py takes it, when the one that handles it here is gone
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    os.execve(command[0], command, {**os.environ, LOG_FORMAT: settings.log_format})
+    ends = {"RESHARD_UNTIL_IDLE": "1"} if until_idle else {}
+    os.execve(command[0], command, {**os.environ, LOG_FORMAT: settings.log_format, **ends})
 
 
 def _silent(store: JobStore, daemon: Daemon) -> Silent | None:

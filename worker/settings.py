@@ -98,6 +98,7 @@ class Settings(SubmitSettings):
     backoff_max: float = Field(default=BACKOFF_MAX, ge=0)
     drain: float = Field(default=DRAIN, ge=0)
     broker_patience: float = Field(default=BROKER_PATIENCE, ge=0)
+    until_idle: bool = False  # whether a worker ends when no job is left
     keep_days: float = Field(default=KEEP_DAYS, gt=0)
     # Of control: a submitter's turns come so many times as often as others', as "ada=2, catalog nightly=0.5".
     shares: Annotated[dict[str, Share], NoDecode] = Field(default_factory=dict)

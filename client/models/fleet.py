@@ -62,6 +62,9 @@ class Up(Document):
     data_dir: str
     log_dir: str
     page: str | None = Field(description="its URL, where it runs")
+    sign_in: str | None = Field(
+        default=None, description="a URL that signs in at the page, once and within ten minutes; on one machine alone"
+    )
     notes: list[str]
 
 

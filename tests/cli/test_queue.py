@@ -446,9 +446,11 @@ def test_up_submit_and_down_do_what_run_does(reshard: Run, model: Path, tmp_path
 
         again = reshard("up", "--json", "--log-format", "json", env=env).documents[0]
         assert (again["started"], again["found"]) == (["web"], ["broker", "control", "worker"])
-        kept, nobody = again["notes"]
+        (kept,) = again["notes"]
         assert kept.startswith("control and worker ran already: they keep the environment")
-        assert nobody == "nobody has a token for the page yet: `reshard token NAME --act` makes one"
+        assert again["sign_in"].startswith(f"{again['page']}/sign-in?once=")
+        with httpx2.Client(follow_redirects=True) as browser:
+            assert browser.get(again["sign_in"]).url.path == "/", "nobody types a token"
         token = reshard("token", "ada", "--quiet", env=env).out.strip()
         third = reshard("up", "--json", env=env | {"RESHARD_WEB_PORT": ""}).documents[0]
         assert third["started"] == [] and third["page"] == f"http://127.0.0.1:{env['RESHARD_WEB_PORT']}"

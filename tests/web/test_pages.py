@@ -6,6 +6,7 @@ import html
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from getpass import getuser
 from pathlib import Path
 
 import httpx2
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from reshard.client.operations.table import LISTED
+from reshard.client.queue import LINK_LASTS, Queue
 from reshard.pipeline.errors import BadBody, NoWeights
 from reshard.pipeline.places import Hub, parse_target
 from reshard.pipeline.planning.model import Plan
@@ -20,6 +22,7 @@ from reshard.pipeline.request import Request
 from reshard.pipeline.reshard import draft
 from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.stores.pace import RateLimitWindow
+from reshard.web.auth import OWN, Scope, Tokens, own_token
 from reshard.web.guard import HEADERS
 from reshard.web.pages.planning import Input, inputs
 from reshard.worker.fleet.rate_limit import rate_limiters
@@ -413,3 +416,42 @@ def test_what_is_done_to_jobs_that_are_marked_is_asked_once_and_names_their_numb
         assert "No job is marked" in client.post("/jobs/choose", data={"act": "delete"}).text
         for wrong in ({"act": "burn"}, {"act": "delete", "every": "on", "state": "queued"}):
             assert client.post("/jobs/choose", data=wrong).status_code == 400, wrong
+
+
+def test_a_link_signs_in_once_whoever_runs_the_service(site: Site, store: JobStore) -> None:
+    link = f"/sign-in?once={Queue(store).new_link()}"
+    with site.client(None) as client:
+        client.head(link)  # as what shows a preview of it asks
+        sent = client.get(link)
+        assert sent.status_code == 303 and sent.headers["location"] == "/"
+        assert {"HttpOnly", "SameSite=strict"} <= {part.strip() for part in sent.headers["set-cookie"].split(";")}
+        assert client.get("/").status_code == 200 and "/fleet/pause" in client.get("/").text
+    with site.client(None) as other:
+        for wrong in (link, "/sign-in?once=guess"):
+            refused = other.get(wrong)
+            assert refused.status_code == 401 and "set-cookie" not in refused.headers
+            assert "was used, or is older than ten minutes" in refused.text
+    (kept,) = store.redis.keys("reshard:link:*") or [b""]
+    assert kept == b"", "nothing of it is left"
+
+
+def test_the_token_of_whoever_runs_the_service_is_theirs_alone_and_made_anew_when_its_line_goes(
+    tmp_path: Path,
+) -> None:
+    tokens = tmp_path / "web-tokens"
+    first = own_token(tokens)
+    assert own_token(tokens) == first and first not in tokens.read_text()
+    assert (tmp_path / OWN).stat().st_mode & 0o777 == 0o600
+    caller = Tokens(tokens).find(first)
+    assert caller and (caller.name, caller.scope) == (getuser(), Scope.act)
+    tokens.write_text("")
+    second = own_token(tokens)
+    assert second != first and Tokens(tokens).find(second) and not Tokens(tokens).find(first)
+
+
+def test_a_link_is_over_after_ten_minutes(store: JobStore) -> None:
+    queue = Queue(store)
+    queue.new_link()
+    (key,) = store.redis.keys("reshard:link:*")
+    assert 0 < store.redis.ttl(key) <= LINK_LASTS == 600
+    assert not queue.use_link("") and not queue.use_link("guess")

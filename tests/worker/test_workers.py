@@ -454,6 +454,14 @@ def test_interactive_jobs_go_before_bulk_jobs_and_each_is_finished_before_the_ne
         assert ended[job] <= next_one
 
 
+def test_a_worker_until_idle_does_what_is_queued_and_ends_in_order(site: Site) -> None:
+    jobs = [site.submit(f"left{number}") for number in range(2)]
+    worker = site.machine.worker(concurrency=1, RESHARD_UNTIL_IDLE="1")
+    assert worker.wait(60) == 0
+    assert [site.store.get(job).state for job in jobs] == [JobState.done] * 2
+    assert site.store.left() == 0 and not [one for one in site.store.processes() if one.kind == "worker"]
+
+
 def first_claim(store: JobStore, job: str) -> float:
     return next(int(e["at"]) / 1000 for _, e in store.events(job) if e["kind"] == "claimed")
 

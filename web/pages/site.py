@@ -20,7 +20,7 @@ from reshard.client.operations.table import Body, Operation
 from reshard.client.queue import Queue
 from reshard.client.served import Served
 from reshard.pipeline.errors import CrossSite, ReshardError, SignInNeeded
-from reshard.web.auth import COOKIE, Caller, Scope, Tokens, same_site
+from reshard.web.auth import COOKIE, Caller, Scope, Tokens, own_token, same_site
 from reshard.web.documents import status_of
 from reshard.web.pages.render import render
 
@@ -166,19 +166,39 @@ async def _sign_in(site: Site, request: Request) -> Response:
     """The form, and what it sends: a token that is known becomes a cookie that scripts cannot read."""
     asked = _fields(request.url.query).one("next", "/")
     goes_to = asked if _OURS.fullmatch(asked) else "/"
-    wrong = False
-    if request.method == "POST":
-        if not same_site(request.headers):
-            return failed(request, CrossSite())
-        token = _fields((await request.body()).decode("utf-8", "replace")).one("token")
-        if await run_in_threadpool(site.tokens.find, token):
-            response = RedirectResponse(goes_to, 303)
-            secure = "https" in {request.url.scheme, request.headers.get("x-forwarded-proto")}
-            response.set_cookie(COOKIE, token, httponly=True, samesite="strict", secure=secure)
-            return response
-        wrong = True
+    once, wrong = _fields(request.url.query).one("once"), ""
+    try:
+        if once and request.method == "GET":
+            if token := await run_in_threadpool(_of_link, site, once):
+                return _signed_in(request, goes_to, token)
+            wrong = (
+                "This link was used, or is older than ten minutes. Whoever runs the service types `reshard up` again."
+            )
+        if request.method == "POST":
+            if not same_site(request.headers):
+                return failed(request, CrossSite())
+            token = _fields((await request.body()).decode("utf-8", "replace")).one("token")
+            if await run_in_threadpool(site.tokens.find, token):
+                return _signed_in(request, goes_to, token)
+            wrong = "No token of this service is like that."
+    except ReshardError as error:
+        return failed(request, error)
     shown = {"caller": None, "path": request.url.path, "next": goes_to, "wrong": wrong}
     return HTMLResponse(render("sign_in.html", shown), 401 if wrong else 200)
+
+
+def _of_link(site: Site, once: str) -> str:
+    """The token of whoever runs the service, for the link that `reshard up` showed; nothing for another."""
+    queue = site.session("").queue
+    with queue.answering():
+        return own_token(site.tokens.path) if queue.use_link(once) else ""
+
+
+def _signed_in(request: Request, goes_to: str, token: str) -> Response:
+    response = RedirectResponse(goes_to, 303)
+    secure = "https" in {request.url.scheme, request.headers.get("x-forwarded-proto")}
+    response.set_cookie(COOKIE, token, httponly=True, samesite="strict", secure=secure)
+    return response
 
 
 async def _sign_out(site: Site, request: Request) -> Response:

@@ -281,6 +281,11 @@ class JobStore:
         found = at_once(self.redis, lambda pipe: [pipe.zcard(f"{PREFIX}jobs:{state}") for state in JobState])
         return dict(zip(JobState, found, strict=True))
 
+    def left(self) -> int:
+        """How many jobs are not ended, but for those that wait for the window of bulk work."""
+        found = at_once(self.redis, lambda pipe: [pipe.zcard(f"{PREFIX}jobs:{s}") for s in JobState if not s.ended])
+        return int(sum(found) - self.redis.zcard(f"{PREFIX}held"))
+
     def plan(self, id: str) -> Plan | None:
         """The whole plan; None before it is made, some time after the job is done, and if a newer release made it."""
         from reshard.pipeline.planning.codec import decode_head, decode_shard  # which `reshard list` need not wait for

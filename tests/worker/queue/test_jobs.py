@@ -412,3 +412,15 @@ def test_a_search_looks_at_so_many_jobs_and_says_where_it_goes_on(
     assert store.chosen([JobState.queued], 0, 0, takes, 10) == ids[::-2]
     assert store.chosen([JobState.queued], 0, 0, None, 3) == ids[:-4:-1]
     assert store.chosen([JobState.queued], 0, 3600, None, 3) == store.chosen([], 1e10, 0, takes, 3) == []
+
+
+def test_what_is_left_are_jobs_that_have_not_ended_and_do_not_wait_for_the_window(
+    store: JobStore, leases: Leases
+) -> None:
+    assert store.left() == 0
+    queued, ended, held = (store.submit(ask(name)).id for name in ("queued", "ended", "held"))
+    store.cancel(ended)
+    store.redis.zadd(f"{PREFIX}held", {held: 0})
+    assert store.left() == 1
+    claimed(leases, queued, "plan")
+    assert store.left() == 1
