@@ -298,7 +298,9 @@ def _looks(choice: Choice, output: Output, act: Act, do: Callable[[dict[str, Any
 
 
 def _done_text(act: Act, ids: Sequence[str], dry_run: bool) -> str:
-    return f"{f'would {act.verb}' if dry_run else act.past} {count(len(ids), 'job')}{': ' if ids else ''}{some(ids)}"
+    more = "\nthere may be more: run it again" if len(ids) >= operations.CHOSEN_MAX else ""
+    did = f"would {act.verb}" if dry_run else act.past
+    return f"{did} {count(len(ids), 'job')}{': ' if ids else ''}{some(ids)}{more}"
 
 
 @takes(output=read_output)

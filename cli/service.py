@@ -50,13 +50,13 @@ def up(
 
     has_token = any(known.credential for known in Credentials.from_env().references())
     service = local.up(_settings(log_format), _page(), restart)
-    link = _link(service)
+    link, no_link = _signing_in(service)
     own = [f"jobs may use your folders: {', '.join(service.folders)}; RESHARD_ALLOWED_FOLDERS names others"]
     notes = [
         *service.silent,
         *(own if service.folders else []),
         *_notes(service.started, service.found, has_token),
-        *_page_notes(service),
+        *([no_link] if no_link else []),
     ]
     rows = [("broker", service.broker)]
     rows += [("started", name) for name in service.started] + [("found", name) for name in service.found]
@@ -91,36 +91,25 @@ def _page() -> Page | None:
     return Page(url(own), command, partial(check, own), partial(answers, own))
 
 
-def _page_notes(service: Service) -> list[str]:
-    """Why there is no page, or how one gets to see it."""
-    from reshard.pipeline.errors import BadSetting
-    from reshard.web.auth import Tokens
-
-    if service.no_page:
-        return [f"the page was not started: {service.no_page}"]
-    try:
-        bool(Tokens(web_settings().tokens))
-    except BadSetting as error:  # of the file of tokens; all else runs
-        return [f"nobody can sign in at the page: {error}"]
-    return []
-
-
-def _link(service: Service) -> str | None:
-    """What signs whoever types this in at the page, where it is reached on this machine alone."""
+def _signing_in(service: Service) -> tuple[str | None, str]:
+    """What signs whoever types this in at the page, where it is reached on this machine alone; or why none does."""
     from reshard.client.queue import open_queue
     from reshard.pipeline.errors import BadSetting
-    from reshard.web.auth import own_token
+    from reshard.web.auth import Tokens, own_token
     from reshard.web.settings import is_local
 
+    if service.page is None:
+        return None, f"the page was not started: {service.no_page}" if service.no_page else ""
     own = web_settings()
-    if service.page is None or own.proxy or not is_local(own.address):
-        return None
     try:
+        bool(Tokens(own.tokens))
+        if own.proxy or not is_local(own.address):
+            return None, ""
         own_token(own.tokens)
-    except BadSetting:  # said by the note
-        return None
+    except BadSetting as error:  # of the files of tokens; all else runs
+        return None, f"nobody can sign in at the page: {error}"
     with open_queue() as queue:
-        return f"{service.page}/sign-in?once={queue.new_link()}"
+        return f"{service.page}/sign-in?once={queue.new_link()}", ""
 
 
 def _notes(started: Sequence[str], found: Sequence[str], has_token: bool) -> list[str]:

@@ -29,7 +29,7 @@ LINK_LASTS = 600.0  # seconds
 
 
 def _link_key(secret: str) -> str:
-    return f"reshard:link:{sha256(secret.encode()).hexdigest()}"
+    return f"reshard:entry:{sha256(secret.encode()).hexdigest()}"
 
 
 class Day(NamedTuple):

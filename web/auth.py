@@ -12,7 +12,6 @@ import os
 import re
 import secrets
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from enum import StrEnum
 from getpass import getuser
 from ipaddress import ip_address
@@ -117,18 +116,26 @@ def own_token(tokens: Path) -> str:
     Raises BadSetting.
     """
     kept = tokens.with_name(OWN)
-    with suppress(FileNotFoundError):
-        token = kept.read_text().strip()
-        if Tokens(tokens).find(token):
-            return token
-        kept.unlink()  # its line was taken out: that one is over
-    token = add_token(tokens, getuser(), Scope.act)
     try:
-        with os.fdopen(os.open(kept, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        if kept.exists():
+            token = kept.read_text().strip()
+            if Tokens(tokens).find(token):
+                return token
+            kept.unlink()  # its line was taken out: that one is over
+        token = add_token(tokens, _own_name(), Scope.act)
+        with os.fdopen(os.open(kept, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             file.write(token)
-    except OSError as error:
-        raise BadSetting(name="RESHARD_WEB_TOKENS", value=kept, why=f"cannot write it: {error.strerror}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadSetting(name="RESHARD_WEB_TOKENS", value=kept, why=f"cannot use it: {error}") from None
     return token
+
+
+def _own_name() -> str:
+    try:
+        name = getuser()
+    except (OSError, KeyError):  # the system knows no name for it
+        name = ""
+    return name if NAME.fullmatch(name) else "owner"
 
 
 def caller(

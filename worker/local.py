@@ -106,8 +106,8 @@ def _own_folders(settings: Settings) -> tuple[str, ...]:
     if settings.broker_url is not None or "allowed_folders" in settings.model_fields_set:
         return ()
     home, here = Path.home(), Path.cwd()
-    found = [home, here] if not here.is_relative_to(home) and here != Path("/") else [home]
-    return tuple(str(folder) for folder in found if "," not in str(folder))
+    found = [home] if here.is_relative_to(home) else [home, here]
+    return tuple(str(folder) for folder in found if folder != Path("/") and "," not in str(folder))
 
 
 def _start_page(settings: Settings, page: Page | None, env: dict[str, str]) -> str | None:
@@ -168,7 +168,8 @@ def become_worker(settings: Settings, concurrency: int | None = None, until_idle
 
 def _silent(store: JobStore, daemon: Daemon) -> Silent | None:
     facts = daemon.running()
-    return next((one for one in silent(store.redis) if facts and one.process.pid == facts["pid"]), None)
+    ours = (one for one in silent(store.redis) if one.why != "unknown")
+    return next((one for one in ours if facts and one.process.pid == facts["pid"]), None)
 
 
 def _alive(store: JobStore, daemon: Daemon) -> bool:

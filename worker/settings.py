@@ -100,7 +100,7 @@ class Settings(SubmitSettings):
     broker_patience: float = Field(default=BROKER_PATIENCE, ge=0)
     until_idle: bool = False  # whether a worker ends when no job is left
     keep_days: float = Field(default=KEEP_DAYS, gt=0)
-    # Of control: a submitter's turns come so many times as often as others', as "ada=2, catalog nightly=0.5".
+    # Of control: a submitter's turns come so many times as often as others', as "ada@box=2, catalog nightly=0.5".
     shares: Annotated[dict[str, Share], NoDecode] = Field(default_factory=dict)
 
     # Where control answers a scrape. Off unless asked for: without a password it tells the names of schedules,

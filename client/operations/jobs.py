@@ -18,6 +18,7 @@ from reshard.client.queue import Queue, outlooks
 from reshard.pipeline.errors import (
     BadBody,
     CheckpointError,
+    JobNotFound,
     JobUnderWay,
     JobUnreadable,
     ProofError,
@@ -136,7 +137,14 @@ class Chosen(Filter):
             raise BadBody(where="state", why=f"this cannot be done to a job that is {wrong[0].replace('_', ' ')}")
         if not (self.all or self.age or self.model_dump(include=set(Filter.model_fields), exclude_defaults=True)):
             return []
-        return queue.jobs.chosen(self.state or sorted(states), self.since, self.age, self.takes, CHOSEN_MAX)
+        takes = self.takes
+        if self.since and not self.state:  # as a list of all states has it: by their submits
+
+            def takes(job: Job, by_record: Callable[[Job], bool] | None = takes) -> bool:
+                return job.created >= self.since and (by_record is None or by_record(job))
+
+        since = self.since if self.state else 0.0
+        return queue.jobs.chosen(self.state or sorted(states), since, self.age, takes, CHOSEN_MAX)
 
 
 class ChosenAgain(Chosen, Again):
@@ -224,6 +232,10 @@ def delete_jobs(session: InProcess, body: Chosen) -> jobs.Deleted:
     for given in body.jobs:
         try:
             job = queue.jobs.get(given)
+        except JobNotFound:
+            if len(body.jobs) == 1:
+                raise
+            continue  # gone, as it is to be
         except JobUnreadable as damaged:  # the step that deletes it sees whether it has ended
             named.append(damaged.facts["job"])
             continue

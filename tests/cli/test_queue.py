@@ -348,6 +348,16 @@ def test_on_a_terminal_a_question_counts_the_jobs_that_are_chosen(
     assert queue("list", "--state", "queued", "-q").out.count("\n") == (0 if code == 0 else 2)
 
 
+def test_the_last_while_is_that_of_the_list_also_where_something_is_done(queue: Queue, url: str) -> None:
+    old, new = (queue("submit", "a/model", "--to", f"b/{name}", "-q").out.strip() for name in ("old", "new"))
+    with JobStore.at(url) as store:
+        store.redis.hincrby(job_key(old), "created", -7_200_000)
+        store.redis.zincrby(f"{PREFIX}jobs", -7_200_000, old)
+    assert queue("list", "--since", "1h", "-q").out.split() == [new]
+    assert queue("cancel", "--since", "1h", "-yq").out.split() == [new]
+    assert queue("delete", "0000000000").code == 11 and queue("delete", new, "0000000000", "-q").out.split() == [new]
+
+
 def test_jobs_are_listed_by_what_their_records_say(queue: Queue, url: str) -> None:
     with JobStore.at(url) as store:
         leases = another(store)

@@ -12,10 +12,11 @@ from pathlib import Path
 import httpx2
 import numpy as np
 import pytest
+from redis.exceptions import NoPermissionError
 
 from reshard.client.operations.table import LISTED
 from reshard.client.queue import LINK_LASTS, Queue
-from reshard.pipeline.errors import BadBody, NoWeights
+from reshard.pipeline.errors import BadBody, BadSetting, NoWeights
 from reshard.pipeline.places import Hub, parse_target
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.request import Request
@@ -33,7 +34,7 @@ from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import job_key
 from tests.support.models import save_single
 from tests.web.conftest import Site
-from tests.worker.conftest import Wakes, claimed, followed, receipts
+from tests.worker.conftest import Wakes, claimed, followed, receipts, restricted
 from tests.worker.followers.builders import begin, definition, fail, finish, jobs
 
 PAGES = ("/", "/jobs", "/plan", "/catalogs", "/schedules")
@@ -391,6 +392,7 @@ def test_jobs_are_found_by_the_fields_of_a_form_and_failures_by_their_code(
         assert link in client.get("/").text
         failed = client.get(html.unescape(link)).text
         assert bad in failed and mine not in failed
+        assert html.escape(NoWeights.message) in failed and "told" not in client.get("/jobs?code=none.such").text
         for wrong in ({"within": "soon"}, {"state": "lost"}, {"by": "x" * 501}):
             refused = client.get("/jobs", params=wrong)
             assert refused.status_code == 400 and BadBody.code in refused.text, wrong
@@ -431,7 +433,7 @@ def test_a_link_signs_in_once_whoever_runs_the_service(site: Site, store: JobSto
             refused = other.get(wrong)
             assert refused.status_code == 401 and "set-cookie" not in refused.headers
             assert "was used, or is older than ten minutes" in refused.text
-    (kept,) = store.redis.keys("reshard:link:*") or [b""]
+    (kept,) = store.redis.keys("reshard:entry:*") or [b""]
     assert kept == b"", "nothing of it is left"
 
 
@@ -452,6 +454,23 @@ def test_the_token_of_whoever_runs_the_service_is_theirs_alone_and_made_anew_whe
 def test_a_link_is_over_after_ten_minutes(store: JobStore) -> None:
     queue = Queue(store)
     queue.new_link()
-    (key,) = store.redis.keys("reshard:link:*")
+    (key,) = store.redis.keys("reshard:entry:*")
     assert 0 < store.redis.ttl(key) <= LINK_LASTS == 600
     assert not queue.use_link("") and not queue.use_link("guess")
+
+
+def test_a_client_of_the_broker_with_a_user_of_its_own_makes_no_link(store: JobStore) -> None:
+    with restricted(store) as client, pytest.raises(NoPermissionError):
+        Queue(client).new_link()
+
+
+def test_whoever_has_a_name_that_no_token_may_have_is_called_the_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reshard.web.auth.getuser", lambda: "_svc")
+    caller = Tokens(tmp_path / "tokens").find(own_token(tmp_path / "tokens"))
+    assert caller and caller.name == "owner"
+    (tmp_path / OWN).unlink()
+    (tmp_path / OWN).mkdir()
+    with pytest.raises(BadSetting, match=OWN):
+        own_token(tmp_path / "tokens")

@@ -16,6 +16,7 @@ from reshard.client.operations.table import Body, read
 from reshard.client.queue import Queue
 from reshard.client.served import Served
 from reshard.client.text import human_bytes, lasted
+from reshard.pipeline.errors import by_code
 from reshard.web.pages.picture import Drawing, drawing, picture
 from reshard.web.pages.site import Call, Fields, Page, Reply, act, page
 
@@ -71,6 +72,7 @@ def jobs(call: Call) -> Reply:
     shown = {
         "found": found,
         "filter": filter_,
+        "told": by_code().get(filter_.get("code", "")),
         "states": [(state, urlencode(filter_ | {"state": state}, doseq=True)) for state in found.counts],
         "any_state": urlencode({name: value for name, value in filter_.items() if name != "state"}),
         "newest": urlencode(filter_, doseq=True),

@@ -23,6 +23,7 @@ from reshard.pipeline.errors import CrossSite, ReshardError, SignInNeeded
 from reshard.web.auth import COOKIE, Caller, Scope, Tokens, own_token, same_site
 from reshard.web.documents import status_of
 from reshard.web.pages.render import render
+from reshard.web.settings import WebSettings, is_local
 
 STATIC = Path(__file__).with_name("static")
 # Where a sign-in may lead: a path of ours, and not `//host`, which names another site.
@@ -32,6 +33,7 @@ _OURS = re.compile(r"/(?![/\\])[\x21-\x7e]*")
 class Site(Protocol):
     """What pages need of the service."""
 
+    own: WebSettings
     tokens: Tokens
     session: Callable[[str], Served]
 
@@ -189,6 +191,8 @@ async def _sign_in(site: Site, request: Request) -> Response:
 
 def _of_link(site: Site, once: str) -> str:
     """The token of whoever runs the service, for the link that `reshard up` showed; nothing for another."""
+    if site.own.proxy or not is_local(site.own.address):
+        return ""
     queue = site.session("").queue
     with queue.answering():
         return own_token(site.tokens.path) if queue.use_link(once) else ""

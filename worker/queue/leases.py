@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 from uuid import uuid4
 
+import redis
 from pydantic import ValidationError
 
 from reshard.pipeline.copying.loop import Moved
@@ -95,10 +96,20 @@ class Leases(Wakes):
         """
         for _ in range(LOOKS):
             first = self.first(queue)
-            lease = self.claim(first or sent_for)
-            if lease is not None or first is None:
+            try:
+                lease = self.claim(first or sent_for)
+            except redis.ResponseError as error:
+                if "WRONGTYPE" not in str(error):
+                    raise
+                self.pass_over(first or sent_for)
+                continue
+            if lease is not None or first is None or self._rests():
                 return lease
         return None
+
+    def _rests(self) -> bool:
+        """Whether no job is for this worker now."""
+        return self.fleet.paused() is not None or self.fleet.drained(self._worker.rpartition(".")[0] or self._worker)
 
     def claim(self, job: str) -> Lease | None:
         """The right to the next unit of the job, if there is one to do now, and by a worker of this release."""

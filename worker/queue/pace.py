@@ -14,7 +14,7 @@ from reshard.worker.queue.wakes import QUEUES
 
 PACE = f"{PREFIX}pace"
 LEAST = 10_000  # ms of copying before a rate is known
-COUNTED = 100  # jobs at work whose bytes are counted
+COUNTED = 100  # jobs at work, of each state, whose bytes are counted; with more no time is told
 
 
 class Place(NamedTuple):
@@ -53,18 +53,25 @@ def places(client: redis.Redis, jobs: Iterable[tuple[str, bool]]) -> tuple[dict[
 
     quick, quick_begun, bulky, bulky_begun, *answers = at_once(client, ask)
     ranks, pace, active = answers[: len(waiting)], decoded(answers[len(waiting)]), answers[len(waiting) + 1 :]
-    begun = _left(client, [id.decode() for ids in active for id in ids])
+    left = _left(client, [id.decode() for ids in active for id in ids])
+    cut = any(len(ids) == COUNTED for ids in active)
     mean = float(pace["mean"]) if "mean" in pace else None
     found = {}
     for (id, bulk), rank in zip(waiting, ranks, strict=True):
-        if rank is not None:
-            before = rank - (bulky_begun if bulk else quick_begun) + (quick if bulk else 0)
-            ahead = begun + before * mean if mean is not None else None if before else begun
-            found[id] = Place(before + 1, quick + bulky if bulk else quick, ahead)
+        begun = bulky_begun if bulk else quick_begun
+        if rank is not None and rank >= begun:
+            before = rank - begun + (quick if bulk else 0)
+            ahead = left[False] + left[True] * bulk + before * (mean or 0.0)
+            known = not cut and (mean is not None or not before)
+            found[id] = Place(before + 1, quick + bulky if bulk else quick, ahead if known else None)
     return found, rate(pace, server_ms(client))
 
 
-def _left(client: redis.Redis, jobs: list[str]) -> float:
-    """Bytes that these have still to copy."""
-    answers = at_once(client, lambda pipe: [pipe.hmget(job_key(id), "bytes", "bytes_sealed") for id in jobs])
-    return float(sum(int(all_ or 0) - int(done or 0) for all_, done in cast("list[list[bytes | None]]", answers)))
+def _left(client: redis.Redis, jobs: list[str]) -> dict[bool, float]:
+    """Bytes that these have still to copy, by whether they are bulk: interactive ones wait for no others."""
+    fields = "bytes", "bytes_sealed", "priority"
+    answers = at_once(client, lambda pipe: [pipe.hmget(job_key(id), *fields) for id in jobs])
+    left = {False: 0.0, True: 0.0}
+    for all_, done, priority in cast("list[list[bytes | None]]", answers):
+        left[priority == b"bulk"] += max(0, int(all_ or 0) - int(done or 0))
+    return left

@@ -97,9 +97,9 @@ class Wakes:
     def mend(self) -> bool:
         """Remove keys of the queue that a client wrote over; returns whether there were some."""
         found = False
-        orders, turns, serves = ([f"{queue}:{what}" for queue in QUEUES] for what in ("order", "turns", "serves"))
+        orders, serves = ([f"{queue}:{what}" for queue in QUEUES] for what in ("order", "serves"))
         kinds = dict.fromkeys((*PLACES, *orders), b"zset") | dict.fromkeys((*QUEUES, BELL), b"list")
-        kinds |= dict.fromkeys((f"{PREFIX}pace", f"{PREFIX}seen", SHARES, *turns), b"hash")
+        kinds |= dict.fromkeys((f"{PREFIX}pace", f"{PREFIX}seen", SHARES), b"hash")
         kinds |= dict.fromkeys(serves, b"string")
         types = at_once(self.redis, lambda pipe: [pipe.type(key) for key in kinds])
         for (key, kind), type in zip(kinds.items(), types, strict=True):
@@ -131,6 +131,10 @@ class Wakes:
         for job in texts(self.redis.zrange(f"{queue}:order", 0, 0)):
             return job
         return None
+
+    def pass_over(self, job: str) -> None:
+        """Take one whose record cannot be read out of the line; ``ring_strays`` tells of it."""
+        self._run("pass_over", job)
 
     def wake(self, queue: str, job: str) -> None:
         """Send the wake that a step asks for; an empty ``queue`` asks for none."""

@@ -15,9 +15,10 @@ from reshard.pipeline.planning.model import Plan
 from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Lease, Leases
+from reshard.worker.queue.scripts import job_key
 from reshard.worker.queue.wakes import QUEUES, SHARES
 from tests.support.procs import Broker
-from tests.worker.conftest import another, ask, claimed, planned, process
+from tests.worker.conftest import age, another, ask, claimed, planned, process
 
 INTERACTIVE, BULK = QUEUES
 ERROR = DiskFull(path="/", needed=2, free=1).to_dict()
@@ -84,13 +85,48 @@ def test_a_job_that_is_retried_goes_behind_those_that_were_submitted_since(line:
     assert [lease.job for _ in range(2) if (lease := line.take())] == [other, failed]
 
 
-def test_a_job_that_had_begun_when_it_was_cancelled_goes_on_before_another_is_planned(line: Line, plan: Plan) -> None:
+def test_a_retry_of_what_had_begun_waits_its_turn_and_is_then_carried_on_before_another_is_planned(
+    line: Line, plan: Plan
+) -> None:
     begun, waits = planned(line.store, line.leases, plan, ask("begun")), line.store.submit(ask("waits")).id
     line.store.cancel(begun)
     line.store.retry(begun)
+    later = line.store.submit(ask("later")).id
     line.leases.due()
     jobs = [lease.job for _ in range(10) if (lease := line.take())]
-    assert jobs == [*[begun] * (1 + len(plan.groups)), waits]
+    assert jobs == [waits, *[begun] * (1 + len(plan.groups)), later]
+
+
+@pytest.mark.parametrize("gone", ["removed", "written over"])
+def test_a_job_whose_record_a_client_took_away_is_in_nobody_s_way(line: Line, gone: str) -> None:
+    first, *others = (line.store.submit(ask(name)).id for name in "abc")
+    line.leases.due()
+    line.store.redis.delete(job_key(first))
+    if gone == "written over":
+        line.store.redis.set(job_key(first), "text")
+    assert [lease.job for _ in range(3) if (lease := line.take())] == others
+    age(line.store, first, 3600)
+    line.leases.due()
+    assert line.leases.first(INTERACTIVE) is None, "it is not sent again"
+
+
+def test_a_worker_for_which_no_job_is_takes_one_out_of_the_line_and_not_all(line: Line) -> None:
+    for name in "abc":
+        line.store.submit(ask(name))
+    line.leases.due()
+    announce(line.store.redis, process("worker-a:1"))
+    line.leases = Leases(line.store, line.send, "worker-a:1.5")
+    line.leases.fleet.drain("worker-a:1")
+    assert line.take() is None
+    assert line.store.redis.zcard(f"{INTERACTIVE}:order") == 2
+
+
+def test_turns_of_jobs_that_were_cancelled_are_not_owed(line: Line) -> None:
+    for job in submit(line, "ada", 20):
+        line.store.cancel(job)
+    submit(line, "bob", 5)
+    submit(line, "ada", 1)
+    assert "ada" in begun(line, 2)
 
 
 def submit(line: Line, who: str, count: int) -> list[str]:
@@ -254,7 +290,7 @@ def _first(store: JobStore, submitted: list[str], queue: str) -> str | None:
         todo = store.redis.zrange(f"reshard:job:{id}:todo", 0, -1, withscores=True)
         claimable = not job.state.ended and any(score == 0 for _, score in todo)
         if claimable and queue.endswith(job.request.priority):
-            waiting.append((job.state == "queued", turn, id))
+            waiting.append((not store.redis.hexists(job_key(id), "started"), turn, id))
     return min(waiting)[2] if waiting else None
 
 

@@ -131,3 +131,23 @@ def test_before_a_job_has_ended_the_bytes_of_others_that_wait_are_not_known(stor
     leases.due()
     found, _ = places(store.redis, [(first, False), (second, False)])
     assert found == {first: Place(1, 2, 0), second: Place(2, 2, None)}
+
+
+def test_bytes_on_their_way_count_when_they_are_told_and_not_again_when_they_are_sealed(
+    store: JobStore, leases: Leases, plan: Plan
+) -> None:
+    lease = group_of(store, leases, plan)
+    later(store, 20, lease.job)
+    (receipt, *_) = receipts(plan, 0)
+    assert leases.renew(lease, receipt.size // 2, progress=True) == "ok"
+    half = store.get(lease.job).rate
+    assert half == pytest.approx(receipt.size / 2 / 20, rel=0.1)
+    leases.seal(lease, [receipt])
+    assert store.get(lease.job).rate == pytest.approx(receipt.size / 20, rel=0.1)
+
+
+def test_an_interactive_job_waits_for_no_bulk_copy(store: JobStore, leases: Leases, plan: Plan) -> None:
+    planned(store, leases, plan, ask("bulk", "bulk"))
+    job = store.submit(ask("quick")).id
+    leases.due()
+    assert places(store.redis, [(job, False)])[0] == {job: Place(1, 1, 0)}

@@ -6,11 +6,11 @@ local id, token, worker, lease = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local t = now()
 local state = get(id, 'state')
 local nothing = { '', '', 0, '', state or '', '', '', 0, 0 }
+drop(id, 'waked') -- the wake that brought us here has arrived, or its record is gone and it is in nobody's way
 if not state or ENDED[state] then
   drop(id, 'due')
   return nothing
 end
-drop(id, 'waked') -- the wake that brought us here has arrived
 
 if paused() then -- nothing is sent until it is over
   look_at(id, t)
@@ -68,12 +68,12 @@ local asked = tonumber(get(id, 'asked') or get(id, 'created'))
 local starts = not get(id, 'started')
 local waited = starts and { 'waited', t - asked } or {}
 event(id, 'claimed', 'unit', name, 'worker', worker, 'attempt', attempts, unpack(waited))
-if state == 'queued' then
-  serve(id)
-  set_state(id, 'planning', t)
-end
+if state == 'queued' then set_state(id, 'planning', t) end
 if name == 'publish' and state == 'copying' then set_state(id, 'publishing', t) end
-if starts then redis.call('HSET', key(id), 'started', t) end
+if starts then
+  serve(id)
+  redis.call('HSET', key(id), 'started', t)
+end
 if string.match(name, '^group') then -- its bytes take the time from now on
   paced(key(id), 0, t)
   paced(PACE, 0, t)

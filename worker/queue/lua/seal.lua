@@ -15,8 +15,9 @@ if news > 0 or #ARGV < 7 then -- and not the second answer to one question
     'deduplicated', ARGV[6])
 end
 if news > 0 then
-  paced(key(id), bytes, t)
-  paced(PACE, bytes, t)
+  local rest = math.max(0, bytes - (unit(id, name, 'bytes') or 0)) -- what was told on the way counts no more
+  paced(key(id), rest, t)
+  paced(PACE, rest, t)
   set_unit(id, name, 'bytes', 0)
   set_unit(id, name, 'attempts', 0)
 end

@@ -22,21 +22,21 @@ local function queue(id)
   return PREFIX .. (get(id, 'priority') == 'interactive' and 'interactive' or 'bulk')
 end
 
--- The order of work within a queue: what has begun goes before what has not, so that jobs end one after the other
--- instead of all at the end, and among these goes first whose turn came first.
+-- The order of work within a queue: what has begun since its submit or its last retry goes before what has not, so that
+-- jobs end one after the other instead of all at the end, and among these goes first whose turn came first.
 local function rank(id)
-  return (get(id, 'turn') or 0) + (get(id, 'state') == 'queued' and NOT_BEGUN or 0)
+  return (get(id, 'turn') or 0) + (get(id, 'started') and 0 or NOT_BEGUN)
 end
 
--- Submitters take turns: the next one of each comes a step behind the last, or behind what is begun now if that is
--- further on; a step is the shorter the larger the share. Of equal turns the older one is first.
-local STEP, OLDER = 16, 2 ^ 20
+-- Submitters take turns: the next one of each comes a step behind their last that still waits, or behind what is begun
+-- now if that is further on; a step is the shorter the larger the share. Of equal turns the older one is first.
+local STEP, OLDER, LOOKED = 64, 2 ^ 20, 10
 local function take_turn(id)
-  local line, who = queue(id), get(id, 'asked_by') or ''
-  local share = tonumber(redis.call('HGET', PREFIX .. 'shares', who) or 1)
-  local last = tonumber(redis.call('HGET', line .. ':turns', who) or 0)
-  local turn = math.max(last, tonumber(redis.call('GET', line .. ':serves') or 0)) + math.max(1, math.floor(STEP / share))
-  redis.call('HSET', line .. ':turns', who, turn)
+  local line, who, turn = queue(id), get(id, 'asked_by') or '', tonumber(redis.call('GET', queue(id) .. ':serves') or 0)
+  for _, other in ipairs(redis.call('ZREVRANGE', PREFIX .. 'queued:' .. who, 0, LOOKED - 1)) do -- some of one moment
+    if queue(other) == line then turn = math.max(turn, math.floor((get(other, 'turn') or 0) / OLDER)) end
+  end
+  turn = turn + math.max(1, math.floor(STEP / tonumber(redis.call('HGET', PREFIX .. 'shares', who) or 1) + 0.5))
   redis.call('HSET', key(id), 'turn', string.format('%.0f', turn * OLDER + redis.call('INCR', PREFIX .. 'last_turn') % OLDER))
 end
 
@@ -148,8 +148,8 @@ end
 -- A wake that is on its way is not doubled; one that got lost is sent again by `due`.
 local function settle(id, t)
   end_impossible(id, t)
-  local first = redis.call('ZRANGE', key(id, 'todo'), 0, 0, 'WITHSCORES')
-  if #first == 0 or ENDED[get(id, 'state')] then
+  local first, state = redis.call('ZRANGE', key(id, 'todo'), 0, 0, 'WITHSCORES'), get(id, 'state')
+  if #first == 0 or not state or ENDED[state] then -- or a client removed its record
     drop(id, 'due', 'waked')
     return ''
   end
