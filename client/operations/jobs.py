@@ -132,10 +132,10 @@ class Chosen(Filter):
     dry_run: bool = Field(default=False, description="only say which")
 
     def ids(self, queue: Queue, states: Collection[JobState]) -> list[str]:
-        """The jobs of the filter, of those ``states`` for which the act makes sense; raises BadBody for others."""
-        if wrong := sorted({*self.state} - {*states}):
-            raise BadBody(where="state", why=f"this cannot be done to a job that is {wrong[0].replace('_', ' ')}")
-        if not (self.all or self.age or self.model_dump(include=set(Filter.model_fields), exclude_defaults=True)):
+        """The jobs of the filter, of those ``states`` for which the act makes sense."""
+        chosen = sorted({*self.state} & {*states}) if self.state else sorted(states)
+        fields = self.model_dump(include=set(Filter.model_fields), exclude_defaults=True)
+        if not chosen or not (self.all or self.age or fields):
             return []
         takes = self.takes
         if self.since and not self.state:  # as a list of all states has it: by their submits
@@ -144,7 +144,7 @@ class Chosen(Filter):
                 return job.created >= self.since and (by_record is None or by_record(job))
 
         since = self.since if self.state else 0.0
-        return queue.jobs.chosen(self.state or sorted(states), since, self.age, takes, CHOSEN_MAX)
+        return queue.jobs.chosen(chosen, since, self.age, takes, CHOSEN_MAX)
 
 
 class ChosenAgain(Chosen, Again):

@@ -132,8 +132,8 @@ def test_jobs_are_deleted_over_the_api(both: Both, api: Run, site: Site, store: 
     }
     (done,) = api("delete", first[:8], "--json").documents
     assert done == {"deleted": 1, "dry_run": False, "ids": [first], "kept": []}
-    assert api("delete", "--older-than", "1d").out == "deleted 0 jobs\n"
-    assert api("delete", "--state", "cancelled").out == f"deleted 1 job: {second}\n"
+    assert api("delete", "--older-than", "1d", "--yes").out == "deleted 0 jobs\n"
+    assert api("delete", "--state", "cancelled", "--yes").out == f"deleted 1 job: {second}\n"
     assert [job.id for job in store.recent()] == [third]
     store.cancel(third)
     assert (

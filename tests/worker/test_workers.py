@@ -317,7 +317,7 @@ def test_a_broker_that_is_away_when_a_task_ends_does_not_stop_its_worker(site: S
     site.broker.kill()
     for pid in children:
         os.kill(pid, signal.SIGCONT)
-    wait_for(lambda: "cannot claim job" in worker.said(), "the task's end without a broker")
+    wait_for(lambda: "cannot claim a job" in worker.said(), "the task's end without a broker")
     wait_for(lambda: "succeeded" in worker.said(), "the main process's hearing of it")
     site.broker.start()
     site.assert_published_once(job)

@@ -139,6 +139,7 @@ def carried_out(driver: Driver) -> dict[str, list[Callable[[str, Lease | None], 
         "retry": [lambda job, lease: store.retry(job), lambda job, lease: store.retry(job, anew=True)],
         "due": [lambda job, lease: leases.due()],
         "stray": [lambda job, lease: leases.ring_strays()],
+        "pass_over": [lambda job, lease: leases.pass_over(job)],
         "rolled_back": [lambda job, lease: store.rolled_back(job, "c0ffee")],
         "delete": [lambda job, lease: store.delete([job])],
     }
