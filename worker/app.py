@@ -123,7 +123,11 @@ def send(queue: str, job: str) -> None:
         log.warning("cannot wake a worker for job %s, control will: %s", job, error, extra={"job": job})
 
 
-class Drained(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
+class BootStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
+    """What a worker's main process does beside its work."""
+
+
+class Drained(BootStep):
     """Whether an operator has this worker drained (fleet.py), or it rests by itself (self_check.py).
 
     Then it consumes nothing and its children hand back.
@@ -169,7 +173,7 @@ class Drained(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no t
         log.warning("this worker %s", "is drained" if drained else "rests" if rests else "takes work again")
 
 
-class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
+class Heartbeat(BootStep):
     """The sign of life of a worker's main process, from the timer of its event loop."""
 
     requires = ("celery.worker.components:Timer", Drained)
@@ -205,7 +209,7 @@ class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no
         return "it takes no work: it is drained, rests or ends" if drain.wanted() else ""
 
 
-class UntilIdle(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
+class UntilIdle(BootStep):
     """Ends a worker that is to end when nothing is left for it, as SIGTERM would: of `reshard worker --until-idle`."""
 
     requires = ("celery.worker.components:Timer",)
@@ -234,7 +238,7 @@ class UntilIdle(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-class Children(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
+class Children(BootStep):
     """Replaces children that died, and puts their wakes back, without waiting for Celery's own look every 5 seconds.
 
     Celery also looks when a child's pipe closes, but that is a moment before the child can be reaped, so it often finds

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+import pty
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,3 +105,23 @@ def read(terminal: int) -> bytes:
         return os.read(terminal, 65536)
     except OSError:
         return b""
+
+
+def answered(
+    command: Sequence[object], env: Mapping[str, str], question: bytes, answer: bytes
+) -> tuple[int, bytes, bytes]:
+    """The exit code of what is typed at a terminal and asks, what it showed there, and its stdout, which is a pipe."""
+    ours, theirs = pty.openpty()
+    typed = [str(word) for word in command]
+    with subprocess.Popen(typed, stdin=theirs, stdout=subprocess.PIPE, stderr=theirs, env=env) as process:
+        os.close(theirs)
+        seen = b""
+        while chunk := read(ours):
+            seen += chunk
+            if question in seen and answer:
+                os.write(ours, answer)
+                answer = b""
+        assert process.stdout is not None
+        out = process.stdout.read()
+    os.close(ours)
+    return process.returncode, seen, out

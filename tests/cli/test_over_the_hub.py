@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import pytest
 
 from reshard.pipeline.limits import MB
-from tests.cli.conftest import Run, read
+from tests.cli.conftest import Run, answered
 from tests.cli.uploads import ROWS, source
 from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 
@@ -80,19 +78,10 @@ def test_a_person_is_asked_before_a_private_source_is_made_public(
     source, target = namespace.repo("secret"), namespace.repo("shown")
     namespace.admin.create_repo(source, visibility="private")
     namespace.admin.put_files(source, {path.name: path.read_bytes() for path in model.iterdir()})
-    ours, theirs = pty.openpty()
     command = [Path(sys.executable).parent / "reshard", "run", source, "--to", target, "--size", "3300B", "--public"]
     env = os.environ | {"HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": namespace.token, "COLUMNS": "200"}
-    with subprocess.Popen(command, stdin=theirs, stdout=subprocess.DEVNULL, stderr=theirs, env=env) as run:
-        os.close(theirs)
-        seen = b""
-        while chunk := read(ours):
-            seen += chunk
-            if b"everyone to see?" in seen and answer:
-                os.write(ours, answer)
-                answer = b""
-    os.close(ours)
-    assert f"{source} is private".encode() in seen and run.returncode == code
+    returned, seen, _ = answered(command, env, b"everyone to see?", answer)
+    assert f"{source} is private".encode() in seen and returned == code
     assert any(line["path"] == "/api/repos/create" for line in namespace.admin.log()) is (code == 0)
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import filecmp
 import json
 import os
-import pty
 import re
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -29,7 +27,7 @@ from reshard.worker.queue.jobs import JobStore, without_password
 from reshard.worker.queue.pace import PACE
 from reshard.worker.queue.scripts import FADES, PREFIX, job_key, server_ms
 from reshard.worker.settings import Settings
-from tests.cli.conftest import Queue, Run, read
+from tests.cli.conftest import Queue, Run, answered
 from tests.support.loaded import HEAVY, breaks, loaded_by
 from tests.support.procs import Machine, free_port
 from tests.web.conftest import start
@@ -329,21 +327,10 @@ def test_on_a_terminal_a_question_counts_the_jobs_that_are_chosen(
 ) -> None:
     for name in "ab":
         queue("submit", "a/model", "--to", f"b/{name}")
-    ours, theirs = pty.openpty()
-    env = os.environ | {"RESHARD_BROKER_URL": url}
     command = [Path(sys.executable).parent / "reshard", "cancel", "--all"]
-    with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=theirs, env=env) as cancel:
-        os.close(theirs)
-        seen = b""
-        while chunk := read(ours):
-            seen += chunk
-            if b"cancel 2 jobs? [y/N]" in seen and answer:
-                os.write(ours, answer)
-                answer = b""
-        assert cancel.stdout is not None
-        out = cancel.stdout.read()
-    os.close(ours)
-    assert cancel.returncode == code, seen
+    env = os.environ | {"RESHARD_BROKER_URL": url}
+    returned, seen, out = answered(command, env, b"cancel 2 jobs? [y/N]", answer)
+    assert returned == code, seen
     assert out.startswith(b"cancelled 2 jobs: ") is (code == 0)
     assert queue("list", "--state", "queued", "-q").out.count("\n") == (0 if code == 0 else 2)
 

@@ -56,14 +56,14 @@ def silent(client: redis.Redis) -> list[Silent]:
 
 def _judged(kept: dict[str, str]) -> Iterator[tuple[str, Silent | None]]:
     for name, said in kept.items():
-        process, told, why = known_fields(Process, said), float(json.loads(said)["told"]), _why(said)
+        process, told = known_fields(Process, said), float(json.loads(said)["told"])
+        why = _why(process)
         lost = why is None or (why == "unknown" and time.time() - told > REMEMBERED)
         yield name, None if lost or why is None else Silent(process, told, why)
 
 
-def _why(said: str) -> Why | None:
+def _why(process: Process) -> Why | None:
     """Why it gives no sign of life; None if it died."""
-    process = known_fields(Process, said)
     if process.host != socket.gethostname():
         return "unknown"
     with suppress(OSError):

@@ -30,6 +30,14 @@ def group_of(store: JobStore, leases: Leases, plan: Plan) -> Lease:
     return claimed(leases, job, "group:00000")
 
 
+def sealed(store: JobStore, leases: Leases, plan: Plan) -> Lease:
+    """Of a group whose files came in twenty seconds."""
+    lease = group_of(store, leases, plan)
+    later(store, 20, lease.job)
+    assert leases.seal(lease, receipts(plan, 0)) == "ok"
+    return lease
+
+
 def test_what_was_sealed_since_copying_began_is_the_rate_of_the_job_and_of_all(
     store: JobStore, leases: Leases, plan: Plan
 ) -> None:
@@ -47,9 +55,7 @@ def test_what_was_sealed_since_copying_began_is_the_rate_of_the_job_and_of_all(
 def test_a_rate_falls_while_nothing_comes_and_is_none_after_ten_minutes(
     store: JobStore, leases: Leases, plan: Plan
 ) -> None:
-    lease = group_of(store, leases, plan)
-    later(store, 20, lease.job)
-    leases.seal(lease, receipts(plan, 0))
+    lease = sealed(store, leases, plan)
     before = store.get(lease.job).rate
     later(store, 200, lease.job)
     after = store.get(lease.job).rate
@@ -61,9 +67,7 @@ def test_a_rate_falls_while_nothing_comes_and_is_none_after_ten_minutes(
 def test_a_pause_of_more_than_ten_minutes_is_no_part_of_the_next_rate(
     store: JobStore, leases: Leases, plan: Plan
 ) -> None:
-    lease = group_of(store, leases, plan)
-    later(store, 20, lease.job)
-    leases.seal(lease, receipts(plan, 0))
+    lease = sealed(store, leases, plan)
     leases.release(lease, "drain")
     later(store, 3600, lease.job)
     lease = claimed(leases, lease.job, "group:00000")
