@@ -1,14 +1,14 @@
-"""`reshard fleet ...`: all workers at once, or one of them."""
+"""`reshard fleet ...`: all workers at once, or one of them; `reshard usage`: what they were used for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option, Typer
 
 from reshard.cli import completion
-from reshard.cli.arguments import argument, commands, value
+from reshard.cli.arguments import argument, commands, read_output, takes, value
 from reshard.cli.help import SectionedGroup
 from reshard.cli.output import Output, count, human_bytes, lines, when
 from reshard.cli.queue import fault_text
@@ -16,11 +16,13 @@ from reshard.client.connect import connect
 from reshard.client.operations import fleet as operations
 from reshard.client.operations.table import read
 from reshard.client.queue import START, bulk_text, moment, pause_text
+from reshard.client.text import lasted
 
 WORKERS_HEAD = ("WORKER", "STATE", "STARTED", "COPIES", "VERSION", "NOW")
+USED_HEAD = ("JOBS", "FAILED", "READ", "SENT", "DEDUPLICATED", "HUB CALLS", "WORKER TIME")
 
 if TYPE_CHECKING:
-    from reshard.client.models.fleet import FleetLimits
+    from reshard.client.models.fleet import FleetLimits, Used
 
 Worker = Annotated[
     str,
@@ -106,6 +108,33 @@ def undrain(worker: Worker, output: Output) -> None:
         done = operations.undrain(session, worker)
     text = "takes work again" if done.was_drained else "was not drained"
     output.result(done, f"worker {done.name} {text}", done.name)
+
+
+@takes(output=read_output)
+def usage(
+    *,
+    by: Annotated[Literal["submitter", "catalog", "day"], Option(help="What each row is of.")] = "submitter",
+    days: Annotated[
+        int, Option(min=1, max=operations.USAGE_DAYS_MAX, help="How many days back, whole days of UTC.")
+    ] = operations.USAGE_DAYS,
+    output: Output,
+) -> None:
+    """Show what jobs took, by submitter, catalog or day.
+
+    Example: reshard usage --by catalog --days 7
+    """
+    with connect() as session:
+        seen = operations.usage(session, operations.UsageQuery(by=by, days=days))
+    rows = [(one.name or "(none)", *_used(one)) for one in seen.rows]
+    if len(rows) > 1:
+        rows.append(("total", *_used(seen.total)))
+    table = lines([(by.upper(), *USED_HEAD), *rows], right=range(1, len(USED_HEAD) + 1))
+    output.result(seen, table if rows else f"no job ended in the last {count(days, 'day')}")
+
+
+def _used(used: Used) -> tuple[str, ...]:
+    moved = map(human_bytes, (used.read, used.uploaded, used.deduplicated))
+    return f"{used.jobs:,}", f"{used.failed:,}", *moved, f"{used.calls:,}", lasted(used.worker_seconds)
 
 
 def _limit(metavar: str, help: str) -> Any:

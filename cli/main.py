@@ -46,6 +46,7 @@ COMMANDS = {
     "web": CommandListing(SERVICE, "web:web", "Serve the page and the API over HTTP."),
     "ping": CommandListing(SERVICE, "ping:ping", "Check that the worker, control or page here is alive."),
     "token": CommandListing(SERVICE, "web:token", "Make a token for the page and the API, and show it once."),
+    "usage": CommandListing(SERVICE, "fleet:usage", "Show what jobs took, by submitter, catalog or day."),
     "fleet": CommandListing(SERVICE, "fleet:fleet", "Pause all workers, drain one, or set shared limits."),
 }
 GROUPS = {"catalog", "schedule", "fleet"}

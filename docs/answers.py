@@ -54,6 +54,7 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
     "fleet drain": (fleet.Drained,),
     "fleet undrain": (fleet.Undrained,),
     "fleet limit": (fleet.FleetLimits,),
+    "usage": (fleet.Usage,),
 }
 
 

@@ -77,6 +77,9 @@ class Traffic:
     uploaded: int = 0
     deduplicated: int = 0
 
+    def plus(self, other: Traffic) -> Traffic:
+        return Traffic(self.uploaded + other.uploaded, self.deduplicated + other.deduplicated)
+
 
 class Batch(Protocol):
     """The shards that are sealed together."""
@@ -206,6 +209,11 @@ class Target(Protocol):
 
         All of it is known after ``prepare``.
         """
+        ...
+
+    @property
+    def carried(self) -> Traffic:
+        """What ``carry`` took so far; what a commit holds itself is not in it."""
         ...
 
     def state(self) -> TargetState: ...

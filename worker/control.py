@@ -39,6 +39,7 @@ from reshard.worker.followers.outcomes import Outcomes
 from reshard.worker.followers.pushes import Pushes
 from reshard.worker.followers.records import Definition
 from reshard.worker.followers.schedules import Schedules
+from reshard.worker.followers.spending import Spending
 from reshard.worker.local import check_installed
 from reshard.worker.queue.events import Follower, Reader, follow, relay
 from reshard.worker.queue.jobs import JobStore, Process, open_redis
@@ -72,7 +73,13 @@ class Control:
         self._schedules = Schedules(store)
         self._catalogs = Cursor(store)
         self._pushes = Pushes(store)
-        followers: tuple[Follower, ...] = (self._catalogs, self._pushes, Outcomes(), Counters(store))
+        followers: tuple[Follower, ...] = (
+            self._catalogs,
+            self._pushes,
+            Outcomes(),
+            Counters(store),
+            Spending(store.redis),
+        )
         self._followers = [(f, Reader(store.redis, f.group)) for f in followers]
         self._expander = Expander(self._catalogs, self._expand)
         self._notifier = Notifier(store, hooks(settings))

@@ -61,6 +61,7 @@ class LeaseKeeper:
         self._interruptible = False  # in code that may be interrupted, and not told yet
         self._unsaved: list[Receipt] = []
         self._uncounted = Moved()
+        self.counted = Moved()  # in this claim
         self._saving = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="reshard-keeper", daemon=True)
@@ -151,6 +152,7 @@ class LeaseKeeper:
         with self._saving:
             self._unsaved += receipts
             self._uncounted = self._uncounted.plus(moved)
+            self.counted = self.counted.plus(moved)
             self._bytes = 0
         self._moved = time.monotonic()
         self._at_boundary = True

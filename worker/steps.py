@@ -12,6 +12,7 @@ import logging
 import os
 import random
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -24,7 +25,7 @@ from celery.exceptions import Reject
 
 from reshard.pipeline import reshard as pipeline
 from reshard.pipeline.check import Check
-from reshard.pipeline.copying.loop import Attested, Stopped
+from reshard.pipeline.copying.loop import Attested, Moved, Stopped
 from reshard.pipeline.driving import Exhausted, Made
 from reshard.pipeline.errors import (
     DigestsDiffer,
@@ -39,11 +40,12 @@ from reshard.pipeline.errors import (
     TooManyAttempts,
 )
 from reshard.pipeline.planning.model import Plan
-from reshard.pipeline.protocols import Source, Target
+from reshard.pipeline.protocols import Source, Target, Traffic
 from reshard.pipeline.publishing import history as publication
 from reshard.pipeline.publishing.commit import Published, find
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.connect import Context, open_target
+from reshard.pipeline.stores.meter import Meter
 from reshard.pipeline.tensors import Attestation
 from reshard.worker import logs, tracing
 from reshard.worker.app import WAKE, app, send
@@ -83,7 +85,8 @@ app.task(name=WAKE, bind=True)(wake)
 def work(leases: Leases, lease: Lease, settings: Settings, process: OwnProcess) -> None:
     """Do the unit of ``lease`` and say to the store how it ended; raises nothing that the store can be told."""
     log.info("%s of job %s, attempt %s", lease.unit, lease.job, lease.attempts)
-    keeper = None
+    began = time.monotonic()
+    keeper = step = None
     try:
         keeper = LeaseKeeper(leases, lease, settings)
         with keeper:
@@ -112,6 +115,11 @@ def work(leases: Leases, lease: Lease, settings: Settings, process: OwnProcess) 
     except Exception as error:  # noqa: BLE001  outside of the keeper's care, as when no thread can be started
         unsure = lease.state == JobState.committing or (keeper is not None and keeper.begun)
         _trouble(leases, lease, lambda step: step(), settings, self_check.named(error, None), unsure)
+    finally:
+        try:
+            leases.spent(lease, time.monotonic() - began, *(step.took() if step else (0, Moved())))
+        except BROKER_UNAVAILABLE as error:
+            log.warning("%s: what it took is not counted, the broker is unavailable: %s", lease.unit, error)
 
 
 class Step:
@@ -128,6 +136,8 @@ class Step:
         self._ledger = QueueLedger(leases, keeper)
         self.tmpdir: Path | None = None  # once it runs
         self._job = lease.job
+        self._meter = Meter()
+        self._carrier: Target | None = None
         self._looked = False  # whether a commit of ours was looked for where one may stand
 
     def unsure(self, error: ReshardError) -> bool:
@@ -136,14 +146,21 @@ class Step:
             return not isinstance(error, REFUSALS)
         return self._lease.state == JobState.committing and not self._looked
 
+    def took(self) -> tuple[int, Moved]:
+        """Calls to Hubs, and the bytes that no seal counted: headers, files that are carried, a batch that broke."""
+        carried = self._carrier.carried if self._carrier else Traffic()
+        read = self._meter.read - self._keeper.counted.read
+        return self._meter.calls, Moved(max(0, read), carried.uploaded, carried.deduplicated)
+
     def run(self) -> None:
         """Raises Stopped, the ReshardError tree, and redis-py's errors when the broker stays away."""
         self.tmpdir = self._process.temp_dir()
-        keeper = self._keeper
-        pace = rate_limiters(self._leases.redis, keeper.check, keeper.alive, self._lease.bulk, keeper.waits)
+        keeper, meter = self._keeper, self._meter
+        bulk = self._lease.bulk
+        pace = rate_limiters(self._leases.redis, keeper.check, keeper.alive, bulk, keeper.waits, meter.called)
         context = Context.from_env(pace)
         hubs = policy.endpoints(self._settings, context.credentials)
-        self._context = replace(context, tmpdir=self.tmpdir, endpoints=hubs, observe=tracing.observer())
+        self._context = replace(context, tmpdir=self.tmpdir, endpoints=hubs, observe=tracing.observer(), meter=meter)
         self._process.lend(self._context)
         try:
             self._run()
@@ -245,7 +262,7 @@ class Step:
 
     def _target(self) -> Target:
         """The target, without what a dead owner of this unit left there unfinished."""
-        target = open_target(self._request.target, self._request.options, self._context)
+        self._carrier = target = open_target(self._request.target, self._request.options, self._context)
         if self._lease.dead is not None:
             target.discard(self._lease.dead)
         return target

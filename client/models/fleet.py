@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from reshard.client.models.records import Bytes, Closed, Document, Fault, Limits, Moment, Pause
+from reshard.client.models.records import Bytes, Closed, Document, Fault, Limits, Moment, Pause, Seconds
 
 
 class FleetLimits(Document):
@@ -32,6 +32,29 @@ class WorkerNow(Document):
 
 class Fleet(FleetLimits):
     workers: list[WorkerNow]
+
+
+class Used(Document):
+    """What jobs took."""
+
+    jobs: int = Field(description="that ended; one that was retried counts each time")
+    failed: int = Field(description="of these")
+    read: Bytes = Field(description="of sources, headers included")
+    uploaded: Bytes = Field(description="to targets' stores; what commits hold themselves is not in it")
+    deduplicated: Bytes = Field(description="that the stores had already")
+    calls: int = Field(description="to Hubs; hf_xet's own are not counted")
+    worker_seconds: Seconds = Field(description="of workers' processes")
+
+
+class UsedBy(Used):
+    name: str = Field(description="the submitter, the catalog or the day (UTC); empty: without one")
+
+
+class Usage(Document):
+    by: Literal["submitter", "catalog", "day"]
+    since: Moment
+    rows: list[UsedBy]
+    total: Used
 
 
 class FleetPaused(Document):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -10,16 +10,23 @@ from reshard.client.models import fleet
 from reshard.client.models.records import Limits, Pause
 from reshard.client.operations.table import Body, InProcess, operation
 from reshard.client.queue import Queue, worker_state
+from reshard.client.text import clock
 
 if TYPE_CHECKING:
     from reshard.worker.fleet.fleet import FleetStatus
 
 REASON_MAX = 500  # characters of why a service is paused
+USAGE_DAYS, USAGE_DAYS_MAX = 30, 400  # days that are shown, and that are kept
 LIMIT_MAX = 200  # characters of a limit as it is typed; the longest zone has 32
 
 
 class Why(Body):
     reason: str | None = Field(default=None, max_length=REASON_MAX)
+
+
+class UsageQuery(Body):
+    by: Literal["submitter", "catalog", "day"] = "submitter"
+    days: int = Field(default=USAGE_DAYS, ge=1, le=USAGE_DAYS_MAX, description="back from today, whole days of UTC")
 
 
 class Limiting(Body):
@@ -71,6 +78,31 @@ def limits_of(seen: FleetStatus) -> fleet.FleetLimits:
         drained=sorted(seen.drained),
         resting=dict(sorted(seen.resting.items())),
     )
+
+
+@operation("GET", "/usage")
+def usage(session: InProcess, query: UsageQuery) -> fleet.Usage:
+    """Show what jobs took, by submitter, catalog or day."""
+    from reshard.worker.followers.spending import COUNTED, DAY, spent
+    from reshard.worker.queue.scripts import server_ms
+
+    client = session.queue.jobs.redis
+    today = server_ms(client) // 1000 // DAY
+    days = range(today - query.days + 1, today + 1)
+    total, rows = dict.fromkeys(COUNTED, 0), dict[str, dict[str, int]]()
+    for one in spent(client, days):
+        names = {"submitter": one.submitter, "catalog": one.catalog, "day": clock(one.day * DAY, "%Y-%m-%d")}
+        row = rows.setdefault(names[query.by], dict.fromkeys(COUNTED, 0))
+        for what, count in one.counts.items():
+            row[what] += count
+            total[what] += count
+    found = [fleet.UsedBy(name=name, **_used(**counts)) for name, counts in rows.items()]
+    found.sort(key=lambda row: (row.name, 0) if query.by == "day" else ("", row.read), reverse=True)
+    return fleet.Usage(by=query.by, since=days.start * DAY, rows=found, total=fleet.Used(**_used(**total)))
+
+
+def _used(took: int, **counts: int) -> dict[str, Any]:
+    return {**counts, "worker_seconds": took / 1000}
 
 
 @operation("POST", "/fleet/limits")

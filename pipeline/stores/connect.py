@@ -24,6 +24,7 @@ from reshard.pipeline.stores.scratch import ScratchSpace
 
 if TYPE_CHECKING:
     from reshard.pipeline.stores.hub_api import HubApi
+    from reshard.pipeline.stores.meter import Meter
     from reshard.pipeline.stores.observed import Observe
 
 RateLimiterOf = Callable[[str], RateLimiter]
@@ -72,7 +73,8 @@ class Context:
 
     ``limiters`` gives the RateLimiter for one budget, which is named by an endpoint and a digest of the credential.
     ``endpoints`` are the Hubs that may be called, beside whatever their answers lead to (network.py); None: any.
-    ``state_dir`` is where a run notes what it has copied. ``observe`` is told of each call to a Hub.
+    ``state_dir`` is where a run notes what it has copied. ``observe`` is told of each call to a Hub, ``meter`` of
+    what is read of sources.
     """
 
     credentials: Credentials
@@ -83,6 +85,7 @@ class Context:
     endpoints: frozenset[str] | None = None
     state_dir: Path = field(default_factory=state_dir)
     observe: Observe | None = None
+    meter: Meter | None = None
     _apis: dict[tuple[str, str], HubApi] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -144,7 +147,8 @@ def open_source(
     when it was planned, which need not be found out again.
     """
     place = place if revision_override is None else place.at(revision_override)
-    return cast("Source", import_module(place.store).open_source(place, context, transport, chosen))
+    source = cast("Source", import_module(place.store).open_source(place, context, transport, chosen))
+    return source if context.meter is None else context.meter.source(source)
 
 
 def open_target(place: AnyTarget, options: Options, context: Context) -> Target:

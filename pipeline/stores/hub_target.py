@@ -42,6 +42,7 @@ from reshard.pipeline.protocols import (
     Sink,
     Source,
     TargetState,
+    Traffic,
     Visibility,
 )
 from reshard.pipeline.stores.answers import Committed, RepoInfo
@@ -89,6 +90,7 @@ class HubTarget:
         self._choose = cache(choose)
         self._pull_request = pull_request
         self._visibility: Visibility = "private"  # until it was looked at
+        self.carried = Traffic()
         self._past: dict[str, HubSource] = {}  # by commit, which never changes, so that each is listed once
 
     @property
@@ -331,7 +333,10 @@ class HubTarget:
         if not files:
             return []
         of_source = [file for file, content in files if content is None or file.oid]  # ours have none
-        return send_whole(self.sink(token).batch(of_source, source), files, source)
+        batch = self.sink(token).batch(of_source, source)
+        sealed = send_whole(batch, files, source)
+        self.carried = self.carried.plus(batch.traffic)
+        return sealed
 
     # -------------------------------------------------------------------------------------------------- commit
 

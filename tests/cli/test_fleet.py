@@ -10,11 +10,13 @@ from pathlib import Path
 from reshard.pipeline.errors import TempDirUnusable
 from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.fleet.heartbeat import announce
+from reshard.worker.queue.events import append
 from reshard.worker.queue.jobs import JobStore, Process
 from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.scripts import server_ms
 from tests.cli.conftest import WHEN, Done, Queue
 from tests.support.warm import COMMAND
-from tests.worker.conftest import Wakes, ask
+from tests.worker.conftest import Wakes, ask, followed
 
 
 def test_a_paused_service_says_so_wherever_somebody_waits_for_it(queue: Queue, tmp_path: Path) -> None:
@@ -145,3 +147,30 @@ def test_beside_each_worker_is_what_it_has_and_why_it_rests(queue: Queue, url: s
     now = head.index("NOW")
     assert seven[now:] == f"{job} plan"
     assert eight[now:].startswith("began to rest ") and "/scratch" in eight
+
+
+def test_usage_tells_what_jobs_took_by_submitter_catalog_and_day(queue: Queue, url: str) -> None:
+    with JobStore.at(url) as store:
+        followed(store)
+        for key in store.redis.scan_iter("reshard:spent:*"):  # of the tests before
+            store.redis.delete(key)
+        assert queue("usage", "--days", "7").out == "no job ended in the last 7 days\n"
+        now = server_ms(store.redis)
+        for by, ago, read in (("ada", 0, 2_000_000), ("catalog mirror", 0, 3_000_000), ("ada", 40, 500_000)):
+            moved = {"read": str(read), "uploaded": "1000", "deduplicated": "0"}
+            at = now - ago * 86_400_000
+            append(store.redis, "spent", at, job="j", unit="plan", by=by, took="61000", calls="7", **moved)
+        followed(store)
+    rows = [re.split(r" {2,}", line.strip()) for line in queue("usage", "--by", "catalog").out.splitlines()]
+    assert rows[0] == ["CATALOG", "JOBS", "FAILED", "READ", "SENT", "DEDUPLICATED", "HUB CALLS", "WORKER TIME"]
+    assert rows[1:] == [
+        ["mirror", "0", "0", "3.0 MB", "1.0 kB", "0 bytes", "7", "1 min 1 s"],
+        ["(none)", "0", "0", "2.0 MB", "1.0 kB", "0 bytes", "7", "1 min 1 s"],
+        ["total", "0", "0", "5.0 MB", "2.0 kB", "0 bytes", "14", "2 min 2 s"],
+    ]
+    (by_day,) = queue("usage", "--by", "day", "--days", "41", "--json").documents
+    assert [row["read"] for row in by_day["rows"]] == [5_000_000, 500_000]
+    assert by_day["total"] == {"jobs": 0, "failed": 0, "read": 5_500_000, "uploaded": 3000, "deduplicated": 0} | {
+        "calls": 21, "worker_seconds": 183.0,
+    }  # fmt: skip
+    assert queue("usage", "--days", "401").code == 2

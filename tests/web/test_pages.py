@@ -37,7 +37,7 @@ from tests.web.conftest import Site
 from tests.worker.conftest import Wakes, claimed, followed, receipts, restricted
 from tests.worker.followers.builders import begin, definition, fail, finish, jobs
 
-PAGES = ("/", "/jobs", "/plan", "/catalogs", "/schedules")
+PAGES = ("/", "/jobs", "/plan", "/catalogs", "/schedules", "/usage")
 SCRIPT = "<script>alert(1)</script>"
 OURS = {"Sec-Fetch-Site": "same-origin"}
 
@@ -475,3 +475,15 @@ def test_whoever_has_a_name_that_no_token_may_have_is_called_the_owner(
     (tmp_path / OWN).mkdir()
     with pytest.raises(BadSetting, match=OWN):
         own_token(tmp_path / "tokens")
+
+
+def test_usage_shows_what_jobs_took_and_escapes_who(site: Site, store: JobStore) -> None:
+    store.cancel(store.submit(Request(source=Hub(repo="a/b"), target=Hub(repo="b/c"), asked_by=SCRIPT)).id)
+    followed(store)
+    with signed_in(site, "read") as client:
+        shown = client.get("/usage").text
+        assert html.escape(SCRIPT) in shown and SCRIPT not in shown
+        assert ">Total</th>" in client.get("/usage?by=day&days=1").text
+        assert "(none)" in client.get("/usage?by=catalog").text
+        assert client.get("/usage?by=nobody").status_code == 400
+        assert client.get("/usage?days=1000").status_code == 400

@@ -21,6 +21,7 @@ from reshard.worker.followers.counters import Counters
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.outcomes import Outcomes
 from reshard.worker.followers.pushes import Pushes
+from reshard.worker.followers.spending import Spending
 from reshard.worker.keeper import LeaseKeeper
 from reshard.worker.queue.events import Reader, follow
 from reshard.worker.queue.jobs import JobStore, Process, open_redis
@@ -125,7 +126,7 @@ def another(store: JobStore, name: str = "worker-b", schema: int = SCHEMA) -> Le
 
 def followed(store: JobStore) -> None:
     """Have the followers handle all that happened, as control would."""
-    followers = (Cursor(store), Pushes(store), Outcomes(), Counters(store))
+    followers = (Cursor(store), Pushes(store), Outcomes(), Counters(store), Spending(store.redis))
     while sum(follow(follower, Reader(store.redis, follower.group)) for follower in followers):
         pass
 

@@ -1,4 +1,4 @@
-"""What runs now, what waits, and how the last day went."""
+"""What runs now, what waits, how the last day went, and what jobs took."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from reshard.client.models.jobs import OVER, UNDER_WAY, Job
 from reshard.client.operations import fleet as operations
 from reshard.client.operations.jobs import JobsQuery, list_jobs
+from reshard.client.operations.table import read
 from reshard.client.queue import Day
 from reshard.client.text import clock, count, human_bytes
 from reshard.web.pages.charts import Chart, bars
@@ -18,6 +19,7 @@ from reshard.web.pages.site import Call, Page, Reply, act, page
 SILENT = "no sign of life"  # of a worker that has work
 _CHILD = re.compile(r"\.\d+$")  # the number that a worker's child has behind its name
 RECENT = 8  # jobs that ended last
+SPANS = (1, 7, 30, 365)  # days of usage
 AT_WORK_MAX = 200  # jobs that are looked at for who copies what; progress is told of as many
 
 
@@ -93,3 +95,10 @@ def _budgets(day: Day) -> list[Chart]:
 
 def _hour(moment: float) -> str:
     return clock(moment, "%H:00 UTC")
+
+
+@page("GET", "/usage")
+def usage(call: Call) -> Reply:
+    """What jobs took."""
+    query = read(operations.UsageQuery, call.query.given("by", "days"), "the address")
+    return Page("usage.html", {"seen": operations.usage(call.session, query), "days": query.days, "spans": SPANS})

@@ -49,9 +49,11 @@ class SharedRateLimiter(LocalRateLimiter):
         alive: Callable[[], None],
         bulk: bool = False,
         waits: Waits | None = None,
+        called: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(waits)
         self._alive = alive
+        self._called = called
         self._endpoint = re.sub(r"//[^/]*@", "//", budget.partition(" ")[0])  # a name or password in it is nobody's
         self._budget = hashlib.sha256(budget.encode()).hexdigest()[:16]
         self._key = f"{PREFIX}pace:{self._budget}"
@@ -65,6 +67,7 @@ class SharedRateLimiter(LocalRateLimiter):
         while (wait := self._take(kind)) > 0:
             self.sleep(min(wait, ASK_AGAIN), rate_limited(wait))
         super().before(kind)
+        self._called()
 
     def update(self, window: RateLimitWindow) -> None:
         """Tell the others what is left."""
@@ -122,14 +125,16 @@ def rate_limiters(
     alive: Callable[[], None],
     bulk: bool = False,
     tell: Callable[[str], None] = lambda why: None,
+    called: Callable[[], None] = lambda: None,
 ) -> Callable[[str], SharedRateLimiter]:
     """One limiter for each budget; each calls ``check`` while it waits, and ``alive`` when bytes go out.
 
-    ``bulk`` work leaves calls to interactive work. ``tell`` hears why they wait, and "" when that is over.
+    ``bulk`` work leaves calls to interactive work. ``tell`` hears why they wait, and "" when that is over. ``called``
+    hears of each call.
     """
     made: dict[str, SharedRateLimiter] = {}
     waits = Waits(tell)
-    return lambda budget: made.setdefault(budget, SharedRateLimiter(budget, client, check, alive, bulk, waits))
+    return lambda budget: made.setdefault(budget, SharedRateLimiter(budget, client, check, alive, bulk, waits, called))
 
 
 def budgets(client: redis.Redis) -> dict[tuple[str, str], tuple[int, int]]:

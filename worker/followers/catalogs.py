@@ -64,6 +64,7 @@ KEEP_NIGHT = 90 * 86_400  # seconds after its last change
 ALL, LOOKED_AT = f"{PREFIX}catalogs", f"{PREFIX}catalogs:looked_at"
 SUCCESS, TROUBLE = f"{PREFIX}catalogs:success", f"{PREFIX}catalogs:trouble"
 SUBMITTED = f"{PREFIX}catalogs:submitted"
+_OF_CATALOGS = "catalog "  # before its name: who asked for its jobs
 
 T = TypeVar("T")
 
@@ -374,7 +375,12 @@ def _numbered(item: tuple[bytes, bytes]) -> int:
 
 def asked_by(name: str) -> str:
     """What its jobs say of who asked for them."""
-    return f"catalog {name}"
+    return f"{_OF_CATALOGS}{name}"
+
+
+def catalog_of(by: str) -> str:
+    """The catalog whose jobs say that of who asked for them, or nothing."""
+    return by.removeprefix(_OF_CATALOGS) if by.startswith(_OF_CATALOGS) else ""
 
 
 def hash_of(client: redis.Redis, key: str) -> dict[str, str]:

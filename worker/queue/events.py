@@ -8,9 +8,12 @@
     claimed, sealed, finished, released, lost  job, unit; finished: the ms since its claim (took); a job's first claim:
                                                the ms since it was asked for (waited)
     trouble, voided, failed, retried           job, error: tried again, copied again, given up, begun again by hand
-    moved                                      job, worker, bytes read, uploaded, deduplicated
-    ended                                      job, state, error, the ms since its first claim (took), if it had one,
-                                               and when it was asked for, in ms since the epoch (asked)
+    moved                                      job, its submitter (by), worker, bytes read, uploaded, deduplicated
+    spent                                      job, unit, its submitter (by): the ms that a claim took, calls to Hubs,
+                                               and bytes read, uploaded, deduplicated beside those that moved
+    ended                                      job, its submitter (by), state, error, the ms since its first claim
+                                               (took), if it had one, and when it was asked for, in ms since the
+                                               epoch (asked)
     catalog                                    name, state: a run begins, goes on or ends (followers/catalogs.py)
     fired, missed                              name, job: a schedule fired it, or did not (followers/schedules.py)
 
@@ -171,7 +174,7 @@ def _handle(follower: Follower, events: Sequence[Event], reader: Reader) -> None
 
 
 def append(pipe: Pipeline, kind: str, at: int, **fields: str) -> None:
-    """Append an event, in the transaction that makes it true."""
+    """Append an event, in the transaction that makes it true if there is one."""
     Scripts(pipe)("append", at, kind, *(text for field in fields.items() for text in field))
 
 

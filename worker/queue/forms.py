@@ -58,6 +58,7 @@ def _any(text: str) -> bool:
 
 
 _STEP = {"job": _word, "unit": _word}
+_MOVED = dict.fromkeys(("read", "uploaded", "deduplicated"), _number)
 # What each kind has; a `?` behind a name: if it is there.
 KINDS: Mapping[str, Mapping[str, Field]] = {
     "state": {"job": _word, "state": _word},
@@ -66,9 +67,9 @@ KINDS: Mapping[str, Mapping[str, Field]] = {
     **{kind: _STEP for kind in ("sealed", "released", "lost")},
     **{kind: {**_STEP, "error": _error} for kind in ("trouble", "voided", "failed")},
     "retried": {"job": _word},
-    "moved": {"job": _word, "worker?": _or_nothing(_word)}
-    | dict.fromkeys(("read", "uploaded", "deduplicated"), _number),
-    "ended": {"job": _word, "state": _word, "error": _or_nothing(_error)}
+    "moved": {"job": _word, "by?": _any, "worker?": _or_nothing(_word)} | _MOVED,
+    "spent": {**_STEP, "by": _any, "took": _number, "calls": _number} | _MOVED,
+    "ended": {"job": _word, "by?": _any, "state": _word, "error": _or_nothing(_error)}
     | dict.fromkeys(("took?", "asked?"), _or_nothing(_number)),
     "catalog": {"name": _word, "state": _word, "schedule": _or_nothing(_word), "note": _any}
     | {"entries": _number, "counts": _counts},

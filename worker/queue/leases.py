@@ -26,8 +26,9 @@ from reshard.pipeline.request import Request
 from reshard.pipeline.validation import unknown_names
 from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.logs import job_started
+from reshard.worker.queue.events import append
 from reshard.worker.queue.jobs import JobStore
-from reshard.worker.queue.scripts import job_key, ms, texts
+from reshard.worker.queue.scripts import job_key, ms, server_ms, texts
 from reshard.worker.queue.states import JobState
 from reshard.worker.queue.wakes import Wakes
 from reshard.worker.settings import HAND_BACK, KEEP_DETAILS, LEASE, YIELD_PAUSE
@@ -53,6 +54,7 @@ class Lease:
     bulk: bool
     worker: str
     asked: int  # when the job was submitted, or last retried; ms since the epoch
+    by: str  # who submitted it
     request: bytes  # JSON, as it was submitted
 
     @property
@@ -115,7 +117,7 @@ class Leases(Wakes):
         """The right to the next unit of the job, if there is one to do now, and by a worker of this release."""
         token = uuid4().hex
         request = cast(bytes, self.redis.hget(job_key(job), "request") or b"")
-        wake, unit, attempts, error, state, dead, priority, starts, asked = texts(
+        wake, unit, attempts, error, state, dead, priority, starts, asked, by = texts(
             self._run(
                 "claim", job, token, self._worker, self._lease, str(self._schema), ms(HAND_BACK),
                 *self._night(), self._unknown(request),
@@ -130,7 +132,7 @@ class Leases(Wakes):
         bulk = priority == "bulk"
         return Lease(
             job, unit, token, int(attempts), last_error, JobState(state), dead or None, bulk, self._worker, int(asked),
-            request,
+            by, request,
         )  # fmt: skip
 
     @staticmethod
@@ -183,6 +185,12 @@ class Leases(Wakes):
     def release(self, lease: Lease, why: str) -> StepAnswer:
         """Hand the unit back unfinished; costs no attempt."""
         return self._answer(lease, "release", why)
+
+    def spent(self, lease: Lease, took: float, calls: int, moved: Moved) -> None:
+        """Say what the claim took, however it ended: seconds, calls to Hubs, and bytes that no seal counted."""
+        counts = {"took": ms(took), "calls": calls, **moved._asdict()}
+        told = {name: str(count) for name, count in counts.items()}
+        append(self.redis, "spent", server_ms(self.redis), job=lease.job, unit=lease.unit, by=lease.by, **told)
 
     def hand_over(self, lease: Lease, error: Mapping[str, Any]) -> StepAnswer:
         """The fault is this worker's: leave the unit to another one, which costs no attempt.

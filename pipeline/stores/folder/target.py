@@ -21,6 +21,7 @@ from reshard.pipeline.protocols import (
     Leave,
     Source,
     TargetState,
+    Traffic,
 )
 from reshard.pipeline.stores.carry import send_whole
 from reshard.pipeline.stores.folder.disk import disk_errors, remove_if_empty, sync_folder, write_file
@@ -56,6 +57,7 @@ class FolderTarget:
         self.place = place
         self._root = resolved(place.path)
         self._swap = Swap(self._root, _name)
+        self.carried = Traffic()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -180,7 +182,9 @@ class FolderTarget:
         self, files: Sequence[StoredFile], source: Source, token: str, made: Sequence[Addition] = ()
     ) -> list[Addition]:
         """Copies, never links: a file that is later edited in place must not change in two folders."""
-        sealed = send_whole(self.sink(token).batch(files), [(file, None) for file in files], source)
+        batch = self.sink(token).batch(files)
+        sealed = send_whole(batch, [(file, None) for file in files], source)
+        self.carried = self.carried.plus(batch.traffic)
         return [*made, *(Addition(stored.path, stored=stored) for stored in sealed)]
 
     # -------------------------------------------------------------------------------------------------- commit

@@ -18,18 +18,20 @@ from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.notices import NOTICES, Notifier, Url
 from reshard.worker.followers.outcomes import Outcomes
 from reshard.worker.followers.schedules import Schedule, Schedules
+from reshard.worker.followers.spending import DAY, Spending, Spent, spent
 from reshard.worker.queue import events
 from reshard.worker.queue.events import EVENTS, TOTALS, Event, Follower, Reader, follow
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.scripts import server_ms
 from reshard.worker.queue.states import JobState
 from tests.support.procs import Broker, in_a_process, kill_this_process
 from tests.worker.conftest import Wakes, ask
 from tests.worker.followers.builders import definition, fail, finish, rows
 
 FAILING = {"us/m1", "us/m3", "us/alone"}
-CONSEQUENTIAL = {"ended", "catalog", "fired", "failed", "moved"}  # kinds of events that some follower acts on
-GROUPS = {"catalogs", "outcomes", "counters"}
+CONSEQUENTIAL = {"ended", "catalog", "fired", "failed", "moved", "spent"}  # kinds of events that some follower acts on
+GROUPS = {"catalogs", "outcomes", "counters", "spending"}
 
 Die = Callable[[], None]
 
@@ -56,7 +58,7 @@ class Dying:
 
 
 def all_of(store: JobStore) -> tuple[Follower, ...]:
-    return Cursor(store), Outcomes(), Counters(store)
+    return Cursor(store), Outcomes(), Counters(store), Spending(store.redis)
 
 
 def left(store: JobStore) -> bool:
@@ -78,7 +80,7 @@ def undisturbed(url: str) -> None:
 
 def killed_at_each_event(url: str) -> None:
     """Of three processes that take an event, one dies before and one after it is written what it does."""
-    for number, before in ((number, before) for number in range(3) for before in (True, False, None)):
+    for number, before in ((number, before) for number in range(len(GROUPS)) for before in (True, False, None)):
 
         def work(store: JobStore, number: int = number, before: bool | None = before) -> None:
             follower = all_of(store)[number]
@@ -145,6 +147,11 @@ def counted(store: JobStore) -> Counter[str]:
     return found
 
 
+def spent_lately(store: JobStore) -> list[Spent]:
+    day = server_ms(store.redis) // 1000 // DAY
+    return sorted(spent(store.redis, [day - 1, day]), key=lambda one: (one.submitter, one.catalog, one.day))
+
+
 def end_state(store: JobStore) -> dict[str, Any]:
     """All that followers write, without the times and the ids, which differ from night to night."""
     repos = {job.id: job.request.target.repo for job in store.recent(limit=100)}
@@ -154,6 +161,7 @@ def end_state(store: JobStore) -> dict[str, Any]:
         "run": (seen.state, seen.todo, seen.active, seen.counts(), [(repo, e.outcome) for repo, e in seen.ended]),
         "jobs": sorted((repos[job.id], job.state) for job in store.recent(limit=100)),
         "totals": counted(store),
+        "spent": [(one.submitter, one.catalog, one.counts["jobs"]) for one in spent_lately(store)],
         "fares": [sorted(store.redis.hkeys(key)) for key in (SUCCESS, TROUBLE, LOOKED_AT.replace("looked_at", "x"))],
         "schedules": [sorted(store.redis.hkeys(f"reshard:schedules:{part}")) for part in ("success", "trouble")],
         "notices": [
@@ -174,6 +182,10 @@ def test_a_night_without_kills(expected: dict[str, Any]) -> None:
     assert expected["totals"]["ended:failed"] == expected["totals"]["times:job:failed"] == 3
     assert expected["totals"]["ended:done"] == expected["totals"]["times:job:done"] == 7
     assert expected["totals"]["times:queued"] == 10
+    by = Counter[str]()
+    for submitter, catalog, jobs in expected["spent"]:
+        by[catalog or submitter] += jobs
+    assert by == {"mirror": 8, "schedule alone": 2}
     assert sorted(notice[:3] for notice in expected["notices"]) == [
         ("failed", "catalog", "mirror"),
         ("failed", "schedule", "alone"),

@@ -17,6 +17,7 @@ from reshard.worker.followers.metrics import registry
 from reshard.worker.followers.outcomes import Outcomes
 from reshard.worker.followers.pushes import WAITING, Pushes
 from reshard.worker.followers.schedules import AWAITED, DUE
+from reshard.worker.followers.spending import Spending
 from reshard.worker.queue.events import EVENTS, TOLD, TOTALS
 from reshard.worker.queue.forms import EVENT_MAX, KINDS
 from reshard.worker.queue.jobs import JobStore
@@ -25,7 +26,7 @@ from reshard.worker.settings import Settings
 from tests.worker.conftest import Wakes, ask
 from tests.worker.followers.builders import begin, definition, fail, jobs
 
-GROUPS = [follower.group for follower in (Cursor, Pushes, Outcomes, Counters)]
+GROUPS = [follower.group for follower in (Cursor, Pushes, Outcomes, Counters, Spending)]
 ERROR = json.dumps({"code": "x", "message": "x"})
 
 # Each is a good event but for one thing.
@@ -60,6 +61,10 @@ MALFORMED: dict[str, Mapping[str, str]] = {
     "moved, nothing read": {"kind": "moved", "at": "1", "job": "x", "uploaded": "1", "deduplicated": "1"},
     "moved, more than the broker can add": {
         "kind": "moved", "at": "1", "job": "x", "read": "9" * 30, "uploaded": "1", "deduplicated": "1",
+    },
+    "spent, no time": {
+        "kind": "spent", "at": "1", "job": "x", "unit": "plan", "by": "x", "calls": "1", "read": "1", "uploaded": "1",
+        "deduplicated": "1",
     },
     "catalog, no state": {"kind": "catalog", "at": "1", "name": "mirror"},
     "catalog, counts that are text": {

@@ -1,11 +1,11 @@
 -- id, token, worker, lease ms, schema, hand-back ms, night, 1 if the window is shut, what is unknown of the request
 -- -> {queue to wake or '', unit or '', attempts, last error, state, the dead owner's token, priority,
---     1 if the job starts, when it was asked for}
+--     1 if the job starts, when it was asked for, by whom}
 local UNITS = { plan = true, check = true, group = true, publish = true, confirm = true }
 local id, token, worker, lease = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local t = now()
 local state = get(id, 'state')
-local nothing = { '', '', 0, '', state or '', '', '', 0, 0 }
+local nothing = { '', '', 0, '', state or '', '', '', 0, 0, '' }
 drop(id, 'waked') -- the wake that brought us here has arrived, or its record is gone and it is in nobody's way
 if not state or ENDED[state] then
   drop(id, 'due')
@@ -50,7 +50,7 @@ local name, for_others = claimable(id, worker, t)
 if not name and for_others then
   return leave('it waits for another worker than ' .. process(worker) .. ', which failed it')
 end
-if not name then return { settle(id, t), '', 0, '', state, '', '', 0, 0 } end
+if not name then return { settle(id, t), '', 0, '', state, '', '', 0, 0, '' } end
 
 if not UNITS[string.match(name, '^%a+')] then return leave(name .. ' is unknown to ' .. worker .. ': a newer one does it') end
 
@@ -79,4 +79,4 @@ if string.match(name, '^group') then -- its bytes take the time from now on
   paced(PACE, 0, t)
 end
 return { settle(id, t), name, attempts, unit(id, name, 'error') or '', get(id, 'state'), dead or '',
-  get(id, 'priority'), starts and 1 or 0, asked }
+  get(id, 'priority'), starts and 1 or 0, asked, get(id, 'asked_by') or '' }

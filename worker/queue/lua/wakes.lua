@@ -182,7 +182,7 @@ local function finish(id, state, t)
   if redis.call('HGET', PREFIX .. 'active', target) == id then redis.call('HDEL', PREFIX .. 'active', target) end
   local started = get(id, 'started')
   publish_at(t, 'ended', 'job', id, 'state', state, 'error', get(id, 'error') or '', 'took', started and t - started or '',
-    'asked', get(id, 'asked') or get(id, 'created'))
+    'asked', get(id, 'asked') or get(id, 'created'), 'by', get(id, 'asked_by') or '')
   bell(id)
 end
 
