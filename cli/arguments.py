@@ -20,7 +20,7 @@ from typer import Argument, Option, Typer
 from reshard.cli import completion
 from reshard.cli.help import OUTPUT, SectionedCommand
 from reshard.cli.output import Output
-from reshard.cli.profiles import PROFILES, Use
+from reshard.cli.profiles import PROFILES
 from reshard.client.connect import asked_by
 from reshard.pipeline.arguments import ACCESS, FILES, PUBLISHING, WEIGHTS
 from reshard.pipeline.errors import BadPlace, BadRename, NoTarget, UsageError, shortened
@@ -67,9 +67,11 @@ def read_output(
     return Output(json=json, quiet=quiet)
 
 
+USES = ", ".join(PROFILES)
+
 # Fields of Options that are typed otherwise than by their name and value; of those with a type, a request takes it.
 _TYPED_OTHERWISE: dict[str, Any] = {
-    "size": None, "visibility": None, "manifest": None, "rename": Path | None, "config_from": str | None,
+    "size": None, "visibility": None, "manifest": None, "ranks": None, "rename": Path | None, "config_from": str | None,
 }  # fmt: skip
 
 
@@ -118,7 +120,14 @@ def read_request(
     to: Annotated[str, value("DST", "Where it goes: user/repo, or a folder.", "--to")],
     size: Annotated[str | None, value("SIZE", f"{Options.model_fields['size'].description}  [default: 5GB]")] = None,
     for_: Annotated[
-        Use | None, value(None, "The size that suits this use, instead of --size.", "--for", section=WEIGHTS)
+        str | None,
+        value(
+            "USE",
+            f"What the files are for, instead of --size: {USES}; or beside it ranks that each read a part,"
+            " as ep8 (experts) or pp4 (stages of layers).",
+            "--for",
+            section=WEIGHTS,
+        ),
     ] = None,
     single: Annotated[bool, flag("--single", "Write everything into one file, instead of --size.", WEIGHTS)] = False,
     revision: Annotated[str | None, value("REV", "Branch, tag or commit of the source.")] = None,
@@ -140,7 +149,7 @@ def read_request(
         source=_by("--credential", credential, _source(source, revision)),
         target=_by("--to-credential", to_credential, _target(to, options.get("branch"), options.get("pr", False))),
         options=Options.of(
-            size=_size(size, for_, single),
+            **_cut(size, for_, single),
             visibility="public" if public else "private" if private else "as-source",
             manifest=not no_manifest,
             **read_options(**options),
@@ -149,14 +158,16 @@ def read_request(
     )
 
 
-def _size(size: str | None, use: Use | None, single: bool) -> int:
-    if sum((size is not None, use is not None, single)) > 1:
+def _cut(size: str | None, use: str | None, single: bool) -> dict[str, Any]:
+    """The size of files, and the ranks that they are for."""
+    ranks, use = (use, None) if use and re.match("(ep|pp)[0-9]", use) else ("", use)
+    if sum((size is not None, use is not None, single)) > 1 or (ranks and single):
         raise UsageError(what="--size, --for and --single exclude each other")
+    if use is not None and use not in PROFILES:
+        raise UsageError(what=f"--for {use}: expected {USES}, or ranks such as ep8 or pp4")
     if use is not None:
-        return PROFILES[use]
-    if single:
-        return SINGLE
-    return DEFAULT_SIZE if size is None else parse_size(size)
+        return {"size": PROFILES[use]}
+    return {"size": SINGLE if single else DEFAULT_SIZE if size is None else parse_size(size), "ranks": ranks}
 
 
 def _source(value: str, revision: str | None) -> AnyPlace:

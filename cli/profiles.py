@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from reshard.pipeline.limits import GB, GIB, HUB_HTTP_MAX, MB
 
-Use = Literal["browser", "fat32", "colab", "hub"]
-
 # The most bytes that a file may have for each use.
-PROFILES: dict[Use, int] = {
+PROFILES: dict[str, int] = {
     # One ArrayBuffer holds 2 GB at most, and wllama, which runs models in browsers, advises parts of 512 MB: they come
     # in parallel, and none exhausts the page's memory. https://github.com/ngxson/wllama, "Limitations", "Split model".
     "browser": 512 * MB,

@@ -17,6 +17,7 @@ from posixpath import join
 from reshard.pipeline.checkpoint.discover import Found, find_checkpoints, is_weight_index, read_file
 from reshard.pipeline.checkpoint.formats.gguf import SUFFIX as GGUF
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
+from reshard.pipeline.checkpoint.indexes import load_json
 from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
 from reshard.pipeline.deciding import There, held_against, is_private, notes_of, refuse_too_large, replaces_others
 from reshard.pipeline.errors import (
@@ -211,6 +212,7 @@ def _read(
         lender,
         ties=_ties(opened, configs, meta_loader) if options.ties == "source" else {},
         configs={path: text.decode() for path, text in texts.items()},
+        layers=_layers(opened, configs) if options.ranks else {},
         notes=notes,
     )
 
@@ -242,6 +244,21 @@ def _configs(source: Source, found: Found, name: str = "config.json") -> dict[st
     listing = source.files()
     paths = {join(part.name.folder, name) for part in found.sets} & listing.keys()
     return {path: read_file(source, listing[path], CONFIG_MAX) for path in sorted(paths)}
+
+
+def _layers(opened: Opened, configs: Mapping[str, bytes]) -> dict[Name, int]:
+    """How many layers each model has, where its config says it."""
+    found: dict[Name, int] = {}
+    for one in opened.checkpoints:
+        try:
+            config = load_json(configs.get(join(one.name.folder, "config.json"), b""))
+        except (ValueError, RecursionError):  # which the check of the model's class tells
+            continue
+        parts = [config, config.get("text_config")] if isinstance(config, dict) else []
+        counts = [part.get("num_hidden_layers") for part in parts if isinstance(part, dict)]
+        if told := [count for count in counts if type(count) is int and count > 0]:
+            found[one.name] = told[0]
+    return found
 
 
 def _ties(

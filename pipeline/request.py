@@ -45,6 +45,7 @@ LAYOUT = 2  # 1: indexes without `total_parameters`
 # A size that no model reaches: everything goes into one file.
 SINGLE = 1 << 62  # bytes
 
+RANKS = r"(ep|pp)([2-9]|[1-9][0-9]{1,3})"  # planning/readers.py says what they are
 AT_ONCE = 1000  # entries of an object whose JSON is made at once
 
 _UNITS = {
@@ -158,6 +159,15 @@ class Options(Strict):
         " same size, layers keeps each block of the model in one file.",
         WEIGHTS,
         decides="weights",
+    )
+    ranks: str = _option(
+        "",
+        "Cut for ranks that each read a part: ep8 for 8 ranks of experts, pp4 for 4 stages of layers.",
+        WEIGHTS,
+        "RANKS",
+        limits={"pattern": f"^({RANKS})?$"},
+        decides="weights",
+        late=True,
     )
     dtype: DType = _option(
         "keep",
@@ -316,6 +326,7 @@ class Given(TypedDict, total=False):
     size: int | str
     oversize: Literal["own-shard", "fail"]
     pack: Literal["greedy", "balanced", "layers"]
+    ranks: str
     dtype: DType
     dequantize: bool
     strict_dtype: bool

@@ -19,6 +19,7 @@ from reshard.pipeline.checkpoint.names import index_path, shard_path
 from reshard.pipeline.checkpoint.open import Opened
 from reshard.pipeline.errors import (
     BadExperts,
+    BadRanks,
     BadSize,
     CarriedTooLarge,
     NameTooLong,
@@ -69,6 +70,7 @@ from reshard.pipeline.planning.pack import (
 )
 from reshard.pipeline.planning.parameters import total_parameters
 from reshard.pipeline.planning.ranges import cuts_of, same_cut
+from reshard.pipeline.planning.readers import Readers, shares
 from reshard.pipeline.planning.scales import MODELOPT
 from reshard.pipeline.planning.select import Selection, edited_config, select
 from reshard.pipeline.request import LAYOUT, Options, Request, key_of
@@ -89,7 +91,7 @@ def weights_key(found: Found, listing: Mapping[str, StoredFile], options: Option
     keys of all other requests stay as they are.
     """
     paths = [*(file.path for file in found.files), *found.indexes]
-    if options.ties == "source" or options.dequantize:
+    if options.ties == "source" or options.dequantize or options.ranks.startswith("pp"):
         configs = {join(part.name.folder, name) for part in found.sets for name in ("config.json", MODELOPT)}
         paths += configs & listing.keys()
     identities = [[path, listing[path].size, listing[path].sha256 or listing[path].oid] for path in sorted(paths)]
@@ -123,6 +125,7 @@ class Known:
     lender: Pin | None = None
     ties: Mapping[Name, Mapping[str, str]] = field(default_factory=dict)  # parameter -> the one it is tied to
     configs: Mapping[str, str] = field(default_factory=dict)  # the texts that follow a change of dtype
+    layers: Mapping[Name, int] = field(default_factory=dict)  # as configs count them, where stages are cut
     notes: tuple[str, ...] = ()  # of the target
 
 
@@ -285,8 +288,12 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
     entries = in_source_order(selection.entries)
     metadata = {"format": "pt"} | checkpoint.file_metadata
     too_large = check_size(entries, options.size, metadata, options.oversize)
-    pack = PACKINGS[options.pack]
-    bins = pack(entries, options.size, metadata)
+    parts, unshared = _parts(entries, options, known.layers.get(checkpoint.name))
+
+    def pack(metadata: Mapping[str, str]) -> list[Bin]:
+        return [file for part in parts for file in PACKINGS[options.pack](part, options.size, metadata)]
+
+    bins = pack(metadata)
     # One file has no index, so its own metadata names what is tied, also by an index of before.
     told = {key: to for key, to in checkpoint.index_metadata.items() if isinstance(to, str)}
     if told:
@@ -294,7 +301,7 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
         told = {key: to for key, to in told.items() if to in ours and key not in ours}
     if len(bins) == 1 and (tied := {**told, **selection.dropped}):
         named = {**metadata, **tied}
-        bins = pack(entries, options.size, named)
+        bins = pack(named)
         # A single tensor that fits without them goes without them.
         if len(bins) == 1 and (too_large or file_size(aligned(bins[0]), named) <= options.size):
             metadata = named
@@ -309,7 +316,7 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
         anew = (ROOT_KEY, TOTAL_PARAMETERS)
         kept = {key: value for key, value in checkpoint.index_metadata.items() if key not in anew}
         index = Index(path, numbers, kept | total_parameters(checkpoint, selection, options.dequantize) | about)
-    notes = [*selection.notes, *_large_notes(too_large)]
+    notes = [*selection.notes, *unshared, *_large_notes(too_large)]
     if not (options.rename or options.strip_prefix) and same_cut(shards, checkpoint.tensors, files):
         then = "a run writes" if known.request.target == known.request.source else "the target gets"
         one = f"{checkpoint.name}: " if len(known.opened.checkpoints) > 1 else ""
@@ -317,6 +324,17 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
             f"{one}already in this layout: --size changes nothing, and {then} the same weights in the same files"
         )
     return _Made(shards, numbers, index, notes, selection)
+
+
+def _parts(entries: Sequence[Entry], options: Options, layers: int | None) -> tuple[list[Bin], tuple[str, ...]]:
+    """The entries that share files by who reads them, those of all ranks first; and what is said of that."""
+    if not options.ranks:
+        return [[*entries]], ()
+    found = shares([entry.name for entry in entries], Readers.of(options.ranks), layers)
+    parts: dict[int | None, Bin] = {}
+    for entry in entries:
+        parts.setdefault(found.of.get(entry.name), []).append(entry)
+    return [parts[who] for who in sorted(parts, key=lambda who: -2 if who is None else who)], found.notes
 
 
 def _large_notes(too_large: Sequence[Entry]) -> list[str]:
@@ -329,6 +347,8 @@ def _cut_gguf(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
     if options.dequantize:
         cure = "leave out --dequantize and --dtype, and its quantised tensors are taken over as they are"
         raise NotDequantised(why=f"{checkpoint.name} is a GGUF model, and no plain ones are made of those", cure=cure)
+    if options.ranks:
+        raise BadRanks(value=options.ranks, why=f"{checkpoint.name} is a GGUF model, whose loaders read every file")
     if options.dtype != "keep":
         raise UsageError(what=f"{checkpoint.name}: --dtype casts no GGUF, which says by itself how it is quantised")
     selection = select(checkpoint, options, {})

@@ -22,8 +22,8 @@ NAMES: dict[Experts, tuple[str, str, str]] = {
     "separate": ("gate_proj", "up_proj", "down_proj"),  # Qwen, DeepSeek, GLM, OLMoE
     "separate-mixtral": ("w1", "w3", "w2"),  # Mixtral, MiniMax
 }
-_ONE = re.compile(r"(?P<layer>.*\bexperts)\.(?P<number>0|[1-9]\d*)\.(?P<rest>.+)")
-_ALL = re.compile(r"(?P<layer>.*\bexperts)\.(?P<rest>gate_up_proj|down_proj)")
+ONE = re.compile(r"(?P<layer>.*\bexperts)\.(?P<number>0|[1-9]\d*)\.(?P<rest>.+)")
+FUSED = re.compile(r"(?P<layer>.*\bexperts)\.(?P<rest>gate_up_proj|down_proj)")
 
 
 def arranged(tensors: Sequence[Tensor], experts: Experts) -> Sequence[Tensor]:
@@ -31,7 +31,7 @@ def arranged(tensors: Sequence[Tensor], experts: Experts) -> Sequence[Tensor]:
 
     Raises BadExperts for experts that are no plain stack: quantised ones, with biases, transposed, or some missing.
     """
-    pattern = _ONE if experts == "fused" else _ALL
+    pattern = ONE if experts == "fused" else FUSED
     found: dict[str, dict[tuple[str, str], Tensor]] = defaultdict(dict)
     kept = []
     for tensor in tensors:

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 
 from reshard.cli.arguments import read_output, read_plan, read_request, read_rules, takes
-from reshard.cli.profiles import PROFILES, Use
+from reshard.cli.profiles import PROFILES
 from reshard.pipeline.catalogs.definition import Cut
 from reshard.pipeline.errors import BadPlace, BadRename, BadSize, UsageError
 from reshard.pipeline.places import NOWHERE, Folder, Hub
@@ -119,16 +119,21 @@ def test_a_size_is_given_in_one_way_only(tmp_path: Path) -> None:
     for use, size in PROFILES.items():
         assert read_request(**places, for_=use).options.size == size
     assert read_request(**places, single=True).options.size == SINGLE
-    for typed in ({"size": "1GB", "single": True}, {"for_": "hub", "size": "1GB"}, {"for_": "hub", "single": True}):
+    cut = read_request(**places, for_="ep8", size="2GB").options
+    assert (cut.ranks, cut.size) == ("ep8", 2_000_000_000)
+    both = [{"size": "1GB", "single": True}, {"for_": "hub", "size": "1GB"}, {"for_": "hub", "single": True}]
+    for typed in [*both, {"for_": "pp4", "single": True}]:
         with pytest.raises(UsageError, match="--single"):
             read_request(**places, **typed)
-    assert set(get_args(Use)) == PROFILES.keys()
+    for unknown in ("phone", "ep1", "pp", "ep8x"):
+        with pytest.raises(UsageError, match="ranks|expected"):
+            read_request(**places, for_=unknown)
 
 
 def test_every_option_is_typed_by_its_name_choices_and_description() -> None:
     parameters = inspect.signature(read_request).parameters
     for name, field in Options.model_fields.items():
-        if name in {"visibility", "manifest"}:  # --public, --private, --no-manifest
+        if name in {"visibility", "manifest", "ranks"}:  # --public, --private, --no-manifest, --for
             continue
         kind, option = get_args(parameters[name].annotation)
         assert field.description and field.description in option.help

@@ -1,0 +1,174 @@
+"""Which ranks read which tensors, and so which files: of experts in parallel, or of a pipeline. Pure.
+
+``ep8``: eight ranks, each with an equal range of every layer's experts, and all of them with the rest. The ranges are
+those of vLLM's linear placement (``determine_expert_map`` in vllm/model_executor/layers/fused_moe/layer.py).
+``pp4``: four stages, each with a range of the layers, the last layers first, and all of them with the tensors of no
+layer, as mlx-lm splits a model and chooses files (``PipelineMixin.pipeline``, ``sharded_load``, mlx-lm 0.32).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from reshard.pipeline.errors import BadRanks
+from reshard.pipeline.planning.experts import FUSED, ONE
+from reshard.pipeline.request import RANKS
+from reshard.pipeline.text import counted
+
+# mlx-lm 0.32, sharded_load
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+
+
+class Readers(NamedTuple):
+    """So many ranks, of experts or of a pipeline."""
+
+    kind: Literal["ep", "pp"]
+    ranks: int
+
+    @classmethod
+    def of(cls, typed: str) -> Readers:
+        """From ``ep8`` or ``pp4``; raises BadRanks."""
+        match = re.fullmatch(RANKS, typed)
+        if match is None:
+            raise BadRanks(value=typed, why="expected ep or pp and a number of ranks from 2 to 9999")
+        return cls("ep" if match[1] == "ep" else "pp", int(match[2]))
+
+
+class Shares(NamedTuple):
+    """Who reads what: by name the one rank that reads a tensor, where not all do."""
+
+    of: Mapping[str, int]
+    notes: tuple[str, ...] = ()
+
+
+NO_RANK = -1  # of tensors that no stage of a pipeline reads: of layers behind the last, as those for speculation
+
+
+def shares(names: Sequence[str], readers: Readers, layers: int | None = None) -> Shares:
+    """The share of each rank; raises BadRanks where all would read everything.
+
+    ``layers`` is how many the model has by its config; layers of ``pp`` from that number on are read by no rank.
+    """
+    return _experts(names, readers.ranks) if readers.kind == "ep" else _stages(names, readers.ranks, layers)
+
+
+def _experts(names: Sequence[str], ranks: int) -> Shares:
+    found: dict[str, dict[str, int]] = defaultdict(dict)  # layer -> name -> number of the expert
+    for name in names:
+        if match := ONE.fullmatch(name):
+            found[match["layer"]][name] = int(match["number"])
+    of: dict[str, int] = {}
+    undivided: dict[int, list[str]] = defaultdict(list)
+    for layer, members in found.items():
+        count = max(members.values()) + 1
+        if count % ranks:
+            undivided[count].append(layer)
+        else:
+            of |= {name: number * ranks // count for name, number in members.items()}
+    notes = [
+        f"{counted(count, 'expert')} of {layers[0]}{f' and {len(layers) - 1} more layers' if layers[1:] else ''} do not"
+        f" divide by {ranks} ranks: every rank reads all of them"
+        for count, layers in undivided.items()
+    ]
+    if not of:
+        fused = next((name for name in names if FUSED.fullmatch(name)), None)
+        why = f"{fused} holds all experts of its layer; add --experts separate" if fused else "it has no such experts"
+        raise BadRanks(value=f"ep{ranks}", why=notes[0] if notes else why)
+    return Shares(of, tuple(notes))
+
+
+def _stages(names: Sequence[str], ranks: int, layers: int | None) -> Shares:
+    numbers = {name: int(match[1]) for name in names if (match := _LAYER.search(name))}
+    count = layers or max(numbers.values(), default=-1) + 1
+    if count < ranks:
+        raise BadRanks(value=f"pp{ranks}", why=f"the model has {counted(count, 'layer')}")
+    base, extra = divmod(count, ranks)
+    stage: list[int] = []  # of each layer; rank 0 has the last ones
+    for rank in reversed(range(ranks)):
+        stage += [rank] * (base + (rank < extra))
+    return Shares({name: stage[number] if number < count else NO_RANK for name, number in numbers.items()})
+
+
+class Reads(NamedTuple):
+    """What one rank reads."""
+
+    rank: int
+    files: tuple[str, ...]  # every file that holds a tensor of it
+    bytes: int  # of these files
+    needed: int  # bytes of its tensors
+
+
+def reads(
+    files: Mapping[str, tuple[int, Iterable[tuple[str, int]]]], readers: Readers, share: Mapping[str, int]
+) -> list[Reads]:
+    """Of each rank. ``files``: by path, a file's bytes, and name and bytes of each tensor in it."""
+    holds: list[set[int | None]] = []
+    needed: dict[int | None, int] = defaultdict(int)
+    for _, tensors in files.values():
+        holds.append(owners := set())
+        for name, size in tensors:
+            owner = share.get(name)
+            owners.add(owner)
+            needed[owner] += size
+    found = []
+    for rank in range(readers.ranks):
+        own = [path for path, owners in zip(files, holds, strict=True) if owners & {None, rank}]
+        found.append(Reads(rank, tuple(own), sum(files[path][0] for path in own), needed[None] + needed[rank]))
+    return found
+
+
+def patterns(wanted: Iterable[str], others: Iterable[str]) -> list[str]:
+    """Globs that match all of ``wanted`` and none of ``others``, for ``hf download --include`` and the like.
+
+    Numbers in a row become few globs of digits. Raises nothing; a name that no glob shortens stands for itself.
+
+    >>> patterns(["m-00009-of-12.st", "m-00010-of-12.st", "m-00011-of-12.st"], ["m-00012-of-12.st"])
+    ['m-00009-of-12.st', 'm-0001[0-1]-of-12.st']
+    """
+    wanted, others = sorted(wanted), set(others)
+    numbered: dict[tuple[str, int, str], list[int]] = defaultdict(list)
+    globs = []
+    for path in wanted:
+        if (match := _NUMBERED.fullmatch(path)) and not _SPECIAL.search(path):
+            numbered[match[1], len(match[2]), match[3]].append(int(match[2]))
+        else:
+            globs.append(_SPECIAL.sub(r"[\g<0>]", path))
+    for (before, width, behind), numbers in numbered.items():
+        for low, high in _runs(numbers):
+            globs += [f"{before}{digits}{behind}" for digits in _digits(low, high, width)]
+    return sorted(globs)
+
+
+_NUMBERED = re.compile(r"(.*?)(\d+)((?:-of-\d+)?\D*)")
+_SPECIAL = re.compile(r"[*?\[]")
+
+
+def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """First and last of each stretch without a gap."""
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number - 1:
+            found[-1] = found[-1][0], number
+        else:
+            found.append((number, number))
+    return found
+
+
+def _digits(low: int, high: int, width: int) -> list[str]:
+    """Globs of so many digits for exactly the numbers from ``low`` to ``high``."""
+    found = []
+    while low <= high:
+        free = 0  # last digits that may be any
+        while low % 10 ** (free + 1) == 0 and low + 10 ** (free + 1) - 1 <= high:
+            free += 1
+        step = 10**free
+        last = min(low // step % 10 + (high - low + 1) // step - 1, 9)
+        first = low // step % 10
+        text = f"{low // step:0{width - free}d}"
+        digit = text[-1] if first == last else f"[{first}-{last}]"
+        found.append(text[:-1] + digit + "[0-9]" * free)
+        low += (last - first + 1) * step
+    return found

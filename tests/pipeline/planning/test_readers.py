@@ -1,0 +1,196 @@
+"""Cuts by reader: every tensor is in one file, ranks together read all, and each reads what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reshard.pipeline.errors import BadRanks
+from reshard.pipeline.limits import GB, MB
+from reshard.pipeline.planning.model import Plan
+from reshard.pipeline.planning.readers import NO_RANK, Readers, Reads, patterns, reads, shares
+from tests.pipeline.planning.builders import opened_named, plan_of
+
+Sizes = dict[str, tuple[str, tuple[int, ...]]]  # dtype and shape by name
+
+
+def deepseek_v3() -> Sizes:
+    """The shapes of deepseek-ai/DeepSeek-V3 as published: fp8 with its scales, and a layer for prediction."""
+    hidden, experts, of_experts, heads = 7168, 256, 2048, 128
+
+    def matrices() -> Iterator[tuple[str, int, int]]:
+        for layer in range(62):
+            at = f"model.layers.{layer}"
+            yield from (
+                (f"{at}.self_attn.{name}", rows, columns)
+                for name, rows, columns in (
+                    ("q_a_proj", 1536, hidden), ("q_b_proj", heads * 192, 1536), ("kv_a_proj_with_mqa", 576, hidden),
+                    ("kv_b_proj", heads * 256, 512), ("o_proj", hidden, heads * 128),
+                )
+            )  # fmt: skip
+            mlps = [("mlp", 18432)] if layer < 3 else [("mlp.shared_experts", of_experts)]
+            mlps += [(f"mlp.experts.{number}", of_experts) for number in range(experts) if layer >= 3]
+            for mlp, inner in mlps:
+                yield from ((f"{at}.{mlp}.{one}_proj", inner, hidden) for one in ("gate", "up"))
+                yield f"{at}.{mlp}.down_proj", hidden, inner
+
+    found: Sizes = {
+        "model.embed_tokens.weight": ("BF16", (129280, hidden)), "model.norm.weight": ("BF16", (hidden,)),
+        "lm_head.weight": ("BF16", (129280, hidden)), "model.layers.61.eh_proj.weight": ("BF16", (hidden, 2 * hidden)),
+        "model.layers.61.embed_tokens.weight": ("BF16", (129280, hidden)),
+        "model.layers.61.shared_head.head.weight": ("BF16", (129280, hidden)),
+    }  # fmt: skip
+    for name, rows, columns in matrices():
+        found[f"{name}.weight"] = "F8_E4M3", (rows, columns)
+        found[f"{name}.weight_scale_inv"] = "F32", (-(-rows // 128), -(-columns // 128))
+    for layer in range(62):
+        at = f"model.layers.{layer}"
+        found |= {f"{at}.{norm}_layernorm.weight": ("BF16", (hidden,)) for norm in ("input", "post_attention")}
+        if layer >= 3:
+            found[f"{at}.mlp.gate.weight"] = "BF16", (experts, hidden)
+            found[f"{at}.mlp.gate.e_score_correction_bias"] = "F32", (experts,)
+    return found
+
+
+def read_of(plan: Plan, typed: str, layers: int | None = None) -> list[Reads]:
+    return reads(files_of(plan), Readers.of(typed), shares(names_of(plan), Readers.of(typed), layers).of)
+
+
+def files_of(plan: Plan) -> dict[str, tuple[int, list[tuple[str, int]]]]:
+    return {shard.path: (shard.size, [(e.name, e.size) for e in shard.entries]) for shard in plan.shards}
+
+
+def names_of(plan: Plan) -> list[str]:
+    return [entry.name for shard in plan.shards for entry in shard.entries]
+
+
+@pytest.mark.parametrize(("typed", "in_a_node"), [("ep8", 1), ("ep32", 8)])
+def test_ranks_of_deepseek_v3_read_what_they_need(typed: str, in_a_node: int) -> None:
+    opened = opened_named(deepseek_v3(), file_of=4_300 * MB)
+    plain, cut = plan_of(opened, size=5 * GB), plan_of(opened, size=5 * GB, ranks=typed)
+    assert len(cut.shards) <= 1.3 * len(plain.shards)
+    before, after = read_of(plain, typed), read_of(cut, typed)
+    for one, was in zip(after, before, strict=True):
+        assert one.needed == was.needed < 0.3 * was.bytes
+        assert one.needed < one.bytes < 1.001 * one.needed, "headers, and no tensor of another rank"
+
+    sizes = {path: size for path, (size, _) in files_of(cut).items()}
+    share = shares(names_of(cut), Readers.of(typed)).of
+    common = sum(entry.size for shard in cut.shards for entry in shard.entries if entry.name not in share)
+    for first in range(0, len(after), in_a_node):
+        node = after[first : first + in_a_node]
+        needed = common + sum(one.needed - common for one in node)
+        assert sum(sizes[path] for path in {path for one in node for path in one.files}) < 1.001 * needed
+
+
+def mixture(layers: int, experts: int, size: int = 40) -> Sizes:
+    """A model of some dense and some expert tensors a layer, and some of no layer."""
+    found: Sizes = {
+        name: ("U8", (size,)) for name in ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
+    }
+    for layer in range(layers):
+        found[f"model.layers.{layer}.self_attn.q_proj.weight"] = "U8", (size,)
+        for number in range(experts):
+            for part in ("gate", "up", "down"):
+                found[f"model.layers.{layer}.mlp.experts.{number}.{part}_proj.weight"] = "U8", (size + number,)
+    return found
+
+
+@given(
+    layers=st.integers(1, 6), experts=st.integers(0, 8), typed=st.sampled_from(["ep2", "ep4", "pp2", "pp3"]),
+    size=st.integers(600, 3000), pack=st.sampled_from(["greedy", "balanced", "layers"]),
+)  # fmt: skip
+def test_a_cut_by_reader_is_a_partition_whose_ranks_read_all_and_nothing_of_others(
+    layers: int, experts: int, typed: str, size: int, pack: str
+) -> None:
+    opened, readers = opened_named(mixture(layers, experts), file_of=900), Readers.of(typed)
+    names = [tensor.name for tensor in opened.checkpoints[0].tensors]
+    try:
+        share = shares(names, readers).of
+    except BadRanks:
+        with pytest.raises(BadRanks):
+            plan_of(opened, size=size, ranks=typed)
+        return
+    plan = plan_of(opened, size=size, ranks=typed, pack=pack)
+    assert sorted(names_of(plan)) == sorted(names), "each tensor once, under its name"
+    for shard in plan.shards:
+        assert len({share.get(entry.name) for entry in shard.entries}) == 1
+    found = read_of(plan, typed)
+    paths = [shard.path for shard in plan.shards]
+    assert {path for one in found for path in one.files} == {*paths}
+    for one in found:
+        headers = sum(len(shard.header) for shard in plan.shards if shard.path in one.files)
+        assert one.bytes == one.needed + headers
+        globs = patterns(one.files, {*paths} - {*one.files})
+        assert {path for path in paths if any(fnmatchcase(path, glob) for glob in globs)} == {*one.files}
+
+
+@given(count=st.integers(1, 70), ranks=st.integers(2, 9), behind=st.integers(0, 2))
+def test_stages_are_those_of_mlx_lm(count: int, ranks: int, behind: int) -> None:
+    """Its rule: an even split in which low ranks have the rest, the last layers first; and all keep what is in none."""
+    names = [f"model.layers.{layer}.w" for layer in range(count + behind)] + ["model.norm.weight"]
+    if count < ranks:
+        with pytest.raises(BadRanks, match="layer"):
+            shares(names, Readers("pp", ranks), count)
+        return
+    found = shares(names, Readers("pp", ranks), count).of
+    split = [count // ranks + (1 if rank < count % ranks else 0) for rank in range(ranks)]
+    for rank in range(ranks):
+        start = sum(split[rank + 1 :])
+        own = {f"model.layers.{layer}.w" for layer in range(start, start + split[rank])}
+        assert {name for name, reader in found.items() if reader == rank} == own
+    assert {name for name, reader in found.items() if reader == NO_RANK} == {*names[count : count + behind]}
+    assert "model.norm.weight" not in found
+
+
+def test_experts_that_do_not_divide_are_read_by_all_and_that_is_said() -> None:
+    names = [*mixture(1, 4), *(name.replace("layers.0", "layers.1") for name in mixture(1, 6))]
+    found = shares(names, Readers.of("ep4"))
+    assert {name.split(".")[2] for name in found.of} == {"0"}
+    assert found.notes == (
+        "6 experts of model.layers.1.mlp.experts do not divide by 4 ranks: every rank reads all of them",
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "typed", "why"),
+    [
+        (["model.layers.0.mlp.experts.gate_up_proj"], "ep2", "--experts separate"),
+        (["model.norm.weight"], "ep2", "no such experts"),
+        ([*mixture(1, 3)], "ep2", "3 experts of model.layers.0.mlp.experts do not divide by 2 ranks"),
+        (["model.layers.0.w"], "pp2", "1 layer"),
+    ],
+)
+def test_ranks_that_would_all_read_everything_are_refused(names: list[str], typed: str, why: str) -> None:
+    with pytest.raises(BadRanks, match=why):
+        shares(names, Readers.of(typed))
+
+
+@pytest.mark.parametrize("typed", ["ep1", "ep0", "ep", "tp4", "ep8 ", "ep99999", "EP8"])
+def test_ranks_are_typed_in_one_way(typed: str) -> None:
+    with pytest.raises(BadRanks):
+        Readers.of(typed)
+
+
+@given(st.sets(st.integers(1, 3000), min_size=1), st.sets(st.integers(1, 3000)), st.sampled_from([5, 4]))
+def test_patterns_match_exactly_what_they_are_for(wanted: set[int], others: set[int], width: int) -> None:
+    def paths(numbers: set[int]) -> set[str]:
+        return {f"sub/model-{number:0{width}d}-of-03000.safetensors" for number in numbers} | {
+            f"odd[{min(wanted)}]*.bin"
+        }
+
+    every = paths(wanted | others)
+    globs = patterns(paths(wanted), every - paths(wanted))
+    assert {path for path in every if any(fnmatchcase(path, glob) for glob in globs)} == paths(wanted)
+
+
+def test_a_stretch_of_files_takes_few_patterns() -> None:
+    files = [f"model-{number:05d}-of-00163.safetensors" for number in range(12, 146)]
+    assert patterns(files, ()) == [
+        "model-0001[2-9]-of-00163.safetensors", "model-000[2-9][0-9]-of-00163.safetensors",
+        "model-0014[0-5]-of-00163.safetensors", "model-001[0-3][0-9]-of-00163.safetensors",
+    ]  # fmt: skip
