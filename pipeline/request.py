@@ -169,6 +169,14 @@ class Options(Strict):
         decides="weights",
         late=True,
     )
+    align: Literal[8, 512, 4096] = _option(
+        8,
+        "Begin the tensors of a file at multiples of so many bytes, as far as their sizes allow; loaders that read past"
+        " the cache, or map pages to a GPU, copy the others.",
+        WEIGHTS,
+        decides="weights",
+        late=True,
+    )
     dtype: DType = _option(
         "keep",
         "Cast wider floating-point tensors to this; narrower, fp8, packed and integer ones stay.",
@@ -327,6 +335,7 @@ class Given(TypedDict, total=False):
     oversize: Literal["own-shard", "fail"]
     pack: Literal["greedy", "balanced", "layers"]
     ranks: str
+    align: Literal[8, 512, 4096]
     dtype: DType
     dequantize: bool
     strict_dtype: bool

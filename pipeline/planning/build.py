@@ -60,6 +60,7 @@ from reshard.pipeline.planning.pack import (
     About,
     Bin,
     GgufKeys,
+    Heading,
     aligned,
     alignment_of,
     check_size,
@@ -286,27 +287,27 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
     options, files = known.request.options, known.opened.files
     selection = select(checkpoint, options, known.ties.get(checkpoint.name, {}), known.configs)
     entries = in_source_order(selection.entries)
-    metadata = {"format": "pt"} | checkpoint.file_metadata
-    too_large = check_size(entries, options.size, metadata, options.oversize)
+    heading = Heading({"format": "pt"} | checkpoint.file_metadata, options.align)
+    too_large = check_size(entries, options.size, heading, options.oversize)
     parts, unshared = _parts(entries, options, known.layers.get(checkpoint.name))
 
-    def pack(metadata: Mapping[str, str]) -> list[Bin]:
-        return [file for part in parts for file in PACKINGS[options.pack](part, options.size, metadata)]
+    def pack(heading: Heading) -> list[Bin]:
+        return [file for part in parts for file in PACKINGS[options.pack](part, options.size, heading)]
 
-    bins = pack(metadata)
+    bins = pack(heading)
     # One file has no index, so its own metadata names what is tied, also by an index of before.
     told = {key: to for key, to in checkpoint.index_metadata.items() if isinstance(to, str)}
     if told:
         ours = {entry.name for entry in entries}
         told = {key: to for key, to in told.items() if to in ours and key not in ours}
     if len(bins) == 1 and (tied := {**told, **selection.dropped}):
-        named = {**metadata, **tied}
+        named = heading._replace(metadata={**heading.metadata, **tied})
         bins = pack(named)
         # A single tensor that fits without them goes without them.
-        if len(bins) == 1 and (too_large or file_size(aligned(bins[0]), named) <= options.size):
-            metadata = named
+        if len(bins) == 1 and (too_large or file_size(aligned(bins[0], options.align), named) <= options.size):
+            heading = named
     shards = [
-        _shard(aligned(b), shard_path(checkpoint.name, i + 1, len(bins)), metadata, files, known.pin)
+        _shard(aligned(b, options.align), shard_path(checkpoint.name, i + 1, len(bins)), heading, files, known.pin)
         for i, b in enumerate(bins)
     ]
     numbers = tuple(range(first, first + len(shards)))

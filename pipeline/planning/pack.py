@@ -18,6 +18,7 @@ from typing import NamedTuple
 from reshard.pipeline.checkpoint.formats import gguf
 from reshard.pipeline.checkpoint.formats.safetensors import build_header, entry_sizes, metadata_size, padded
 from reshard.pipeline.errors import Oversize, SizeTooSmall
+from reshard.pipeline.limits import ALIGNMENT
 from reshard.pipeline.planning.blocks import block_of, natural
 from reshard.pipeline.planning.model import Entry
 from reshard.pipeline.tensors import DTYPE_BITS, size_in_bytes
@@ -40,10 +41,18 @@ class GgufKeys(NamedTuple):
         return GgufKeys(gguf.keys_of_part(self.values, number, count, tensors))
 
 
-About = Mapping[str, str] | GgufKeys
+class Heading(NamedTuple):
+    """What the header of a safetensors file has beside its tensors."""
+
+    metadata: Mapping[str, str]
+    align: int = ALIGNMENT  # bytes; the data begins at a multiple of it, and tensors do whose size is one
+
+
+About = Heading | GgufKeys
 
 CRUMB = 8  # a last file below this part of the limit shares the load of the one before it
 _LARGEST_ELEMENT = 8  # bytes
+_RANKS = 255  # of which each is a byte
 BALANCE_STEPS = 12  # halvings: files end up equal to within 1/4096 of the limit
 
 
@@ -54,12 +63,15 @@ def in_source_order(entries: Iterable[Entry]) -> list[Entry]:
     )
 
 
-def aligned(entries: Sequence[Entry]) -> list[Entry]:
+def aligned(entries: Sequence[Entry], align: int = ALIGNMENT) -> list[Entry]:
     """The order inside one file: as given, unless a tensor would start at no multiple of its element size.
 
     Loaders map files into memory and read misaligned elements slowly or not at all; larger elements first is always
-    aligned, and keeps the given order among equals.
+    aligned, and keeps the given order among equals. With a larger ``align`` the tensors whose size is a multiple of it
+    come first, so that they begin at multiples, and only the others change places.
     """
+    if align > ALIGNMENT:
+        return sorted(entries, key=lambda e: _rank(*_extent(e.as_dtype, e.tensor.shape), align))
     position = 0
     for entry in entries:
         element, size = _extent(entry.as_dtype, entry.tensor.shape)
@@ -67,6 +79,11 @@ def aligned(entries: Sequence[Entry]) -> list[Entry]:
             return sorted(entries, key=lambda e: -_extent(e.as_dtype, e.tensor.shape)[0])
         position += size
     return list(entries)
+
+
+def _rank(element: int, size: int, align: int) -> int:
+    """Where a tensor of that many bytes comes in its file: lower ranks first, and equals in the order that is given."""
+    return 0 if align > ALIGNMENT and size % align == 0 else _RANKS - element
 
 
 @lru_cache(maxsize=4096)  # few in a model of 500,000 tensors
@@ -77,7 +94,7 @@ def _extent(dtype: str, shape: tuple[int, ...]) -> tuple[int, int]:
 
 def header_of(entries: Sequence[Entry], about: About) -> bytes:
     tensors = ((tensor.name, as_dtype, tensor.shape) for tensor, as_dtype, _ in entries)
-    return gguf.build_header(tensors, about.values) if isinstance(about, GgufKeys) else build_header(tensors, about)
+    return gguf.build_header(tensors, about.values) if isinstance(about, GgufKeys) else build_header(tensors, *about)
 
 
 def alignment_of(about: About) -> int:
@@ -94,7 +111,7 @@ def file_size(entries: Sequence[Entry], about: About) -> int:
 
 def row_of(entries: Sequence[Entry], about: About) -> Row:
     """The entries of a model in one order."""
-    return GgufRow(entries, about) if isinstance(about, GgufKeys) else Row(entries, about)
+    return GgufRow(entries, about) if isinstance(about, GgufKeys) else Row(entries, *about)
 
 
 def first_first(bins: list[Bin], limit: int, keys: GgufKeys) -> list[Bin]:
@@ -110,32 +127,34 @@ class Row:
 
     Everything in a header but the digits of its offsets adds up, and so do the tensors' bytes: two prefix sums. The
     digits are counted by bisection, because offsets only grow: of those from 1,000 on each has a fourth digit, and so
-    on. A file whose order ``aligned`` changes is made of one such stretch for each size of element.
+    on. A file whose order ``aligned`` changes is made of one such stretch for each rank of its tensors.
     """
 
-    def __init__(self, entries: Sequence[Entry], metadata: Mapping[str, str]) -> None:
+    def __init__(self, entries: Sequence[Entry], metadata: Mapping[str, str], align: int = ALIGNMENT) -> None:
         self.entries = entries
+        self._align = align
         self._metadata = metadata_size(metadata)
         kinds = [(dtype, tensor.shape) for tensor, dtype, _ in entries]
         extents = list(starmap(_extent, kinds))
         self._elements = bytes([element for element, _ in extents])
+        self._ranks = bytes([_rank(*extent, align) for extent in extents])
         self._starts = _sums([size for _, size in extents])
         self._texts = _sums(entry_sizes([tensor.name for tensor, _, _ in entries], kinds))
         self._misaligned: dict[int, list[int]] = {}  # by the first offset modulo 8: entries that start misaligned
 
     @cached_property
-    def _of_element(self) -> dict[int, _Column]:
-        """The entries by the size of their elements, the largest first."""
-        columns = {}
-        for element in sorted(set(self._elements), reverse=True):
-            rows = array("q", (i for i, one in enumerate(self._elements) if one == element))
-            columns[element] = _Column(rows, _sums(self.data(i, i + 1) for i in rows))
+    def _columns(self) -> list[_Column]:
+        """The entries by their rank, the lowest first."""
+        columns = []
+        for rank in sorted(set(self._ranks)):
+            rows = array("q", (i for i, one in enumerate(self._ranks) if one == rank))
+            columns.append(_Column(rows, _sums(self.data(i, i + 1) for i in rows)))
         return columns
 
     def large(self, limit: int) -> tuple[int, ...]:
         """The numbers of the entries that no file of ``limit`` bytes can hold."""
         # A first look at all: the bytes of an entry and its text, and more than all else takes.
-        least = limit - self._metadata - 64
+        least = limit - self._metadata - 56 - self._align
         sums = (map(add, self._starts, self._texts) for _ in range(2))
         sizes = map(sub, islice(next(sums), 1, None), next(sums))
         near = compress(count(), map(least.__lt__, sizes))
@@ -155,15 +174,20 @@ class Row:
             digits = _offset_digits(self._starts, start, stop, 0)
         else:
             digits, position = 0, 0
-            for column in self._of_element.values():
+            for column in self._columns:
                 first, last = bisect_left(column.rows, start), bisect_left(column.rows, stop)
                 digits += _offset_digits(column.starts, first, last, position)
                 position += column.starts[last] - column.starts[first]
         texts = self._texts[stop] - self._texts[start]
-        return padded(self._metadata + texts + digits) + self.data(start, stop)
+        return padded(self._metadata + texts + digits, self._align) + self.data(start, stop)
 
     def in_order(self, start: int) -> int:
-        """The longest stretch from ``start`` that ``aligned`` leaves as it is ends before this entry."""
+        """The longest stretch from ``start`` that ``aligned`` leaves as it is ends before this entry.
+
+        With a larger alignment none is looked for: sizes only grow there, whatever the order.
+        """
+        if self._align > ALIGNMENT:
+            return start
         base = self._starts[start] % _LARGEST_ELEMENT
         if base not in self._misaligned:
             self._misaligned[base] = [
@@ -322,7 +346,7 @@ def greedy(entries: Sequence[Entry], limit: int, about: About) -> list[Bin]:
     >>> def row(name, start, size):
     ...     return Entry(Tensor(name, "U8", (size,), (Piece(0, start, (0,), (size,)),)), "U8")
     >>> rows = [row("a", 0, 300), row("large", 300, 2000), row("b", 2300, 200), row("c", 2500, 700)]
-    >>> [[entry.name for entry in file] for file in greedy(rows, 1000, {})]
+    >>> [[entry.name for entry in file] for file in greedy(rows, 1000, Heading({}))]
     [['large'], ['a', 'b'], ['c']]
     """
     return _bins(*_Packer(entries, about).greedy(limit))
@@ -394,7 +418,9 @@ def check_size(entries: Sequence[Entry], limit: int, about: About, oversize: str
     """The entries that no file of ``limit`` bytes can hold; raises Oversize or SizeTooSmall where that is refused."""
     # More than its name escaped, its shape and all else takes: most entries need no closer look.
     most = 200 + (
-        gguf.keys_size(about.values) + 2 * about.alignment if isinstance(about, GgufKeys) else metadata_size(about)
+        gguf.keys_size(about.values) + 2 * about.alignment
+        if isinstance(about, GgufKeys)
+        else metadata_size(about.metadata) + about.align
     )
     longest = max([len(tensor.name) for tensor, _, _ in entries], default=0)
 

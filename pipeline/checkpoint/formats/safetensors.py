@@ -320,8 +320,13 @@ def _metadata_fragment(metadata: Mapping[str, str]) -> str:
     return f'{{"__metadata__":{text}'
 
 
-def build_header(tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
-    """Everything before the data: length, JSON and padding, for (name, dtype, shape) in the order of the data."""
+def build_header(
+    tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str], align: int = ALIGNMENT
+) -> bytes:
+    """Everything before the data: length, JSON and padding, for (name, dtype, shape) in the order of the data.
+
+    The data begins at a multiple of ``align`` bytes.
+    """
     made = bytearray(LENGTH_BYTES) + _metadata_fragment(metadata).encode()
     position = 0
     for name, dtype, shape in tensors:
@@ -330,7 +335,7 @@ def build_header(tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: 
         made += f",{_quoted(name)}{text}{position},{stop}]}}".encode()
         position = stop
     made += b"}"
-    made += b" " * (padded(len(made)) - len(made))
+    made += b" " * (padded(len(made), align) - len(made))
     made[:LENGTH_BYTES] = (len(made) - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "little")
     return bytes(made)
 
@@ -340,9 +345,9 @@ def metadata_size(metadata: Mapping[str, str]) -> int:
     return LENGTH_BYTES + len(_metadata_fragment(metadata).encode()) + len("}")
 
 
-def padded(size: int) -> int:
+def padded(size: int, align: int = ALIGNMENT) -> int:
     """The bytes of a header whose parts sum up to ``size``."""
-    return size + -(size - LENGTH_BYTES) % ALIGNMENT
+    return size + -size % align
 
 
 def entry_sizes(names: Sequence[str], kinds: Iterable[tuple[str, tuple[int, ...]]]) -> Iterator[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from reshard.pipeline.checkpoint.discover import Found, find_checkpoints
 from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
 from reshard.pipeline.checkpoint.parts import FileSet
 from reshard.pipeline.errors import BadSize, CarriedTooLarge, ProofError, ReshardError, TooLargeForHub
-from reshard.pipeline.limits import HUB_FILE_MAX, HUB_HTTP_MAX
+from reshard.pipeline.limits import GB, HUB_FILE_MAX, HUB_HTTP_MAX, MB
 from reshard.pipeline.places import NOWHERE, Folder, Hub, Place
 from reshard.pipeline.planning import build as planner
 from reshard.pipeline.planning.build import Known, make_plan, request_key, weights_key
@@ -27,7 +28,8 @@ from reshard.pipeline.stores.connect import Context, open_source
 from reshard.pipeline.tensors import Checkpoint, Name, Piece, Pin, StoredFile, Tensor
 from reshard.pipeline.verifying import job_checks
 from reshard.pipeline.verifying.job_checks import check_plan, check_structure
-from tests.pipeline.planning.builders import NOTHING, PIN, opened_of, plan_of, request, sources
+from tests.pipeline.planning.builders import NOTHING, PIN, opened_named, opened_of, plan_of, request, sources
+from tests.pipeline.planning.shapes import Shapes, deepseek_v3, llama_3_8b, qwen_2_5_7b
 from tests.support.models import save_model
 
 
@@ -345,3 +347,25 @@ def test_the_index_is_sorted_and_names_files_beside_it() -> None:
     text = index_bytes(output.index, plan.shards).decode()
     assert text.index("f0.t0") < text.index("f0.t1") < text.index("f0.t2")
     assert '"total_size": 1500' in text
+
+
+def aligned_share(plan: Plan, align: int) -> float:
+    """Of all bytes of tensors, those of tensors that begin at a multiple of ``align`` in their file."""
+    good = total = 0
+    for shard in plan.shards:
+        position = len(shard.header)
+        for entry in shard.entries:
+            total += entry.size
+            good += entry.size if position % align == 0 else 0
+            position += entry.size
+    return good / total
+
+
+@pytest.mark.parametrize("shapes", [llama_3_8b, qwen_2_5_7b, deepseek_v3])
+def test_with_align_nearly_all_bytes_of_real_models_begin_at_pages(shapes: Callable[[], Shapes]) -> None:
+    opened = opened_named(shapes(), file_of=4_300 * MB)
+    plain, cut = (plan_of(opened, size=5 * GB, align=align) for align in (8, 4096))
+    assert aligned_share(plain, 4096) < 0.5 and aligned_share(cut, 4096) > 0.99
+    assert len(cut.shards) == len(plain.shards)
+    assert sum(s.size for s in cut.shards) - sum(s.size for s in plain.shards) < 4096 * len(cut.shards)
+    assert plan_of(opened, size=5 * GB).digest == plain.digest, "without it nothing changes"

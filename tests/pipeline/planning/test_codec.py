@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from reshard.pipeline.planning.codec import shard_digest
 from reshard.pipeline.planning.model import Entry, Scale
-from reshard.pipeline.planning.pack import header_of
+from reshard.pipeline.planning.pack import Heading, header_of
 from reshard.pipeline.request import key_of
 from reshard.pipeline.tensors import Piece, Pin, StoredFile, Tensor
 
@@ -30,7 +30,7 @@ entries = st.lists(st.builds(Entry, tensors, st.sampled_from(["F32", "F16"]), st
 
 @given(entries)
 def test_a_shards_digest_covers_its_header_and_every_piece_of_what_is_read(entries: list[Entry]) -> None:
-    header = header_of(entries, {"format": "pt"})
+    header = header_of(entries, Heading({"format": "pt"}))
     names = ["a" * 64, "b" * 64, key_of([PIN.endpoint, PIN.repo, PIN.commit, "ü/c.bin"])]
 
     def read(tensor: Tensor) -> list[object]:
@@ -45,7 +45,7 @@ def test_a_shards_digest_covers_its_header_and_every_piece_of_what_is_read(entri
 
 def test_a_shards_digest_is_the_one_that_receipts_of_earlier_releases_have() -> None:
     tensor = Tensor("w", "F32", (2,), (Piece(0, 8, (0,), (2,)),))
-    header = header_of([Entry(tensor, "F32")], {"format": "pt"})
+    header = header_of([Entry(tensor, "F32")], Heading({"format": "pt"}))
     assert (
         shard_digest(header, [Entry(tensor, "F32")], FILES, PIN)
         == "d2ade4775c3e4d6500e16f96359a86d0a6a0e91e389082b82159a2235812766f"

@@ -13,6 +13,7 @@ from reshard.pipeline.errors import Oversize, SizeTooSmall
 from reshard.pipeline.planning import pack
 from reshard.pipeline.planning.model import Entry
 from reshard.pipeline.planning.pack import (
+    Heading,
     Packing,
     aligned,
     balanced,
@@ -24,7 +25,7 @@ from reshard.pipeline.planning.pack import (
 )
 from reshard.pipeline.tensors import Piece, Tensor
 
-METADATA = {"format": "pt"}
+METADATA = Heading({"format": "pt"})
 
 
 def entry(name: str, count: int, dtype: str = "F32", offset: int = 0, file: int = 0) -> Entry:
@@ -83,14 +84,44 @@ def test_inside_a_file_no_element_is_misaligned(entries: list[Entry]) -> None:
         position += e.size
 
 
-@given(entries_of_any_kind, st.data())
-def test_the_size_of_any_stretch_is_that_of_the_file_it_makes(entries: list[Entry], data: st.DataObject) -> None:
-    row = pack.Row(entries, METADATA)
+@given(entries_of_any_kind, st.data(), st.sampled_from([8, 512, 4096]))
+def test_the_size_of_any_stretch_is_that_of_the_file_it_makes(
+    entries: list[Entry], data: st.DataObject, align: int
+) -> None:
+    heading = METADATA._replace(align=align)
+    row = pack.Row(entries, *heading)
     start = data.draw(st.integers(0, len(entries) - 1))
     stop = data.draw(st.integers(start + 1, len(entries)))
-    assert row.size(start, stop) == file_size(aligned(entries[start:stop]), METADATA)
-    limit = data.draw(st.sampled_from([file_size([e], METADATA) - less for e in entries for less in (0, 1)]))
-    assert row.large(limit) == tuple(i for i, e in enumerate(entries) if file_size([e], METADATA) > limit)
+    assert row.size(start, stop) == file_size(aligned(entries[start:stop], align), heading)
+    limit = data.draw(st.sampled_from([file_size([e], heading) - less for e in entries for less in (0, 1)]))
+    assert row.large(limit) == tuple(i for i, e in enumerate(entries) if file_size([e], heading) > limit)
+
+
+sizes_of_pages = st.lists(
+    st.tuples(st.sampled_from(["F32", "BF16", "U8", "F64"]), st.sampled_from([0, 1, 500, 1024, 2048, 4096, 8192])),
+    min_size=1, max_size=30,
+).map(lambda specs: [entry(f"t{i}", count, dtype, offset=i) for i, (dtype, count) in enumerate(specs)])  # fmt: skip
+
+
+@given(sizes_of_pages, st.sampled_from([512, 4096]), st.integers(10_000, 60_000), st.sampled_from(["greedy", "layers"]))
+def test_tensors_of_whole_pages_begin_at_pages_and_only_the_others_change_places(
+    entries: list[Entry], align: int, limit: int, packing: str
+) -> None:
+    heading = METADATA._replace(align=align)
+    for packed in pack.PACKINGS[packing](entries, limit, heading):
+        ordered = aligned(packed, align)
+        header = pack.header_of(ordered, heading)
+        assert len(header) % align == 0 and len(header) - len(pack.header_of(ordered, METADATA)) < align
+        assert len(header) + sum(e.size for e in packed) <= limit or len(packed) == 1
+        position = len(header)
+        for one in ordered:
+            assert (
+                position % (align if one.size % align == 0 else {"F32": 4, "BF16": 2, "U8": 1, "F64": 8}[one.as_dtype])
+                == 0
+            )
+            position += one.size
+        whole = [e for e in packed if e.size % align == 0]
+        assert ordered[: len(whole)] == whole
 
 
 def test_an_order_that_is_aligned_already_stays() -> None:

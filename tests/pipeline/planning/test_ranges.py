@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from reshard.pipeline.limits import GAP_MAX
 from reshard.pipeline.planning.model import Entry, Shard
-from reshard.pipeline.planning.pack import greedy
+from reshard.pipeline.planning.pack import Heading, greedy
 from reshard.pipeline.planning.ranges import ReadSegment, adjoining, attested, parts, read_plan, same_cut
 from reshard.pipeline.tensors import ByteRange, Piece, Record, Span, StoredFile, Tensor
 
@@ -28,7 +28,7 @@ def layout(sizes: list[list[int]], limit: int) -> tuple[list[StoredFile], list[S
             entries.append(Entry(tensor, "U8"))
             at += size
         files.append(StoredFile(f"{number}.safetensors", at, sha256=f"{number:064d}"))
-    bins = greedy(entries, limit, {})
+    bins = greedy(entries, limit, Heading({}))
     return files, [Shard(f"s{i}", tuple(b), b"", 0, f"d{i}") for i, b in enumerate(bins)]
 
 

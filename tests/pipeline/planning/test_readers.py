@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
 import pytest
@@ -14,46 +13,7 @@ from reshard.pipeline.limits import GB, MB
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.planning.readers import NO_RANK, Readers, Reads, patterns, reads, shares
 from tests.pipeline.planning.builders import opened_named, plan_of
-
-Sizes = dict[str, tuple[str, tuple[int, ...]]]  # dtype and shape by name
-
-
-def deepseek_v3() -> Sizes:
-    """The shapes of deepseek-ai/DeepSeek-V3 as published: fp8 with its scales, and a layer for prediction."""
-    hidden, experts, of_experts, heads = 7168, 256, 2048, 128
-
-    def matrices() -> Iterator[tuple[str, int, int]]:
-        for layer in range(62):
-            at = f"model.layers.{layer}"
-            yield from (
-                (f"{at}.self_attn.{name}", rows, columns)
-                for name, rows, columns in (
-                    ("q_a_proj", 1536, hidden), ("q_b_proj", heads * 192, 1536), ("kv_a_proj_with_mqa", 576, hidden),
-                    ("kv_b_proj", heads * 256, 512), ("o_proj", hidden, heads * 128),
-                )
-            )  # fmt: skip
-            mlps = [("mlp", 18432)] if layer < 3 else [("mlp.shared_experts", of_experts)]
-            mlps += [(f"mlp.experts.{number}", of_experts) for number in range(experts) if layer >= 3]
-            for mlp, inner in mlps:
-                yield from ((f"{at}.{mlp}.{one}_proj", inner, hidden) for one in ("gate", "up"))
-                yield f"{at}.{mlp}.down_proj", hidden, inner
-
-    found: Sizes = {
-        "model.embed_tokens.weight": ("BF16", (129280, hidden)), "model.norm.weight": ("BF16", (hidden,)),
-        "lm_head.weight": ("BF16", (129280, hidden)), "model.layers.61.eh_proj.weight": ("BF16", (hidden, 2 * hidden)),
-        "model.layers.61.embed_tokens.weight": ("BF16", (129280, hidden)),
-        "model.layers.61.shared_head.head.weight": ("BF16", (129280, hidden)),
-    }  # fmt: skip
-    for name, rows, columns in matrices():
-        found[f"{name}.weight"] = "F8_E4M3", (rows, columns)
-        found[f"{name}.weight_scale_inv"] = "F32", (-(-rows // 128), -(-columns // 128))
-    for layer in range(62):
-        at = f"model.layers.{layer}"
-        found |= {f"{at}.{norm}_layernorm.weight": ("BF16", (hidden,)) for norm in ("input", "post_attention")}
-        if layer >= 3:
-            found[f"{at}.mlp.gate.weight"] = "BF16", (experts, hidden)
-            found[f"{at}.mlp.gate.e_score_correction_bias"] = "F32", (experts,)
-    return found
+from tests.pipeline.planning.shapes import Shapes, deepseek_v3
 
 
 def read_of(plan: Plan, typed: str, layers: int | None = None) -> list[Reads]:
@@ -87,9 +47,9 @@ def test_ranks_of_deepseek_v3_read_what_they_need(typed: str, in_a_node: int) ->
         assert sum(sizes[path] for path in {path for one in node for path in one.files}) < 1.001 * needed
 
 
-def mixture(layers: int, experts: int, size: int = 40) -> Sizes:
+def mixture(layers: int, experts: int, size: int = 40) -> Shapes:
     """A model of some dense and some expert tensors a layer, and some of no layer."""
-    found: Sizes = {
+    found: Shapes = {
         name: ("U8", (size,)) for name in ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
     }
     for layer in range(layers):
