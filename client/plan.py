@@ -14,6 +14,7 @@ from reshard.pipeline.limits import CONFIG_MAX
 from reshard.pipeline.places import NOWHERE
 from reshard.pipeline.planning.estimate import Room, forecast, licence, needs, warnings
 from reshard.pipeline.planning.model import CARD, MANIFEST, Plan, Shard
+from reshard.pipeline.planning.readers import Readers, patterns, suffixes
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.request import Request
 from reshard.pipeline.reshard import draft, source_of
@@ -70,12 +71,37 @@ def document_of(request: Request, plan: Plan) -> plans.Plan:
         groups=[
             plans.Group(files=len(g.shards), bytes=sum(plan.shards[i].size for i in g.shards)) for g in plan.groups
         ],
+        ranks=_ranks(plan),
         card=None if plan.published else CARD,
         edited=[edit.path for edit in plan.edits if not edit.path.endswith(SETTINGS_SUFFIX)],
         replaced=[plans.Replaced(path=f.path, size=f.size, deleted=f.path in plan.deletes) for f in plan.replaced],
         overwrite=options.overwrite,
         may_replace=options.overwrite or options.pr or plan.in_place,
     )
+
+
+def _ranks(plan: Plan) -> list[plans.RankReads] | None:
+    """What each rank reads, where the plan cuts for ranks."""
+    if not plan.options.ranks:
+        return None
+    reader = {n: who for output in plan.outputs for n, who in zip(output.shards, output.readers, strict=True)}
+    small = [CARD, MANIFEST, *(output.index.path for output in plan.outputs if output.index)]
+    small += [file.path for file in plan.carried] + [edit.path for edit in plan.edits]
+    found = []
+    for rank in range(Readers.of(plan.options.ranks).ranks):
+        own = [shard for number, shard in enumerate(plan.shards) if reader[number] in (None, rank)]
+        others = {shard.path for shard in plan.shards} - {shard.path for shard in own}
+        size = sum(shard.size for shard in own)
+        found.append(
+            plans.RankReads(
+                rank=rank,
+                files=len(own),
+                bytes=size,
+                needed=size - sum(len(shard.header) for shard in own),
+                patterns=[*patterns([shard.path for shard in own], others), *suffixes(small, others)],
+            )
+        )
+    return found
 
 
 def _needs(plan: Plan, source: Source, target: Target | None, context: Context) -> dict[str, Any]:

@@ -57,6 +57,16 @@ class Block(Document):
     files: list[str]
 
 
+class RankReads(Document):
+    """What one rank of `ep8` or `pp4` reads."""
+
+    rank: int
+    files: int
+    bytes: Bytes = Field(description="of its weight files")
+    needed: Bytes = Field(description="of its tensors")
+    patterns: list[str] = Field(description="for `hf download --include` and `allow_patterns`, small files included")
+
+
 class DeviceMap(Document):
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
     checkpoint: str
@@ -105,6 +115,7 @@ class Plan(Document):
     kept: list[str]
     drift: list[str]
     occupied: list[str]
+    ranks: list[RankReads] | None = Field(default=None, exclude_if=absent, description="where it is cut for ranks")
     notes: list[str]
 
 

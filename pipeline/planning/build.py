@@ -71,7 +71,7 @@ from reshard.pipeline.planning.pack import (
 )
 from reshard.pipeline.planning.parameters import total_parameters
 from reshard.pipeline.planning.ranges import cuts_of, same_cut
-from reshard.pipeline.planning.readers import Readers, shares
+from reshard.pipeline.planning.readers import Readers, Shares, shares
 from reshard.pipeline.planning.scales import MODELOPT
 from reshard.pipeline.planning.select import Selection, edited_config, select
 from reshard.pipeline.request import LAYOUT, Options, Request, key_of
@@ -154,7 +154,7 @@ def make_plan(known: Known) -> Plan:
             gguf.check_renamed((e.name for e in made.selection.entries), (t.name for t in checkpoint.tensors))
         same_experts = same_experts and not made.selection.rearranged
         config = None if is_gguf else _config(checkpoint.name, known.listing)
-        outputs.append(Output(checkpoint.name, made.numbers, made.index, config, made.selection.ties))
+        outputs.append(Output(checkpoint.name, made.numbers, made.index, config, made.selection.ties, made.readers))
         notes += [*checkpoint.notes, *made.notes]
         notes += [] if is_gguf else _config_note(checkpoint.name, config, known.listing)
     if same_experts:
@@ -281,6 +281,7 @@ class _Made:
     index: Index | None
     notes: list[str]
     selection: Selection
+    readers: tuple[int | None, ...] = ()
 
 
 def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
@@ -289,10 +290,13 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
     entries = in_source_order(selection.entries)
     heading = Heading({"format": "pt"} | checkpoint.file_metadata, options.align)
     too_large = check_size(entries, options.size, heading, options.oversize)
-    parts, unshared = _parts(entries, options, known.layers.get(checkpoint.name))
+    share = Shares({})
+    if options.ranks:
+        layers = known.layers.get(checkpoint.name)
+        share = shares([entry.name for entry in entries], Readers.of(options.ranks), layers)
 
     def pack(heading: Heading) -> list[Bin]:
-        return [file for part in parts for file in PACKINGS[options.pack](part, options.size, heading)]
+        return [b for part in _parts(entries, share) for b in PACKINGS[options.pack](part, options.size, heading)]
 
     bins = pack(heading)
     # One file has no index, so its own metadata names what is tied, also by an index of before.
@@ -317,25 +321,25 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
         anew = (ROOT_KEY, TOTAL_PARAMETERS)
         kept = {key: value for key, value in checkpoint.index_metadata.items() if key not in anew}
         index = Index(path, numbers, kept | total_parameters(checkpoint, selection, options.dequantize) | about)
-    notes = [*selection.notes, *unshared, *_large_notes(too_large)]
+    notes = [*selection.notes, *share.notes, *_large_notes(too_large)]
     if not (options.rename or options.strip_prefix) and same_cut(shards, checkpoint.tensors, files):
         then = "a run writes" if known.request.target == known.request.source else "the target gets"
         one = f"{checkpoint.name}: " if len(known.opened.checkpoints) > 1 else ""
         notes.append(
             f"{one}already in this layout: --size changes nothing, and {then} the same weights in the same files"
         )
-    return _Made(shards, numbers, index, notes, selection)
+    readers = tuple(share.of.get(b[0].name) for b in bins) if options.ranks else ()
+    return _Made(shards, numbers, index, notes, selection, readers)
 
 
-def _parts(entries: Sequence[Entry], options: Options, layers: int | None) -> tuple[list[Bin], tuple[str, ...]]:
-    """The entries that share files by who reads them, those of all ranks first; and what is said of that."""
-    if not options.ranks:
-        return [[*entries]], ()
-    found = shares([entry.name for entry in entries], Readers.of(options.ranks), layers)
-    parts: dict[int | None, Bin] = {}
+def _parts(entries: Sequence[Entry], share: Shares) -> list[Bin]:
+    """The entries that one rank reads, or all, which come first: those alone share files."""
+    common: Bin = []
+    own: dict[int, Bin] = {}
     for entry in entries:
-        parts.setdefault(found.of.get(entry.name), []).append(entry)
-    return [parts[who] for who in sorted(parts, key=lambda who: -2 if who is None else who)], found.notes
+        rank = share.of.get(entry.name)
+        (common if rank is None else own.setdefault(rank, [])).append(entry)
+    return [part for part in (common, *(own[rank] for rank in sorted(own))) if part]
 
 
 def _large_notes(too_large: Sequence[Entry]) -> list[str]:

@@ -234,4 +234,5 @@ def _output(data: dict[str, Any]) -> Output:
         Index(index["path"], tuple(index["shards"]), index["metadata"]) if index else None,
         data["config"],
         tuple(tuple(tie) for tie in data["ties"]),
+        tuple(data["readers"]),
     )

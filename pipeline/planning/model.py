@@ -137,6 +137,7 @@ class Output:
     index: Index | None
     config: str | None  # path of the config that says how it is loaded
     ties: tuple[tuple[str, ...], ...] = ()  # names whose bytes the source stores once, written or not
+    readers: tuple[int | None, ...] = ()  # of each shard, where it was cut for ranks: the rank that reads it; None: all
 
 
 class Edit(NamedTuple):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Literal, NamedTuple
 
 from reshard.pipeline.errors import BadRanks
@@ -123,7 +124,7 @@ def reads(
 def patterns(wanted: Iterable[str], others: Iterable[str]) -> list[str]:
     """Globs that match all of ``wanted`` and none of ``others``, for ``hf download --include`` and the like.
 
-    Numbers in a row become few globs of digits. Raises nothing; a name that no glob shortens stands for itself.
+    Numbers in a row become few globs of digits. A name without a number stands for itself.
 
     >>> patterns(["m-00009-of-12.st", "m-00010-of-12.st", "m-00011-of-12.st"], ["m-00012-of-12.st"])
     ['m-00009-of-12.st', 'm-0001[0-1]-of-12.st']
@@ -140,6 +141,16 @@ def patterns(wanted: Iterable[str], others: Iterable[str]) -> list[str]:
         for low, high in _runs(numbers):
             globs += [f"{before}{digits}{behind}" for digits in _digits(low, high, width)]
     return sorted(globs)
+
+
+def suffixes(wanted: Iterable[str], others: Iterable[str]) -> list[str]:
+    """Globs that match all of ``wanted`` and none of ``others``, by the ends of names where those tell them apart.
+
+    >>> suffixes(["config.json", "sub/tokenizer.json", "LICENSE"], ["model.safetensors"])
+    ['*.json', 'LICENSE']
+    """
+    taken = {PurePosixPath(path).suffix for path in others}
+    return sorted({f"*{end}" if (end := PurePosixPath(p).suffix) and end not in taken else p for p in wanted})
 
 
 _NUMBERED = re.compile(r"(.*?)(\d+)((?:-of-\d+)?\D*)")
