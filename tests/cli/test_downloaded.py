@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Run
-from tests.cli.uploads import source
+from tests.cli.uploads import download, source
 from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.checker import from_folder, read_checkpoint
 
 __all__ = ["hub", "hub_process", "namespace", "source"]
-
-HF = Path(sys.executable).parent / "hf"
 
 
 def links_of(file: Path) -> list[Path]:
@@ -26,16 +22,6 @@ def links_of(file: Path) -> list[Path]:
         file = Path(os.path.normpath(file.parent / file.readlink()))
         found.append(file)
     return found
-
-
-def download(repo: str, space: Namespace, home: Path, *typed: str | Path, **env: str) -> Path:
-    """The folder that `hf download` says it made."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    own = {"HF_ENDPOINT": space.endpoint, "HF_TOKEN": space.token, "HF_HOME": str(home), "NO_COLOR": "1"}
-    done = subprocess.run(
-        [HF, "download", repo, *typed], env=clean | own | env, capture_output=True, text=True, check=True
-    )
-    return Path(done.stdout.split("path:")[-1].strip())
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A repository that the Hub's own client made."""
+"""A repository that the Hub's own client made, and what its `hf download` makes of one."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 from reshard.pipeline.limits import MB
 from tests.hub.fixtures import Namespace
 
+HF = Path(sys.executable).parent / "hf"
 ROWS = 12  # tensors of 1 MB each, which nothing compresses
 UPLOAD = """
 import sys
@@ -42,3 +43,13 @@ def source(namespace: Namespace, tmp_path: Path) -> str:
     env.pop("HF_HUB_DISABLE_XET", None)
     subprocess.run([sys.executable, "-c", UPLOAD, namespace.repo("source"), folder], env=env, check=True)
     return namespace.repo("source")
+
+
+def download(repo: str, space: Namespace, home: Path, *typed: str | Path, **env: str) -> Path:
+    """The folder that `hf download` says it made."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    own = {"HF_ENDPOINT": space.endpoint, "HF_TOKEN": space.token, "HF_HOME": str(home), "NO_COLOR": "1"}
+    done = subprocess.run(
+        [HF, "download", repo, *typed], env=clean | own | env, capture_output=True, text=True, check=True
+    )
+    return Path(done.stdout.split("path:")[-1].strip())

@@ -24,6 +24,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "GPTJForCausalLM": {**_GPT, "rotary_dim": 4},
     "GPT2LMHeadModel": _GPT,
     "MixtralForCausalLM": {**_LLAMA, "num_local_experts": 4},
+    "Qwen3MoeForCausalLM": {**_LLAMA, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
     "DeepseekV3ForCausalLM": {
         **_SMALL, "intermediate_size": 48, "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
         "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "num_key_value_heads": 4, "q_lora_rank": 16,
