@@ -84,7 +84,7 @@ def check(file: File, output: Output) -> None:
         raise EntriesWrong(file=str(file), count=count(len(found.wrong), "model"), **rest)
 
 
-def looked_at(parsed: Catalog, closely: bool = False) -> CatalogChecked:
+def looked_at(parsed: Catalog, closely: int = 0) -> CatalogChecked:
     """What a catalog comes to now, asked with the tokens of this environment."""
     from reshard.client.dry_run import of_catalog
     from reshard.pipeline.stores.connect import Context

@@ -226,14 +226,14 @@ def remove(name: Name, output: Output) -> None:
 def _would(kept: Schedule, preview: SchedulePreview) -> tuple[Would, list[tuple[str, str]]]:
     """What it would submit if it fired now, and the same in rows."""
     from reshard.client.dry_run import of_request
-    from reshard.pipeline.catalogs.definition import parse
+    from reshard.pipeline.catalogs.definition import ENTRIES_MAX, parse
     from reshard.pipeline.stores.connect import Context
 
     outcome, job = preview.outcome, preview.job
     fired = f"job {job} is at work on this already" if job else "it would be submitted"
     rows = [("now", fired if outcome == "fired" else outcome_text(preview, now=True))]
     if kept.catalog is not None:
-        found = looked_at(parse(kept.catalog.text, kept.catalog.name), closely=True)
+        found = looked_at(parse(kept.catalog.text, kept.catalog.name), ENTRIES_MAX)
         return Would(outcome=outcome, job=job, catalog=found), [*rows, *would_do(found)]
     assert kept.request is not None, "a schedule submits something"
     with closing(Context.from_env()) as context:

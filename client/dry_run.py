@@ -41,13 +41,13 @@ def of_catalog(
     parsed: Catalog,
     context: Context,
     standings: Standings,
-    closely: bool = False,
+    closely: int = 0,
     allow: Callable[[Request], None] = lambda request: None,
 ) -> CatalogChecked:
     """What a catalog comes to now; raises the HubError and AccessError families.
 
-    ``closely`` also asks each target of which the broker knows nothing whether it stands, as control does. What
-    ``allow`` refuses is wrong.
+    Of up to ``closely`` models, each target of which the broker knows nothing is also asked whether it stands, as by
+    control. What ``allow`` refuses is wrong.
     """
     calls: list[Call] = []
     context = replace(context, observe=calls.append)
@@ -58,7 +58,7 @@ def of_catalog(
     written = [one.request.target for one in ready if one.request and not one.request.options.pr]
     known = standings(parsed.name, wanted)
     every = list(zip(wanted, known or ["unknown"] * len(wanted), strict=True))
-    if closely:
+    if len(wanted) <= closely:
         every = [(one, "unchanged" if how == "unknown" and stands(one, context) else how) for one, how in every]
     # Of the sources that may be written: a target that is there already may be rewritten as a whole.
     growth = [one.source.bytes for one, stand in every if one.source and not one.error and stand != "unchanged"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,7 +13,7 @@ from pydantic import Field
 from reshard.client.models import catalogs
 from reshard.client.operations.table import BODY_MAX, Body, InProcess, operation
 from reshard.client.queue import Queue
-from reshard.pipeline.errors import NoSuchFailures
+from reshard.pipeline.errors import CatalogNotFound, NoSuchFailures
 from reshard.pipeline.limits import CATALOG_MAX
 from reshard.worker.followers.records import (
     AT_ONCE,
@@ -29,6 +30,9 @@ from reshard.worker.followers.schedules import ScheduleStatus
 if TYPE_CHECKING:
     from reshard.pipeline.catalogs.expand import Wanted
     from reshard.worker.followers.catalogs import Now
+
+
+CLOSELY = 200  # models of a dry run whose targets are asked one by one; of more that may take an hour
 
 
 class Submission(Body):
@@ -71,9 +75,11 @@ def list_catalogs(session: InProcess, query: CatalogsQuery = EVERY) -> catalogs.
     of = session.queue.catalogs
     success, failing = of.successes(), of.failing()
     names = failing if query.failing else of.names()
-    return catalogs.Catalogs(
-        catalogs=[_now(name, of.now(name), success.get(name), failing.get(name)) for name in names]
-    )
+    found = []
+    for name in names:
+        with suppress(CatalogNotFound):  # removed since
+            found.append(_now(name, of.now(name), success.get(name), failing.get(name)))
+    return catalogs.Catalogs(catalogs=found)
 
 
 def _now(name: str, now: Now, success: float | None, trouble: float | None) -> catalogs.CatalogNow:
@@ -106,7 +112,7 @@ def check_catalog(session: InProcess, body: Submission) -> catalogs.CatalogCheck
 
     parsed = parse(body.text, "the catalog")
     with session.hub() as context:
-        return of_catalog(parsed, context, partial(standings, session.queue), closely=True, allow=session.allow)
+        return of_catalog(parsed, context, partial(standings, session.queue), CLOSELY, session.allow)
 
 
 def standings(queue: Queue, name: str, wanted: Sequence[Wanted]) -> Sequence[Standing]:

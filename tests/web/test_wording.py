@@ -9,16 +9,19 @@ import string
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from reshard.pipeline.errors import BadBody, NoSuchPage, ReshardError, ScopeMissing, UnsafeName, by_code
+from reshard.pipeline.errors import BadBody, NoSuchPage, Oversize, ReshardError, ScopeMissing, UnsafeName, by_code
 from reshard.pipeline.errors.base import GO_ON
-from reshard.pipeline.request import Options
+from reshard.pipeline.request import Options, Request
 from reshard.web.app import pages
 from reshard.web.pages.render import TEMPLATES
 from reshard.web.pages.wording import COPY, sentence, told
 from reshard.worker.queue.jobs import JobStore, new_id
-from tests.web.conftest import Site
+from tests.support.models import save_single
+from tests.web.conftest import Site, signed_in
+from tests.worker.conftest import another, claimed
 
 ROOT = Path(__file__).parents[2]
 OPTION = re.compile(r"(?<![\w/.-])--[a-z]")
@@ -121,6 +124,21 @@ def test_no_page_names_an_option_outside_of_a_command() -> None:
     assert len(found) > 20
     plain = {name: re.sub("`[^`]+`|<code>.*?</code>|<!--", "", text) for name, text in found.items()}
     assert [name for name, text in plain.items() if OPTION.search(text)] == []
+
+
+def test_pages_of_a_job_name_no_option(site: Site, store: JobStore, tmp_path: Path) -> None:
+    """Its error, its events, its notes, and those of a plan."""
+    save_single(tmp_path / "model", {"module.w": np.zeros(1000, np.float32)})
+    job = store.submit(Request.of("a/b", "us/b")).id
+    error = Oversize(tensor="w", bytes=9, size=5, job=job).to_dict()
+    worker = another(store)
+    assert worker.fail(claimed(worker, job, "plan"), error) == "ok"
+    typed = {"source": str(tmp_path / "model"), "size": "300B"}
+    with signed_in(site) as client:
+        pages = [client.get(path).text for path in (f"/jobs/{job}", "/", "/jobs", f"/jobs?code={Oversize.code}")]
+        pages += [client.post("/plan", data=typed | more).text for more in ({}, {"oversize": "fail"})]
+    assert pages[0].count("more than “Largest file” 5") == 2 and "gets a file of its own" in pages[4]
+    assert [OPTION.findall(shown(page)) for page in pages] == [[]] * len(pages)
 
 
 def test_links_of_hints_lead_to_pages(site: Site, store: JobStore) -> None:

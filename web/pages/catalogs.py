@@ -70,7 +70,7 @@ def by_repo(found: CatalogChecked) -> dict[str, CatalogWrong]:
 
 
 def _page(typed: dict[str, str], error: ReshardError | None = None, **found: Any) -> Page:
-    return shown("catalog_form.html", FORM, typed, error, **({"found": None} | found))
+    return shown("catalog_form.html", FORM, typed, error, closely=operations.CLOSELY, **({"found": None} | found))
 
 
 @page("GET", "/catalogs/{name}")

@@ -10,6 +10,7 @@ from reshard.client.facts import outcome_text, upcoming
 from reshard.client.models.catalogs import CatalogFile, Schedule, ScheduleRow, ScheduleTimes
 from reshard.client.models.records import Run
 from reshard.client.operations import schedules as operations
+from reshard.client.operations.catalogs import CLOSELY
 from reshard.client.operations.table import read
 from reshard.client.queue import Queue
 from reshard.client.text import count, human_bytes
@@ -158,4 +159,4 @@ def _now(found: ScheduleTimes) -> str:
 
 
 def _page(form: Form, typed: dict[str, str], error: ReshardError | None = None, **found: Any) -> Page:
-    return shown("schedule_form.html", form, typed, error, **({"found": None} | found))
+    return shown("schedule_form.html", form, typed, error, closely=CLOSELY, **({"found": None} | found))
