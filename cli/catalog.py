@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +16,7 @@ from reshard.cli.help import SectionedGroup
 from reshard.cli.job_text import moved
 from reshard.cli.output import Output, count, dated, finds_none, first, human_bytes, lasted, lines, succeeded, when
 from reshard.client.connect import connect
-from reshard.client.models.catalogs import CatalogChecked, CatalogEntry, CatalogWrong
+from reshard.client.models.catalogs import CatalogChecked
 from reshard.client.operations import catalogs as operations
 from reshard.client.operations.catalogs import Submission
 from reshard.client.operations.table import Session, read
@@ -29,7 +29,6 @@ from reshard.pipeline.errors import (
     NoBroker,
     UsageError,
 )
-from reshard.pipeline.places import repository
 from reshard.worker.followers.records import IN_FILE, TURNS
 
 if TYPE_CHECKING:
@@ -85,52 +84,13 @@ def check(file: File, output: Output) -> None:
         raise EntriesWrong(file=str(file), count=count(len(found.wrong), "model"), **rest)
 
 
-def looked_at(parsed: Catalog, closely: bool = False) -> CatalogChecked:
-    """What a catalog comes to now.
-
-    ``closely`` also asks each target of which the broker knows nothing whether it stands, as control does.
-    """
-    from reshard.pipeline.catalogs.expand import expand, stands
-    from reshard.pipeline.doctor.probes import unwritable
+def looked_at(parsed: Catalog, closely: int = 0) -> CatalogChecked:
+    """What a catalog comes to now, asked with the tokens of this environment."""
+    from reshard.client.dry_run import of_catalog
     from reshard.pipeline.stores.connect import Context
-    from reshard.pipeline.stores.pace import LocalRateLimiter
 
-    class Counted(LocalRateLimiter):
-        calls = 0
-
-        def before(self, kind: str) -> None:
-            self.calls += 1
-            super().before(kind)
-
-    budgets = defaultdict[str, Counted](Counted)
-    context = Context.from_env(budgets.__getitem__)
-    found = expand(parsed, context)
-    wanted = found.models
-    ready = [one for one in wanted if one.error is None]
-    # A pull request may be anybody's.
-    written = [one.request.target for one in ready if one.request and not one.request.options.pr]
-    standings = _standings(parsed.name, wanted)
-    every = list(zip(wanted, standings or ["unknown"] * len(wanted), strict=True))
-    if closely:
-        every = [(one, "unchanged" if how == "unknown" and stands(one, context) else how) for one, how in every]
-    # Of the sources that may be written: a target that is there already may be rewritten as a whole.
-    growth = [one.source.bytes for one, stand in every if one.source and not one.error and stand != "unchanged"]
-    return CatalogChecked(
-        name=parsed.name,
-        models=len(wanted),
-        empty=list(found.empty),
-        unwritable=list(unwritable(map(repository, written), context)),
-        ready=len(ready),
-        new=sum(one.target is None for one in ready),
-        gated=[one.repo for one in wanted if one.source and one.source.gated],
-        bytes=sum(one.source.bytes for one in ready if one.source),
-        growth=sum(growth),
-        calls=sum(budget.calls for budget in budgets.values()),
-        unchanged=None if standings is None else sum(stand == "unchanged" for _, stand in every),
-        drift=None if standings is None else [one.repo for one, stand in every if stand == "target"],
-        wrong=[CatalogWrong(repo=one.repo, **one.error.to_dict()) for one in wanted if one.error],
-        entries=[_entry(one, stand) for one, stand in every],
-    )
+    with closing(Context.from_env()) as context:
+        return of_catalog(parsed, context, _standings, closely)
 
 
 @command("submit", limits=read_limits)
@@ -366,18 +326,6 @@ def _standings(name: str, wanted: Sequence[Wanted]) -> Sequence[Standing] | None
             return queue.catalogs.standings(name, map(entry_of, wanted))
     except NoBroker:
         return None
-
-
-def _entry(one: Wanted, standing: str) -> CatalogEntry:
-    return CatalogEntry(
-        repo=one.repo,
-        target=str(one.request.target) if one.request else None,
-        commit=one.source.sha if one.source else None,
-        bytes=one.source.bytes if one.source else None,
-        exists=one.target is not None,
-        standing=standing,
-        error=one.error.code if one.error else None,
-    )
 
 
 _WRONG = "{0.repo}: {0.code}: {0.message} ({0.hint})".format

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -16,7 +17,7 @@ from reshard.cli.output import count as count_of
 from reshard.client import PAGE_MAX
 from reshard.client.connect import connect
 from reshard.client.facts import outcome_text, upcoming
-from reshard.client.models.catalogs import ScheduleTimes, Would, WouldSubmit
+from reshard.client.models.catalogs import ScheduleTimes, Would
 from reshard.client.operations import schedules as operations
 from reshard.client.operations.jobs import Asked, service
 from reshard.client.queue import START, missing, moment
@@ -224,28 +225,25 @@ def remove(name: Name, output: Output) -> None:
 
 def _would(kept: Schedule, preview: SchedulePreview) -> tuple[Would, list[tuple[str, str]]]:
     """What it would submit if it fired now, and the same in rows."""
-    from reshard.pipeline.api import plan
-    from reshard.pipeline.catalogs.definition import parse
-    from reshard.pipeline.planning.model import weight_files
+    from reshard.client.dry_run import of_request
+    from reshard.pipeline.catalogs.definition import ENTRIES_MAX, parse
+    from reshard.pipeline.stores.connect import Context
 
     outcome, job = preview.outcome, preview.job
     fired = f"job {job} is at work on this already" if job else "it would be submitted"
     rows = [("now", fired if outcome == "fired" else outcome_text(preview, now=True))]
     if kept.catalog is not None:
-        found = looked_at(parse(kept.catalog.text, kept.catalog.name), closely=True)
+        found = looked_at(parse(kept.catalog.text, kept.catalog.name), ENTRIES_MAX)
         return Would(outcome=outcome, job=job, catalog=found), [*rows, *would_do(found)]
     assert kept.request is not None, "a schedule submits something"
-    made, request = plan(kept.request), kept.request
-    size, files = sum(shard.size for shard in made.shards), weight_files(made)
-    if made.published:
-        commit = f", commit {made.published[:12]}" if request.target.branch else ""
-        rows.append(("unchanged", f"{request.target} has it already{commit}"))
+    with closing(Context.from_env()) as context:
+        one = of_request(kept.request, context)
+    if one.published:
+        commit = f", commit {one.published[:12]}" if kept.request.target.branch else ""
+        rows.append(("unchanged", f"{one.target} has it already{commit}"))
     else:
-        rows.append(("job", f"{request.source} -> {request.target}: {count_of(files, 'file')}, {human_bytes(size)}"))
-    planned = WouldSubmit(
-        source=str(request.source), target=str(request.target), published=made.published, files=files, bytes=size
-    )
-    return Would(outcome=outcome, job=job, request=planned), rows
+        rows.append(("job", f"{one.source} -> {one.target}: {count_of(one.files, 'file')}, {human_bytes(one.bytes)}"))
+    return Would(outcome=outcome, job=job, request=one), rows
 
 
 def _outdated(seen: Schedule | ScheduleRow) -> str:

@@ -16,7 +16,7 @@ from reshard.pipeline.stores.credentials import default_endpoint
 
 if TYPE_CHECKING:
     from reshard.client.models import records
-    from reshard.client.models.catalogs import ScheduleFacts, ScheduleFired, SchedulePreview
+    from reshard.client.models.catalogs import ScheduleFacts, ScheduleFired, SchedulePreview, Would
     from reshard.worker.followers.schedules import Run, ScheduleStatus
 
 # How the fields of an event are read; others are text.
@@ -88,15 +88,19 @@ def last_run(queue: Queue, seen: ScheduleStatus) -> str:
 
 def upcoming(kept: ScheduleFacts, count: int) -> Iterator[float]:
     """The next times of a schedule, in seconds since the epoch; none while it is paused. Raises BadSchedule."""
+    return iter(()) if kept.next is None else times(kept.cron, kept.tz, kept.next, count)
+
+
+def times(cron: str, tz: str, first: float, count: int) -> Iterator[float]:
+    """``first`` and those after it, in seconds since the epoch. Raises BadSchedule."""
     from reshard.worker.cron import next_after  # which a client that lists jobs need not wait for
 
-    if (due := kept.next) is not None:
-        yield due
-        for _ in range(count - 1):
-            yield (due := next_after(kept.cron, kept.tz, due))
+    yield (due := first)
+    for _ in range(count - 1):
+        yield (due := next_after(cron, tz, due))
 
 
-def outcome_text(run: Run | records.Run | ScheduleFired | SchedulePreview, now: bool = False) -> str:
+def outcome_text(run: Run | records.Run | ScheduleFired | SchedulePreview | Would, now: bool = False) -> str:
     """What became of one time of a schedule, or would become of it ``now``."""
     was, had = ("is", "has") if now else ("was", "had")
     return {

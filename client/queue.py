@@ -221,9 +221,9 @@ def bulk_text(closed: Closed | records.Closed | None, tz: str) -> str:
     return f"rests until {moment(closed.until, tz)}: {why}"
 
 
-def moment(seconds: float, tz: str) -> str:
+def moment(seconds: float, tz: str, form: str = "%Y-%m-%d %H:%M %Z") -> str:
     """``2026-06-01 22:00 CEST``; in UTC where only another machine knows the zone."""
     zone: tzinfo = UTC
     with suppress(LookupError, ValueError, OSError):
         zone = ZoneInfo(tz)
-    return datetime.fromtimestamp(seconds, zone).strftime("%Y-%m-%d %H:%M %Z")
+    return datetime.fromtimestamp(seconds, zone).strftime(form)

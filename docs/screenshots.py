@@ -75,7 +75,7 @@ def _take(browser: Browser, store: JobStore, token: str) -> None:
     browser.look(WIDE)
     browser.sign_in(token)
     for _ in range(3):
-        browser.open("/catalogs")
+        browser.open("/new/catalogs")
         browser.fill(text=ENTRIES)
         browser.press("Submit")
         _await(lambda: browser.text("h1").endswith("failed"))

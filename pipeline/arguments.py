@@ -1,9 +1,9 @@
-"""How options are named: in sections of help, and in errors as Python tells them, by the names of arguments."""
+"""How options are named: in sections of help, and in errors as Python and pages tell them, who have none."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from reshard.pipeline.errors import ReshardError
@@ -15,7 +15,7 @@ FLAGS = {"--no-manifest": "manifest=False", "--public": 'visibility="public"', "
 NAMES = {"--to": "target=", "--catalog": "--catalog", "--help": "--help"}
 # What may follow an option as its value in a sentence, and is not the sentence's next word.
 _VALUE = r"bfloat16|float16|float32|auto|fail|own-shard|fused|separate[\w-]*|xet|http|user/repo|\./\w+|\d[\w.,]*"
-_OPTION = re.compile(rf"`reshard [^`]*`|(--[a-z][a-z-]*)(?: ({_VALUE})(?![\w]))?")
+_OPTION = re.compile(rf"`[^`]*`|(?<![\w./-])(--[a-z][a-z-]*)(?: ({_VALUE})(?![\w]))?")
 _SENTENCES = {
     "run the same command again": "call it again",
     "run the same command with": "call it again with",
@@ -29,15 +29,17 @@ def as_arguments(text: str) -> str:
     >>> as_arguments("--size 5G: unknown unit 'G'; leave out --strict-dtype")
     "size=5G: unknown unit 'G'; leave out strict_dtype=True"
     """
-    for ours, theirs in _SENTENCES.items():
-        text = text.replace(ours, theirs)
-    return _OPTION.sub(_argument, text)
+    return retold(text, _SENTENCES, _argument)
 
 
-def _argument(match: re.Match[str]) -> str:
-    option, value = match[1], match[2]
-    if option is None:
-        return match[0]
+def retold(text: str, sentences: Mapping[str, str], name: Callable[[str, str | None], str]) -> str:
+    """``text`` with other sentences, by patterns, and options as ``name(option, value)`` calls them; not in code."""
+    for pattern, theirs in sentences.items():
+        text = re.sub(pattern, theirs, text)
+    return _OPTION.sub(lambda found: found[0] if found[1] is None else name(found[1], found[2]), text)
+
+
+def _argument(option: str, value: str | None) -> str:
     if option in FLAGS:
         return FLAGS[option] + (f" {value}" if value else "")
     name = NAMES.get(option, f"{option[2:].replace('-', '_')}=")

@@ -181,7 +181,7 @@ ROOMS = {
         {"connect", "pushed"},
         {"remote", "served"},
         {"operations"},
-        {"plan", "acts", "catalog_report", "events"},
+        {"plan", "dry_run", "acts", "catalog_report", "events"},
         {"facts"},
         {"queue", "text"},
         {"models"},

@@ -37,7 +37,7 @@ from reshard.web.guard import Guard
 from reshard.web.openapi import openapi
 from reshard.web.pages import catalogs as _catalogs  # noqa: F401 -- their pages are in site.routes
 from reshard.web.pages import jobs as _jobs  # noqa: F401
-from reshard.web.pages import overview, planning  # noqa: F401
+from reshard.web.pages import overview, planning, schedules  # noqa: F401
 from reshard.web.pages import site as pages
 from reshard.web.settings import WebSettings
 from reshard.web.streams import Streams, follow

@@ -53,6 +53,18 @@ class CatalogSubmitted(Document):
     outdated_schedules: list[str]
 
 
+class CatalogFile(Document):
+    """A catalog as it was submitted last."""
+
+    name: str
+    digest: str
+    text: str
+    at_once: int
+    max_failures: int | None
+    max_bytes: Bytes | None
+    asked_by: str
+
+
 class Ended(Document):
     outcome: Outcome
     job: str | None
@@ -151,6 +163,7 @@ class ScheduleFacts(Document):
     digest: str | None
     next: Moment | None = Field(description="null while it is paused")
     success: Moment | None
+    trouble: Moment | None = Field(default=None, description="when it last failed or was missed; null after a success")
     outdated: bool
     runs: list[Run]
     last: str
@@ -235,6 +248,7 @@ class CatalogNow(Document):
     started: Moment
     since: Moment
     success: Moment | None
+    trouble: Moment | None = Field(default=None, description="when a run last ended otherwise; null after a success")
     empty: list[int]
     entries: int
     todo: int

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
@@ -10,13 +13,26 @@ from pydantic import Field
 from reshard.client.models import catalogs
 from reshard.client.operations.table import BODY_MAX, Body, InProcess, operation
 from reshard.client.queue import Queue
-from reshard.pipeline.errors import NoSuchFailures
+from reshard.pipeline.errors import CatalogNotFound, NoSuchFailures
 from reshard.pipeline.limits import CATALOG_MAX
-from reshard.worker.followers.records import AT_ONCE, AT_ONCE_MAX, COUNT_MAX, NAME_MAX, CatalogStatus, Definition
+from reshard.worker.followers.records import (
+    AT_ONCE,
+    AT_ONCE_MAX,
+    COUNT_MAX,
+    NAME_MAX,
+    CatalogStatus,
+    Definition,
+    Standing,
+    entry_of,
+)
 from reshard.worker.followers.schedules import ScheduleStatus
 
 if TYPE_CHECKING:
+    from reshard.pipeline.catalogs.expand import Wanted
     from reshard.worker.followers.catalogs import Now
+
+
+CLOSELY = 200  # models of a dry run whose targets are asked one by one; of more that may take an hour
 
 
 class Submission(Body):
@@ -42,21 +58,33 @@ class Submission(Body):
         return Definition(name=parsed.name, asked_by=asked_by, **self.model_dump())
 
 
+class CatalogsQuery(Body):
+    failing: bool = Field(default=False, description="only those whose last run did not end well")
+
+
+EVERY = CatalogsQuery()
+
+
 class Only(Body):
     only: str | None = Field(default=None, max_length=NAME_MAX, description="only failures with this error code")
 
 
 @operation("GET", "/catalogs")
-def list_catalogs(session: InProcess) -> catalogs.Catalogs:
+def list_catalogs(session: InProcess, query: CatalogsQuery = EVERY) -> catalogs.Catalogs:
     """List catalogs by name, each without its models."""
     of = session.queue.catalogs
-    success = of.successes()
-    return catalogs.Catalogs(catalogs=[_now(name, of.now(name), success.get(name)) for name in of.names()])
+    success, failing = of.successes(), of.failing()
+    names = failing if query.failing else of.names()
+    found = []
+    for name in names:
+        with suppress(CatalogNotFound):  # removed since
+            found.append(_now(name, of.now(name), success.get(name), failing.get(name)))
+    return catalogs.Catalogs(catalogs=found)
 
 
-def _now(name: str, now: Now, success: float | None) -> catalogs.CatalogNow:
+def _now(name: str, now: Now, success: float | None, trouble: float | None) -> catalogs.CatalogNow:
     counts = {what: number for what, number in now.counts.items() if number}
-    moments = {"started": now.started / 1000, "since": now.since / 1000, "success": success}
+    moments = {"started": now.started / 1000, "since": now.since / 1000, "success": success, "trouble": trouble}
     return catalogs.CatalogNow.of(
         now, name=name, state=now.shown, counts=counts, empty=json.loads(now.empty), **moments
     )
@@ -76,6 +104,22 @@ def submit_catalog(session: InProcess, body: Submission) -> catalogs.CatalogSubm
     )
 
 
+@operation("POST", "/catalogs/check")
+def check_catalog(session: InProcess, body: Submission) -> catalogs.CatalogChecked:
+    """Show what a catalog would do now, with the token of this service; queue nothing."""
+    from reshard.client.dry_run import of_catalog
+    from reshard.pipeline.catalogs.definition import parse
+
+    parsed = parse(body.text, "the catalog")
+    with session.hub() as context:
+        return of_catalog(parsed, context, partial(standings, session.queue), CLOSELY, session.allow)
+
+
+def standings(queue: Queue, name: str, wanted: Sequence[Wanted]) -> Sequence[Standing]:
+    """How each model stands against the last job that carried it out."""
+    return queue.catalogs.standings(name, map(entry_of, wanted))
+
+
 def _schedules(queue: Queue, catalog: str) -> list[ScheduleStatus]:
     every = queue.schedules.all()
     return [seen for seen in every if seen.schedule.catalog and seen.schedule.catalog.name == catalog]
@@ -85,6 +129,13 @@ def _schedules(queue: Queue, catalog: str) -> list[ScheduleStatus]:
 def show_catalog(session: InProcess, name: str) -> catalogs.Catalog:
     """Show a catalog's progress."""
     return told(session.queue.catalogs.get(name))
+
+
+@operation("GET", "/catalogs/{name}/file")
+def show_file(session: InProcess, name: str) -> catalogs.CatalogFile:
+    """Show a catalog's file as it was submitted last, with its limits."""
+    kept = session.queue.catalogs.definition(name)
+    return catalogs.CatalogFile.of(kept, digest=kept.digest)
 
 
 def told(seen: CatalogStatus) -> catalogs.Catalog:
@@ -107,7 +158,7 @@ def told(seen: CatalogStatus) -> catalogs.Catalog:
 def show_progress(session: InProcess, name: str) -> catalogs.CatalogProgress:
     """Show a catalog's progress without its models, and why nothing of it moves."""
     of = session.queue.catalogs
-    now = _now(name, of.now(name), of.successes().get(name))
+    now = _now(name, of.now(name), of.successes().get(name), of.failing().get(name))
     return catalogs.CatalogProgress(**dict(now), waits=session.queue.waits(bulk=True))
 
 

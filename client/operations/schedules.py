@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
 from reshard.client import PAGE_MAX
-from reshard.client.facts import last_run
+from reshard.client.facts import last_run, times
 from reshard.client.models import catalogs
-from reshard.client.operations.catalogs import Submission
+from reshard.client.operations.catalogs import Submission, check_catalog
 from reshard.client.operations.jobs import Asked
 from reshard.client.operations.table import BODY_MAX, LISTED, Body, InProcess, operation
 from reshard.client.queue import Queue
@@ -17,31 +18,56 @@ from reshard.worker.followers.records import NAME_MAX
 from reshard.worker.followers.schedules import CRON_MAX, NAME, PRIORITY, ZONE_MAX, Schedule, ScheduleStatus
 from reshard.worker.queue.jobs import PAGE_BYTES
 
+TIMES = 5  # that are shown of a schedule which is not kept
+
 
 def _only(name: str) -> dict[str, Any]:
     return {"required": [name], "properties": {name: {"type": "object"}}}
 
 
 class SchedulesQuery(Body):
+    failing: bool = Field(default=False, description="only those that failed or were missed since their last success")
     limit: int = Field(default=LISTED, ge=1, le=PAGE_MAX)
     after: str = Field(default="", max_length=NAME_MAX, description="`next` of the page before")
 
 
-class Kept(Body):
+class Edited(Body):
     """A request or a catalog, and when it is submitted."""
 
     most: ClassVar[int] = BODY_MAX
     model_config = ConfigDict(json_schema_extra={"oneOf": [_only("request"), _only("catalog")]})
-    name: str = Field(max_length=NAME_MAX, pattern=f"^{NAME.pattern}$")
     cron: str = Field(
         max_length=CRON_MAX,
         json_schema_extra={"format": "cron"},
         description="minute hour day month weekday, or @daily",
     )
-    tz: str = Field(default="UTC", max_length=ZONE_MAX, json_schema_extra={"format": "timezone"})
-    missed: Literal["once", "skip"] = "once"
+    tz: str = Field(
+        default="UTC",
+        max_length=ZONE_MAX,
+        json_schema_extra={"format": "timezone"},
+        description="by whose clock, as Europe/Berlin",
+    )
+    missed: Literal["once", "skip"] = Field(
+        default="once", description="after times at which no control ran: run once, or not at all"
+    )
     request: Asked | None = None
     catalog: Submission | None = None
+
+    def schedule(self, session: InProcess, name: str) -> Schedule:
+        """Raises BadCatalog, and what the service does not let be submitted."""
+        request = self.request.request(session.caller) if self.request else None
+        if request is not None:
+            session.allow(request)
+        catalog = self.catalog.definition(session.caller) if self.catalog else None
+        return Schedule(name=name, cron=self.cron, tz=self.tz, missed=self.missed, request=request, catalog=catalog)
+
+
+class Kept(Edited):
+    """The same, and its name."""
+
+    name: str = Field(
+        max_length=NAME_MAX, pattern=f"^{NAME.pattern}$", description="small letters, digits, dots, - and _"
+    )
 
 
 def _facts(queue: Queue, seen: ScheduleStatus) -> dict[str, Any]:
@@ -56,7 +82,7 @@ def _facts(queue: Queue, seen: ScheduleStatus) -> dict[str, Any]:
 def list_schedules(session: InProcess, query: SchedulesQuery) -> catalogs.Schedules:
     """List schedules by name, without the text of catalogs; fewer than `limit` where they are long."""
     rows, size = list[catalogs.ScheduleRow](), 0
-    for seen in session.queue.schedules.each(query.after):
+    for seen in session.queue.schedules.each(query.after, query.failing):
         facts = _facts(session.queue, seen)
         if kept := seen.schedule.catalog:
             facts["catalog"] = catalogs.CatalogKept.of(kept, bytes=len(kept.text.encode()))
@@ -71,14 +97,31 @@ def list_schedules(session: InProcess, query: SchedulesQuery) -> catalogs.Schedu
 @operation("POST", "/schedules")
 def add_schedule(session: InProcess, body: Kept) -> catalogs.ScheduleNext:
     """Submit a request, or a catalog, at regular times."""
-    request = body.request.request(session.caller) if body.request else None
-    if request is not None:
-        session.allow(request)
-    catalog = body.catalog.definition(session.caller) if body.catalog else None
-    schedule = Schedule(
-        name=body.name, cron=body.cron, tz=body.tz, missed=body.missed, request=request, catalog=catalog
-    )
-    return catalogs.ScheduleNext(name=body.name, next=session.queue.schedules.add(schedule))
+    return catalogs.ScheduleNext(name=body.name, next=session.queue.schedules.add(body.schedule(session, body.name)))
+
+
+@operation("POST", "/schedules/check")
+def check_schedule(session: InProcess, body: Kept) -> catalogs.ScheduleTimes:
+    """Show when a schedule would be due, and what it would submit now, with the token of this service; keep nothing."""
+    from reshard.client.dry_run import of_request
+
+    schedule = body.schedule(session, body.name)
+    schedule.check()
+    outcome, job = session.queue.schedules.preview(body.name, schedule)
+    due = [*times(schedule.cron, schedule.tz, schedule.next_after(time.time()), TIMES)]
+    if body.catalog is not None:
+        would = catalogs.Would(outcome=outcome, job=job, catalog=check_catalog(session, body.catalog))
+    else:
+        assert schedule.request is not None, "a schedule submits something"
+        with session.hub() as context:
+            would = catalogs.Would(outcome=outcome, job=job, request=of_request(schedule.request, context))
+    return catalogs.ScheduleTimes(name=body.name, next=due, would=would)
+
+
+@operation("POST", "/schedules/{name}/edit")
+def edit_schedule(session: InProcess, name: str, body: Edited) -> catalogs.ScheduleNext:
+    """Change what a schedule submits and when; its past runs stay."""
+    return catalogs.ScheduleNext(name=name, next=session.queue.schedules.edit(body.schedule(session, name)))
 
 
 @operation("GET", "/schedules/{name}")

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from axe_core_python.selenium import Axe
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver import Chrome
 from selenium.webdriver.chrome.options import Options
@@ -72,6 +73,14 @@ class Browser:
 
     def script(self, code: str, *arguments: object) -> Any:
         return self.chrome.execute_script(code, *arguments)
+
+    def serious(self) -> list[tuple[str, str]]:
+        """What axe finds on the page that keeps somebody from reading or using it: the rule, and where."""
+        found = Axe().run(self.chrome)
+        looked_for = {one["id"] for kind in ("passes", "violations", "incomplete") for one in found[kind]}
+        assert "color-contrast" in looked_for
+        bad = [one for one in found["violations"] if one["impact"] in {"serious", "critical"}]
+        return [(one["id"], one["nodes"][0]["html"]) for one in bad]
 
     def picture(self, path: Path, height: int) -> None:
         """So much of the page, from its top, as a PNG."""

@@ -7,7 +7,7 @@ import select
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from tests.support.procs import Broker, Machine, Proc, free_port, wait_for
 ROOT = "/api/v1"
 PROXY = {"RESHARD_WEB_ACTORS": "ada", "RESHARD_WEB_USER_HEADER": "X-User"}
 HOOK = "/hooks/hub"
+OURS = {"Sec-Fetch-Site": "same-origin"}
 
 SECRET = "a secret that the Hub and the service share"
 WEB = [sys.executable, "-c", "from reshard.cli.main import main; main()", "web"]
@@ -50,6 +51,15 @@ class Site:
     def post(self, path: str, body: Any = None, scope: str | None = "act") -> Any:
         with self.client(scope) as client:
             return answered(client.post(path, json=body))
+
+
+@contextmanager
+def signed_in(site: Site, scope: str = "act") -> Iterator[httpx2.Client]:
+    """A browser, more or less: it has nothing but the cookie."""
+    with httpx2.Client(base_url=site.url, timeout=30, follow_redirects=True, headers=OURS) as client:
+        there = client.post("/sign-in", data={"token": site.tokens[scope]})
+        assert there.status_code == 200 and there.url.path == "/", there.text
+        yield client
 
 
 def answered(response: httpx2.Response) -> Any:

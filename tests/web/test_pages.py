@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from getpass import getuser
 from pathlib import Path
 
-import httpx2
 import numpy as np
 import pytest
 from redis.exceptions import NoPermissionError
@@ -25,7 +22,7 @@ from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.stores.pace import RateLimitWindow
 from reshard.web.auth import OWN, Scope, Tokens, own_token
 from reshard.web.guard import HEADERS
-from reshard.web.pages.planning import Input, inputs
+from reshard.web.pages.forms import OPTIONS, Input
 from reshard.worker.fleet.rate_limit import rate_limiters
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.schedules import ALL, Schedule, Schedules
@@ -33,22 +30,12 @@ from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import job_key
 from tests.support.models import save_single
-from tests.web.conftest import Site
+from tests.web.conftest import OURS, Site, signed_in
 from tests.worker.conftest import Wakes, claimed, followed, receipts, restricted
 from tests.worker.followers.builders import begin, definition, fail, finish, jobs
 
 PAGES = ("/", "/jobs", "/plan", "/catalogs", "/schedules", "/usage")
 SCRIPT = "<script>alert(1)</script>"
-OURS = {"Sec-Fetch-Site": "same-origin"}
-
-
-@contextmanager
-def signed_in(site: Site, scope: str = "act") -> Iterator[httpx2.Client]:
-    """A browser, more or less: it has nothing but the cookie."""
-    with httpx2.Client(base_url=site.url, timeout=30, follow_redirects=True, headers=OURS) as client:
-        there = client.post("/sign-in", data={"token": site.tokens[scope]})
-        assert there.status_code == 200 and there.url.path == "/", there.text
-        yield client
 
 
 @pytest.fixture
@@ -164,7 +151,7 @@ SENT = {
 BY_KIND = {"checkbox": ("on", "True"), "words": ("x y", "('x', 'y')")}
 
 
-@pytest.mark.parametrize("field", inputs(), ids=lambda one: one.name)
+@pytest.mark.parametrize("field", OPTIONS, ids=lambda one: one.name)
 def test_each_field_of_the_form_is_an_option_as_it_was_sent(site: Site, store: JobStore, field: Input) -> None:
     value, made_of_it = SENT.get(field.name) or BY_KIND.get(field.kind) or (field.choices[-1],) * 2
     with signed_in(site) as client:
@@ -330,9 +317,10 @@ def test_a_schedule_shows_its_times_and_results(site: Site, store: JobStore, lea
         [job] = store.recent()
         fail(leases, job.id)
         seen = client.get("/schedules").text
-        assert seen.count(" 02:00 UTC") == 5 and f'href="/jobs/{job.id}" class="cell n-failed"' in seen
+        assert seen.count(" 02:00 UTC</td>") == seen.count(" 02:00 UTC</time>") == 5
+        assert f'href="/jobs/{job.id}" class="cell n-failed"' in seen
         client.post("/schedules/nightly/pause")
-        assert "none while it is paused" in client.get("/schedules").text
+        assert "None while it is paused" in client.get("/schedules").text
         client.post("/schedules/nightly/remove")
         assert Schedules(store).all() == []
 
@@ -345,7 +333,7 @@ def test_a_schedule_in_a_time_zone_that_is_unknown_here_hides_no_other(site: Sit
     store.redis.hset(ALL, "elsewhere", unknown.model_dump_json())
     with signed_in(site) as client:
         seen = client.get("/schedules")
-    assert seen.status_code == 200 and seen.text.count(" 02:00 UTC") == 1 + 5
+    assert seen.status_code == 200 and seen.text.count(" 02:00 UTC</td>") == 1 + 5
 
 
 def test_schedules_are_listed_a_page_at_a_time(site: Site, store: JobStore) -> None:
@@ -392,7 +380,9 @@ def test_jobs_are_found_by_the_fields_of_a_form_and_failures_by_their_code(
         assert link in client.get("/").text
         failed = client.get(html.unescape(link)).text
         assert bad in failed and mine not in failed
-        assert html.escape(NoWeights.message) in failed and "told" not in client.get("/jobs?code=none.such").text
+        assert (
+            "… has no weights that reshard reads…" in failed and "told" not in client.get("/jobs?code=none.such").text
+        )
         for wrong in ({"within": "soon"}, {"state": "lost"}, {"by": "x" * 501}):
             refused = client.get("/jobs", params=wrong)
             assert refused.status_code == 400 and BadBody.code in refused.text, wrong

@@ -1,48 +1,76 @@
-"""Catalogs with their nights and failures, and schedules with their times and results."""
+"""Catalogs with their nights and failures, and the form of one."""
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
-from urllib.parse import urlencode
 
 from reshard.client.catalog_report import markdown
-from reshard.client.facts import outcome_text, upcoming
-from reshard.client.models.catalogs import Catalog, ScheduleRow
-from reshard.client.models.records import Run
+from reshard.client.models.catalogs import Catalog, CatalogChecked, CatalogFile, CatalogWrong
 from reshard.client.operations import catalogs as operations
-from reshard.client.operations import schedules as of_schedules
 from reshard.client.operations.table import read
-from reshard.client.queue import Queue
-from reshard.client.served import Served
-from reshard.pipeline.errors import BadSchedule, ReshardError
-from reshard.web.documents import status_of
-from reshard.web.pages.site import Call, Page, Reply, Text, act, page
+from reshard.pipeline.errors import ReshardError
+from reshard.web.pages.forms import LIMITS, TEXT, Button, Form, as_typed, defaults, shown
+from reshard.web.pages.site import Call, Fields, Page, Reply, Text, act, page
 
-TIMES = 5  # of a schedule that come next
-RESULTS = 14  # of a schedule that are shown
 GRID_MAX = 1000  # models of a grid; those that failed come first
+FORM = Form("Submit a catalog", [TEXT, LIMITS], [], Button("Try", "/new/catalogs"), Button("Submit", "/catalogs"))
 
 
 @page("GET", "/catalogs")
 def catalogs(call: Call) -> Reply:
-    return _catalogs(call.session)
+    return Page("catalogs.html", {"catalogs": operations.list_catalogs(call.session).catalogs})
 
 
-def _catalogs(session: Served, text: str = "", error: ReshardError | None = None) -> Page:
-    listed = operations.list_catalogs(session).catalogs
-    shown = {"catalogs": listed, "text": text, "error": error.to_dict() if error else None}
-    return Page("catalogs.html", shown, status_of(error) if error else 200)
+@page("GET", "/new/catalogs")
+def form(call: Call) -> Reply:
+    """An empty one, or that of the catalog that the address names."""
+    return _page(file_of(call) or defaults(FORM))
+
+
+def file_of(call: Call) -> dict[str, str]:
+    """The fields of the catalog that the address names, if it does; raises CatalogNotFound."""
+    if not (name := call.query.one("catalog")):
+        return {}
+    return text_of(operations.show_file(call.session, name))
+
+
+def text_of(kept: CatalogFile) -> dict[str, str]:
+    """A catalog as its form shows it."""
+    limits = {one.name: getattr(kept, one.name) for one in LIMITS}
+    return {"text": kept.text} | {name: "" if value is None else str(value) for name, value in limits.items()}
+
+
+@page("POST", "/new/catalogs")
+def dry_run(call: Call) -> Reply:
+    """What it would do now; nothing is queued."""
+    try:
+        found = operations.check_catalog(call.session, submission(call.body))
+    except ReshardError as error:
+        return _page(as_typed(call.body), error)
+    return _page(as_typed(call.body), None, found=found, wrong=by_repo(found))
 
 
 @page("POST", "/catalogs")
 def submit(call: Call) -> Reply:
-    given = call.body.given("text", "at_once", "max_failures", "max_bytes")
     try:
-        done = operations.submit_catalog(call.session, read(operations.Submission, given, "the form"))
-        return f"/catalogs/{done.name}"
+        return f"/catalogs/{operations.submit_catalog(call.session, submission(call.body)).name}"
     except ReshardError as error:
-        return _catalogs(call.session, call.body.one("text"), error)
+        return _page(as_typed(call.body), error)
+
+
+def submission(body: Fields) -> operations.Submission:
+    """Raises BadBody."""
+    sent = body.given(*(one.name for one in LIMITS))
+    return read(operations.Submission, sent | {"text": body.text("text")}, "the form")
+
+
+def by_repo(found: CatalogChecked) -> dict[str, CatalogWrong]:
+    """What is wrong with which model."""
+    return {one.repo: one for one in found.wrong}
+
+
+def _page(typed: dict[str, str], error: ReshardError | None = None, **found: Any) -> Page:
+    return shown("catalog_form.html", FORM, typed, error, closely=operations.CLOSELY, **({"found": None} | found))
 
 
 @page("GET", "/catalogs/{name}")
@@ -77,40 +105,3 @@ act("/catalogs/{name}/remove", operations.remove_catalog, "/catalogs")
 def report(call: Call) -> Reply:
     """For an issue, a mail, or who keeps them."""
     return Text(markdown(operations.show_catalog(call.session, call.path["name"])), f"{call.path['name']}.md")
-
-
-@page("GET", "/schedules")
-def schedules(call: Call) -> Reply:
-    after = call.query.one("after")
-    query = read(of_schedules.SchedulesQuery, {"after": after}, "the address")
-    found = of_schedules.list_schedules(call.session, query)
-    more = urlencode({"after": found.next}) if found.next else ""
-    rows = [(row, _times(row), _results(call.queue, row)) for row in found.schedules]
-    return Page("schedules.html", {"schedules": rows, "after": after, "more": more})
-
-
-def _times(row: ScheduleRow) -> list[float]:
-    found = list[float]()
-    with suppress(BadSchedule):  # only another machine knows its time zone
-        for at in upcoming(row, TIMES):
-            found.append(at)
-    return found
-
-
-def _results(queue: Queue, row: ScheduleRow) -> list[dict[str, Any]]:
-    """Of each time that has passed: how what it fired ended, or why it fired nothing."""
-    runs = [*reversed(row.runs[:RESULTS])]
-    states = {job.id: str(job.state) for job in queue.jobs.load([run.job for run in runs if run.job])}
-    return [_result(run, states) for run in runs]
-
-
-def _result(run: Run, states: dict[str, str]) -> dict[str, Any]:
-    there = run.job in states
-    how = states.get(run.job or "", "fired") if run.outcome == "fired" else run.outcome
-    return {"at": run.due, "how": how, "text": outcome_text(run), "job": run.job if there else None}
-
-
-act("/schedules/{name}/run", of_schedules.run_schedule, "/schedules")
-act("/schedules/{name}/pause", of_schedules.pause_schedule, "/schedules")
-act("/schedules/{name}/resume", of_schedules.resume_schedule, "/schedules")
-act("/schedules/{name}/remove", of_schedules.remove_schedule, "/schedules")

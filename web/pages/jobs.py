@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -72,7 +73,7 @@ def jobs(call: Call) -> Reply:
     shown = {
         "found": found,
         "filter": filter_,
-        "told": by_code().get(filter_.get("code", "")),
+        "told": re.sub(r"{\w+}", "…", kind.message) if (kind := by_code().get(filter_.get("code", ""))) else "",
         "states": [(state, urlencode(filter_ | {"state": state}, doseq=True)) for state in found.counts],
         "any_state": urlencode({name: value for name, value in filter_.items() if name != "state"}),
         "newest": urlencode(filter_, doseq=True),

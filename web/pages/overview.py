@@ -7,9 +7,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from reshard.client.models.catalogs import ScheduleRow
 from reshard.client.models.jobs import OVER, UNDER_WAY, Job
 from reshard.client.operations import fleet as operations
+from reshard.client.operations.catalogs import CatalogsQuery, list_catalogs
 from reshard.client.operations.jobs import JobsQuery, list_jobs
+from reshard.client.operations.schedules import SchedulesQuery, list_schedules
 from reshard.client.operations.table import read
 from reshard.client.queue import Day
 from reshard.client.text import clock, count, human_bytes
@@ -42,6 +45,8 @@ def overview(call: Call) -> Reply:
         "silent": SILENT,
         "jobs": queue.jobs.counts(),
         "lanes": queue.lanes(),
+        "failing": list_catalogs(call.session, CatalogsQuery(failing=True)).catalogs,
+        "unmet": _unmet(call),
         "charts": [*_charts(day.hours), *_budgets(day)],
         "failures": failures.most_common(),
         "recent": list_jobs(call.session, JobsQuery(state=OVER, limit=RECENT)).jobs,
@@ -53,6 +58,14 @@ act("/fleet/pause", operations.pause_fleet, "/", lambda form: operations.Why(rea
 act("/fleet/resume", operations.resume_fleet, "/")
 act("/fleet/workers/{worker}/drain", operations.drain, "/")
 act("/fleet/workers/{worker}/undrain", operations.undrain, "/")
+
+
+def _unmet(call: Call) -> list[tuple[ScheduleRow, Any]]:
+    """The schedules that fail, each with the job that it submitted last, where that is known."""
+    rows = list_schedules(call.session, SchedulesQuery(failing=True)).schedules
+    last = [row.runs[0].job or "" if row.runs else "" for row in rows]
+    jobs = {job.id: job for job in call.queue.jobs.load([*filter(None, last)])}
+    return [(row, jobs.get(id)) for row, id in zip(rows, last, strict=True)]
 
 
 def _at_work(jobs: Sequence[Job]) -> dict[str, list[dict[str, Any]]]:

@@ -12,8 +12,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from reshard.client.facts import into, page
+from reshard.client.queue import moment
 from reshard.client.text import clock, count, expected, figure, human_bytes, lasted, long
 from reshard.pipeline.text import printable
+from reshard.web.pages.wording import sentence, told
 
 TEMPLATES = Path(__file__).with_name("templates")
 
@@ -30,7 +32,7 @@ def _environment() -> Environment:
     )  # fmt: skip
     made.filters |= {
         "bytes": human_bytes, "when": when, "clock": clock, "lasted": lasted, "words": words, "figure": figure,
-        "expected": expected, "count": count,
+        "expected": expected, "count": count, "moment": moment, "sentence": sentence, "told": told,
     }  # fmt: skip
     made.globals |= {"into": into, "where": page}
     return made

@@ -46,6 +46,10 @@ class Fields(dict[str, list[str]]):
     def one(self, name: str, default: str = "") -> str:
         return self.get(name, [default])[-1].strip()
 
+    def text(self, name: str) -> str:
+        """Lines as they were typed, with the line ends of a file; browsers send others."""
+        return self.get(name, [""])[-1].replace("\r\n", "\n")
+
     def given(self, *names: str) -> dict[str, str]:
         """Those of ``names`` that are filled in."""
         return {name: self.one(name) for name in names if self.one(name)}
@@ -173,16 +177,14 @@ async def _sign_in(site: Site, request: Request) -> Response:
         if once and request.method == "GET":
             if token := await run_in_threadpool(_of_link, site, once):
                 return _signed_in(request, goes_to, token)
-            wrong = (
-                "This link was used, or is older than ten minutes. Whoever runs the service types `reshard up` again."
-            )
+            wrong = "This link was used, or is older than ten minutes. Run `reshard up` again for another."
         if request.method == "POST":
             if not same_site(request.headers):
                 return failed(request, CrossSite())
             token = _fields((await request.body()).decode("utf-8", "replace")).one("token")
             if await run_in_threadpool(site.tokens.find, token):
                 return _signed_in(request, goes_to, token)
-            wrong = "No token of this service is like that."
+            wrong = "That token isn't valid."
     except ReshardError as error:
         return failed(request, error)
     shown = {"caller": None, "path": request.url.path, "next": goes_to, "wrong": wrong}

@@ -181,9 +181,19 @@ class Catalogs:
             empty=tuple(json.loads(fields.get("empty", "[]"))),
         )
 
+    def definition(self, name: str) -> Definition:
+        """What was submitted last, by a person or a schedule, and begun; raises CatalogNotFound."""
+        if (stored := cast("bytes | None", self._redis.hget(key(name), "definition"))) is None:
+            raise CatalogNotFound(name=name)
+        return Definition.known(stored)[0]
+
     def successes(self) -> dict[str, float]:
         """When a run of each last ended with nothing failed, in seconds since the epoch."""
-        return {name: int(ms) / 1000 for name, ms in decoded(self._redis.hgetall(SUCCESS)).items()}
+        return moments(self._redis, SUCCESS)
+
+    def failing(self) -> dict[str, float]:
+        """Those whose last run did not end so, with when it ended."""
+        return moments(self._redis, TROUBLE)
 
     def nights(self, name: str) -> list[tuple[float, dict[str, tuple[str, str]]]]:
         """Its last runs, the newest first: when each began, and how each model ended, with the code of its error."""
@@ -367,6 +377,11 @@ def count(pipe: Pipeline, name: str, ended: Ended, by: int) -> None:
     """``by`` is 1 for an entry that ended, -1 for one that gets another turn."""
     for part in records.tally(ended):
         pipe.hincrby(key(name, "counts"), part, by)
+
+
+def moments(client: redis.Redis, key: str) -> dict[str, float]:
+    """A hash of times in ms, as seconds since the epoch, by name."""
+    return {name: int(ms) / 1000 for name, ms in sorted(hash_of(client, key).items())}
 
 
 def _numbered(item: tuple[bytes, bytes]) -> int:

@@ -106,6 +106,7 @@ class ScheduleStatus:
     next: float | None  # None while it is paused
     runs: tuple[Run, ...]  # the newest first
     success: float | None  # when what it fired last ended well
+    trouble: float | None  # when that did not, or a time of it was missed, unless it ended well since
     outdated: bool = False  # its catalog was submitted with another text since
 
 
@@ -144,6 +145,25 @@ class Schedules:
             _keep(pipe, kept.model_copy(update={"catalog": definition}))
 
         transact(self._redis, step, ALL)
+
+    def edit(self, schedule: Schedule) -> float | None:
+        """Keep it in place of the one of its name, whose past runs stay; returns when it is due, None while paused.
+
+        Raises BadSchedule, ScheduleNotFound, and ScheduleUnreadable for what a newer release wrote.
+        """
+        schedule.check()
+        first = schedule.next_after(self._clock())
+
+        def step(pipe: Pipeline) -> float | None:
+            former, due = self._whole(schedule.name), pipe.zscore(DUE, schedule.name)
+            same = (former.cron, former.tz) == (schedule.cron, schedule.tz)
+            _keep(pipe, schedule)
+            if due is None or same:
+                return due and float(due) / 1000
+            pipe.zadd(DUE, {schedule.name: ms(first)})
+            return first
+
+        return transact(self._redis, step, ALL, DUE)
 
     def remove(self, name: str) -> None:
         """Forget it; a job that it fired goes on. Raises ScheduleNotFound."""
@@ -185,10 +205,10 @@ class Schedules:
     def get(self, name: str) -> ScheduleStatus:
         """Raises ScheduleNotFound."""
         schedule = self._schedule(name)
-        score, success = self._redis.zscore(DUE, name), self._redis.hget(SUCCESS, name)
-        due, ended = (None if moment is None else float(moment) / 1000 for moment in (score, success))
+        found = self._redis.zscore(DUE, name), *(self._redis.hget(key, name) for key in (SUCCESS, TROUBLE))
+        due, success, trouble = (None if moment is None else float(moment) / 1000 for moment in found)
         runs = tuple(Run.read(text) for text in texts(self._redis.lrange(runs_key(name), 0, -1)))
-        return ScheduleStatus(schedule, due, runs, ended, self._outdated(schedule))
+        return ScheduleStatus(schedule, due, runs, success, trouble, self._outdated(schedule))
 
     def _outdated(self, schedule: Schedule) -> bool:
         if schedule.catalog is None:
@@ -202,9 +222,9 @@ class Schedules:
         """By name."""
         return list(self.each())
 
-    def each(self, after: str = "") -> Iterator[ScheduleStatus]:
-        """By name, those behind ``after``; each is read in its turn, as it may hold a long text."""
-        for name in sorted(name for name in texts(self._redis.hkeys(ALL)) if name > after):
+    def each(self, after: str = "", failing: bool = False) -> Iterator[ScheduleStatus]:
+        """By name, those behind ``after``, or of them those in trouble; each is read in its turn: it may be long."""
+        for name in sorted(name for name in texts(self._redis.hkeys(TROUBLE if failing else ALL)) if name > after):
             with suppress(ScheduleNotFound):  # removed since
                 yield self.get(name)
 
@@ -220,14 +240,14 @@ class Schedules:
                     ran.append((name, run))
         return ran
 
-    def preview(self, name: str) -> tuple[Outcome, str | None]:
-        """What would become of it now, and the job that stands in the way, if any. Raises as ``run``."""
+    def preview(self, name: str, edited: Schedule | None = None) -> tuple[Outcome, str | None]:
+        """What would become of it now, or of ``edited``, and the job in its way, if there is one. Raises as ``run``."""
 
         def step(pipe: Pipeline) -> tuple[Outcome, str | None]:
             outcome, job, fire = self._decide(pipe, schedule, _submitted(schedule), skip=False)
             return outcome, job if fire is None and job else None
 
-        schedule = self._whole(name)
+        schedule = edited or self._whole(name)
         return transact(self._redis, step, ALL)
 
     def _fire(self, schedule: Schedule, due: float | None, now: float) -> Run | None:

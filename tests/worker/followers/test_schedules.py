@@ -277,6 +277,39 @@ def test_what_makes_no_sense_is_not_kept(schedules: Schedules, fields: dict[str,
     assert schedules.all() == []
 
 
+def test_an_edit_takes_effect_and_leaves_the_past_and_a_pause_as_they_are(
+    store: JobStore, schedules: Schedules, clock: Clock
+) -> None:
+    due = schedules.add(nightly())
+    clock.now = due
+    assert outcomes(schedules) == ["fired"]
+    edited = nightly(cron="0 5 * * *", tz="Asia/Tokyo", request=ask("other"))
+    assert schedules.edit(edited) == schedules.get("nightly").next == due + DAY - 7 * 3600
+    assert schedules.get("nightly").schedule == edited and len(schedules.get("nightly").runs) == 1
+    schedules.pause("nightly")
+    assert schedules.edit(nightly(cron="0 6 * * *")) is None and schedules.get("nightly").next is None
+    with pytest.raises(ScheduleNotFound):
+        schedules.edit(nightly("other"))
+    with pytest.raises(BadSchedule):
+        schedules.edit(nightly(cron="daily"))
+    store.redis.hset(ALL, "nightly", '{"name": "nightly", "cron": "@daily", "unheard": 1}')
+    with pytest.raises(ScheduleUnreadable):
+        schedules.edit(nightly())
+
+
+def test_a_time_that_is_due_is_not_lost_by_an_edit_of_what_it_submits(schedules: Schedules, clock: Clock) -> None:
+    clock.now = schedules.add(nightly()) + 1
+    assert schedules.edit(nightly(request=ask("other"))) == clock.now - 1
+    assert outcomes(schedules) == ["fired"]
+
+
+def test_one_that_is_not_kept_yet_is_previewed(store: JobStore, schedules: Schedules) -> None:
+    assert schedules.preview("new", nightly("new")) == ("fired", None)
+    job = store.submit(ask().model_copy(update={"asked_by": "ada"})).id
+    assert schedules.preview("new", nightly("new")) == ("fired", job)
+    assert schedules.all() == []
+
+
 def test_one_that_a_newer_release_wrote_does_not_stop_the_others(
     store: JobStore, schedules: Schedules, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -30,6 +30,7 @@ async function refresh() {
   for (const id of there) if (!here.has(id)) place(page, id);
   for (const id of here) if (!there.has(id)) document.getElementById(id).remove();
   for (const id of there) if (here.has(id)) replace(document.getElementById(id), page.getElementById(id).innerHTML);
+  tellHere();
 }
 
 function place(page, id) {
@@ -105,7 +106,7 @@ function show() {
 }
 
 function tellTimes() {
-  document.querySelectorAll("time[datetime]").forEach((time) => {
+  document.querySelectorAll("time[datetime]:not(.here)").forEach((time) => {
     const passed = Math.round((Date.now() - Date.parse(time.dateTime)) / 1000);
     const distance = Math.abs(passed);
     const units = [["d", 86400], ["h", 3600], ["min", 60]];
@@ -114,6 +115,24 @@ function tellTimes() {
     time.textContent = passed < 0 ? `in ${text}` : `${text} ago`;
   });
 }
+
+// Times that have both clocks: the reader's, in the form that the server writes.
+function tellHere() {
+  const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
+  document.querySelectorAll(".zone").forEach((head) => (head.textContent = `${zone} (yours)`));
+  document.querySelectorAll("time.here").forEach((time) => {
+    const at = new Date(time.dateTime);
+    const day = at.toLocaleDateString("en", { weekday: "short" });
+    time.textContent = `${day} ${at.toLocaleString("sv", { dateStyle: "short", timeStyle: "short" })}`;
+  });
+}
+
+// Also over plain HTTP, where a page has no clipboard of its own.
+document.addEventListener("click", ({ target }) => {
+  if (!target.matches("button.copy")) return;
+  getSelection().selectAllChildren(target.previousElementSibling);
+  target.textContent = document.execCommand("copy") ? "Copied" : "Selected";
+});
 
 const address = document.body.dataset.events;
 let events = null;
@@ -142,6 +161,7 @@ if (address) {
   setInterval(soon, 10 * PAUSE); // what no event tells, as a worker that went away
 }
 setInterval(tellTimes, AGO);
+tellHere();
 
 // A link from elsewhere comes without the cookie, which is of this site alone; asked from here it is there.
 if (location.pathname === "/sign-in") {

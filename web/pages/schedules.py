@@ -1,0 +1,162 @@
+"""Schedules with their times and results, and the form of one."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from reshard.client.facts import outcome_text, upcoming
+from reshard.client.models.catalogs import CatalogFile, Schedule, ScheduleRow, ScheduleTimes
+from reshard.client.models.records import Run
+from reshard.client.operations import schedules as operations
+from reshard.client.operations.catalogs import CLOSELY
+from reshard.client.operations.table import read
+from reshard.client.queue import Queue
+from reshard.client.text import count, human_bytes
+from reshard.pipeline.errors import BadSchedule, ReshardError
+from reshard.web.pages.catalogs import by_repo, file_of, submission, text_of
+from reshard.web.pages.forms import (
+    LIMITS,
+    OPTIONS,
+    PLACES,
+    SIZE,
+    TEXT,
+    TIMES,
+    Button,
+    Form,
+    as_typed,
+    asked,
+    defaults,
+    shown,
+    typed_of,
+)
+from reshard.web.pages.site import Call, Page, Reply, act, page
+
+UPCOMING = 5  # times of a schedule
+RESULTS = 14  # of a schedule that are shown
+
+
+@page("GET", "/schedules")
+def schedules(call: Call) -> Reply:
+    after = call.query.one("after")
+    query = read(operations.SchedulesQuery, {"after": after}, "the address")
+    found = operations.list_schedules(call.session, query)
+    more = urlencode({"after": found.next}) if found.next else ""
+    rows = [(row, _times(row), _results(call.queue, row)) for row in found.schedules]
+    return Page("schedules.html", {"schedules": rows, "after": after, "more": more})
+
+
+def _times(row: ScheduleRow) -> list[float]:
+    found = list[float]()
+    with suppress(BadSchedule):  # only another machine knows its time zone
+        for at in upcoming(row, UPCOMING):
+            found.append(at)
+    return found
+
+
+def _results(queue: Queue, row: ScheduleRow) -> list[dict[str, Any]]:
+    """Of each time that has passed: how what it fired ended, or why it fired nothing."""
+    runs = [*reversed(row.runs[:RESULTS])]
+    states = {job.id: str(job.state) for job in queue.jobs.load([run.job for run in runs if run.job])}
+    return [_result(run, states) for run in runs]
+
+
+def _result(run: Run, states: dict[str, str]) -> dict[str, Any]:
+    there = run.job in states
+    how = states.get(run.job or "", "fired") if run.outcome == "fired" else run.outcome
+    return {"at": run.due, "how": how, "text": outcome_text(run), "job": run.job if there else None}
+
+
+act("/schedules/{name}/run", operations.run_schedule, "/schedules")
+act("/schedules/{name}/pause", operations.pause_schedule, "/schedules")
+act("/schedules/{name}/resume", operations.resume_schedule, "/schedules")
+act("/schedules/{name}/remove", operations.remove_schedule, "/schedules")
+
+
+def _form(of_catalog: bool, name: str = "") -> Form:
+    """Of a new one, or of the one of that ``name``, which stays."""
+    times = [one for one in TIMES if not (name and one.name == "name")]
+    what = [times, TEXT, LIMITS] if of_catalog else [times, [*PLACES, *SIZE]]
+    at = f"/schedules/{quote(name)}" if name else ""
+    title = f"Schedule {name}" if name else f"Schedule a {'catalog' if of_catalog else 'job'}"
+    tries, does = Button("Try", f"{at}/edit" if name else "/new/schedules"), Button("Save", at or "/schedules")
+    return Form(title, what, [] if of_catalog else OPTIONS, tries, does)
+
+
+@page("GET", "/new/schedules")
+def new(call: Call) -> Reply:
+    """That of a job, or of the catalog that the address names, ``catalog=`` for another one."""
+    form = _form("catalog" in call.query)
+    return _page(form, defaults(form) | file_of(call))
+
+
+@page("GET", "/schedules/{name}/edit")
+def edit(call: Call) -> Reply:
+    """As it is kept, with the text of the catalog that the address names."""
+    kept = operations.show_schedule(call.session, call.path["name"])
+    times = {"cron": kept.cron, "tz": kept.tz, "missed": kept.missed}
+    what = typed_of(kept.request) if kept.request else text_of(CatalogFile.of(kept.catalog, digest=kept.digest))
+    return _page(_form(kept.request is None, kept.name), times | what | file_of(call))
+
+
+@page("POST", "/new/schedules")
+@page("POST", "/schedules/{name}/edit")
+def dry_run(call: Call) -> Reply:
+    """When it would be due, and what it would submit now; nothing is kept."""
+    form = _form("text" in call.body, name := call.path.get("name", ""))
+    try:
+        sent = _sent(call) | {"name": name or call.body.one("name")}
+        found = operations.check_schedule(call.session, read(operations.Kept, sent, "the form"))
+    except ReshardError as error:
+        return _page(form, as_typed(call.body), error)
+    would = found.would and found.would.catalog
+    return _page(form, as_typed(call.body), None, found=found, now=_now(found), wrong=by_repo(would) if would else {})
+
+
+@page("POST", "/schedules")
+def add(call: Call) -> Reply:
+    try:
+        sent = _sent(call) | call.body.given("name")
+        operations.add_schedule(call.session, read(operations.Kept, sent, "the form"))
+    except ReshardError as error:
+        return _page(_form("text" in call.body), as_typed(call.body), error)
+    return "/schedules"
+
+
+@page("POST", "/schedules/{name}")
+def save(call: Call) -> Reply:
+    name = call.path["name"]
+    try:
+        operations.edit_schedule(call.session, name, read(operations.Edited, _sent(call), "the form"))
+    except ReshardError as error:
+        return _page(_form("text" in call.body, name), as_typed(call.body), error)
+    return "/schedules"
+
+
+def _sent(call: Call) -> dict[str, Any]:
+    """The form, without its name; what stands as it was kept is the same. Raises BadBody and BadRename."""
+    name, times = call.path.get("name"), call.body.given("cron", "tz", "missed")
+    if "text" in call.body:
+        return times | {"catalog": submission(call.body)}
+    kept: Schedule | None = operations.show_schedule(call.session, name) if name else None
+    return times | {"request": asked(call.body, kept.request if kept else None)}
+
+
+def _now(found: ScheduleTimes) -> str:
+    """What would become of it now, in a sentence."""
+    would = found.would
+    assert would is not None, "it was asked for"
+    if would.outcome != "fired":
+        return f"Nothing: {outcome_text(would, now=True)}."
+    if would.job:
+        return f"Job {would.job} is at work on this already."
+    if (one := would.request) is None:
+        return "Its catalog would be submitted."
+    if one.published:
+        return f"Nothing: {one.target} has it already."
+    return f"A job: {one.source} to {one.target}, {count(one.files, 'file')}, {human_bytes(one.bytes)}."
+
+
+def _page(form: Form, typed: dict[str, str], error: ReshardError | None = None, **found: Any) -> Page:
+    return shown("schedule_form.html", form, typed, error, closely=CLOSELY, **({"found": None} | found))
