@@ -26,10 +26,10 @@ WORDS = "docs/contributing/words.md"  # which names what it bans
 
 BANNED = re.compile(
     r"""\b(
-    what\ (is|was|are|were|has|it|they)\b(?!\?) | who\ (asks|asked|may|is|has|was) | whoever | nobody | thereof | amid
+    what\ (is|was|are|were)\b(?!\?) | who\ (asks|asked|may|is|has|was) | whoever | nobody | thereof | amid
     | so\ does\ it | of\ (this|these)(?=[.,;:)]|$) | (is|are)\ no\ (?!longer|more\ than)\w+ | behind\ the\ first
     | heed(s|ed)? | mend(s|ed|ing)? | anew | blanks? | bear | asked(?!\ questions) | sealed? | seals | taps?
-    | (may|might)\ (see|read|write|act|not)\b | be\ (let|lent) | is\ to\ be | are\ to\ be | as\ delivered | attest(s|ed)?
+    | (may|might)\ (see|read|write|act|not)\b | be\ (let|lent) | (is|are)\ to\ be | as\ delivered | attest(s|ed)?
     | nights? | units?\ (of\ work|that|is|are|was) | its\ owner's | lets?\ (be|it) | there\ for | in\ vain
     )\b""",
     re.IGNORECASE | re.VERBOSE,
@@ -39,7 +39,7 @@ BRITISH = re.compile(
     r"catalogue|cancelling|labelled|grey)\w*",
     re.IGNORECASE,
 )
-OPENINGS = re.compile(r"^(The same\b|As (?!a |an |soon)|So (?!that)|Nothing of|Whatever\b|Of )")
+OPENINGS = re.compile(r"^(The same\b|As (?!a |an |soon)|So (?!that)|Nothing of|Whatever\b)")
 
 
 def plain(text: str) -> str:
