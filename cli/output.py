@@ -161,7 +161,7 @@ def console(stream: Any) -> Terminal:
     return Terminal(stream, _laid_out)
 
 
-def first(rows: Sequence[str], most: int, noun: str = "", where: str = "--json has them all") -> list[str]:
+def first(rows: Sequence[str], most: int, noun: str = "", where: str = "use --json to show all") -> list[str]:
     """The first ``most`` of them, and a line that counts the rest and says ``where`` they are."""
     more = len(rows) - most
     return [
