@@ -121,10 +121,11 @@ def moved(
     return "moved", f"read {size(read)}, {verb} {size(uploaded)}{more}"
 
 
-def check_row(check: Check) -> tuple[str, str]:
-    """One check for people: its name, and how it ended, why and over how much."""
+def check_row(check: Check, verbose: bool = True) -> tuple[str, str]:
+    """One check for people: its name, and how it ended, at which level and why; ``verbose``: over how much, too."""
     figures = ", ".join(f"{name.replace('_', ' ')}: {figure(value)}" for name, value in check.figures.items())
-    return check.name, "; ".join(filter(None, (f"{check.result} ({check.level})", check.reason, figures)))
+    found = (f"{check.result} ({check.level})", check.reason, figures if verbose else "")
+    return check.name, "; ".join(filter(None, found))
 
 
 def checks_text(checks: Iterable[Check]) -> str:
@@ -153,7 +154,7 @@ def describe(job: JobNow) -> Rows:
         *([("error", f"{error.code}: {error}"), ("hint", error.next_step)] if error else []),
         *(("note", note) for note in job.notes),
         *([("source files", _held(published.attested))] if published and published.attested else []),
-        *map(check_row, checks),
+        *(check_row(check, verbose=False) for check in checks),
         *(_commit(published) if published else []),
         # A commit that was found after checks is the job's own, whose answer was lost.
         *([("note", FOUND)] if published and published.found and not checks else []),

@@ -111,7 +111,7 @@ def _files(files: Sequence[Shard], most: int, stream: TextIO | None) -> str:
 
 
 def _row(file: Shard) -> tuple[str, str, str, str]:
-    above = "larger than --size" if file.oversize else ""  # a note names the tensor
+    above = "over --size" if file.oversize else ""  # a note names the tensor
     return file.path, f"{file.size:,} bytes", count(file.tensors, "tensor"), above
 
 
@@ -184,7 +184,8 @@ def _drift(plan: Plan, most: int) -> list[tuple[str, str]]:
 
 
 def _needs(plan: Planned, need: Needs) -> list[tuple[str, str]]:
-    text = f"{human_bytes(need.memory)} of memory and {human_bytes(need.disk)} of disk per copy"
+    disk = f" and {human_bytes(need.disk)} of disk" if need.disk else ""
+    text = f"{human_bytes(need.memory)} of memory{disk} per copy"
     if need.target:
         text += f", {human_bytes(need.target)} of disk for the target"
     if need.api_calls:

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Annotated, Any, NamedTuple
 
 from reshard.cli.arguments import PLACE, argument, flag, option, read_options, read_output, sign, takes, value
+from reshard.cli.help import OUTPUT
 from reshard.cli.job_text import check_row
 from reshard.cli.output import Output, first, lines
 from reshard.cli.progress import bar
@@ -80,6 +81,7 @@ def verify(
     expected: Expected,
     deep: Annotated[bool, flag("--deep", "Read and check every byte, each side once.")] = False,
     loads: LoadOptions | None,
+    verbose: Annotated[bool, flag("--verbose/-v", "Show the figures of each check.", OUTPUT)] = False,
     output: Output,
 ) -> None:
     """Check a checkpoint, optionally against its source.
@@ -104,18 +106,18 @@ def verify(
         )
     pin, source = verified.pin, str(verified.against) if verified.against else None
     found = Verified.of(verified, place=str(verified.place), commit=pin.commit, against=source, deep=deep)
-    output.result(found, _text(found), found.result)
+    output.result(found, _text(found, verbose), found.result)
     if failed := [check for check in found.checks if check.result == "failed"]:
         first = next((finding for check in failed for finding in check.findings), failed[0].name)
         raise VerifyFailed(place=found.place, failed=len(failed), checks=len(found.checks), first=first)
 
 
-def _text(found: Verified) -> str:
+def _text(found: Verified, verbose: bool) -> str:
     """Each check with its findings, then how it ended, and how many checks did not pass, if any."""
     shown: list[str] = []
     width = max(len(check.name) for check in found.checks)
     for check in found.checks:
-        name, result = check_row(check)
+        name, result = check_row(check, verbose)
         shown += [
             lines([(f"{name:<{width}}", result)]),
             *(f"    {f}" for f in first(check.findings, FINDINGS_SHOWN)),

@@ -199,7 +199,7 @@ def _lacking(processes: Sequence[Process], silent: Callable[[], list[Silent]]) -
         if one.process.kind in lacking:
             return f"no {one.process.kind} is working: {one}"
     if len(lacking) > 1:
-        return "worker and control are not running: start both with `reshard up`"
+        return "no worker or control is running: start both with `reshard up`"
     return f"no {lacking[0]} is running: {START.format(lacking[0])}" if lacking else None
 
 
@@ -221,7 +221,7 @@ def pause_text(paused: Pause | records.Pause) -> str:
 def bulk_text(closed: Closed | records.Closed | None, tz: str) -> str:
     """Of bulk jobs: until when they wait and why, or that they do not."""
     if closed is None:
-        return "running"
+        return "allowed now"
     why = {"window": "outside allowed hours", "night": "daily read limit reached"}[closed.why]
     return f"on hold until {moment(closed.until, tz)}: {why}"
 
