@@ -151,7 +151,7 @@ def submit(
     with connect() as session:
         done = operations.submit_catalog(session, submission)
         if done.waits:
-            output.say(done.waits)
+            output.waits(done.waits)
         text = f"Catalog {name} is already running" if done.existed else f"Submitted catalog {name}"
         for schedule in done.outdated_schedules:
             update = f"reshard schedule set {schedule} --catalog {shlex.quote(str(file))}"
@@ -172,7 +172,7 @@ def watch(name: Name, output: Output) -> None:
     """
     with connect() as session:
         if waits := operations.show_progress(session, name).waits:
-            output.say(waits)
+            output.waits(waits)
         _follow(session, name, output)
 
 

@@ -75,7 +75,7 @@ def submit(
             where = f"{' and '.join(folders)} {'is' if len(folders) == 1 else 'are'} resolved on the worker"
             output.say(f"warning: {where}, within its RESHARD_ALLOWED_FOLDERS; for local folders use `reshard run`")
         if done.waits:
-            output.say(done.waits)
+            output.waits(done.waits)
         output.result(done, text, job)
         if watch:
             from reshard.cli.watch import follow  # which a client that only submits need not wait for
@@ -132,7 +132,7 @@ def list_(
     with connect() as session:
         page = _listed(session, filter_, sys.maxsize if all_ else limit)
     for why in dict.fromkeys(filter(None, (page.waits, *(job.waits for job in page.jobs if not job.claims)))):
-        output.say(why)
+        output.waits(why)
     for job in page.jobs:
         if job.waits and job.claims:
             output.say(f"job {job.id} is waiting: {job.waits}")
@@ -195,8 +195,10 @@ def cancel(*, choice: Choice, output: Output) -> None:
             _each(session, choice, output, CANCEL, operations.cancel_jobs)
             return
         done = operations.cancel(session, job)
-    text = "is already cancelled" if done.was == "cancelled" else f"cancelled (was {done.was})"
-    output.result(done, f"Job {done.id} {text}", done.id)
+    text = f"Job {done.id} was already cancelled"
+    if done.was != "cancelled":
+        text = f"Cancelled job {done.id} (was {done.was})"
+    output.result(done, text, done.id)
 
 
 @takes(choice=read_choice, output=read_output)
@@ -230,7 +232,7 @@ def retry(
             return
         done = operations.retry(session, job, operations.Again(**how))
         if done.waits:
-            output.say(done.waits)
+            output.waits(done.waits)
         output.result(done, f"Retrying job {done.id} (was {done.was})", done.id)
         if follow_it:
             from reshard.cli.watch import follow

@@ -63,6 +63,10 @@ class Output:
         if self.human:
             show(sys.stderr, text)
 
+    def waits(self, why: str) -> None:
+        """Why what was asked for does not start yet."""
+        self.say(f"waiting: {why}")
+
 
 def agrees(question: str) -> bool:
     """The answer of whoever sits at the terminal: only yes is one."""

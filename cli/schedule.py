@@ -139,7 +139,7 @@ def show(name: Name, output: Output) -> None:
         ("next", _next(seen.next, seen.tz)),
         ("last", seen.last),
         ("last success", succeeded(seen.success)),
-        ("what", _what(seen)),
+        ("submits", _what(seen)),
         *([("outdated", _outdated(seen))] if seen.outdated else []),
         ("submitter", submitted.asked_by),
         *(("run", f"{moment(run.due, seen.tz)}: {outcome_text(run)}") for run in seen.runs[:RUNS_SHOWN]),
@@ -182,7 +182,7 @@ def run(name: Name, output: Output) -> None:
     with connect() as session:
         done = operations.run_schedule(session, name)
     if done.waits:
-        output.say(done.waits)
+        output.waits(done.waits)
     output.result(done, f"Schedule {name}: {outcome_text(done)}", done.job or "")
 
 

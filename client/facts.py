@@ -72,7 +72,7 @@ def seconds_of(job: Job) -> float:
 def last_run(queue: Queue, seen: ScheduleStatus) -> str:
     """The last run, and the state of the job that it fired."""
     if not seen.runs:
-        return "never run"
+        return "never"
     run, catalog = seen.runs[0], seen.schedule.catalog
     try:
         if run.outcome == "fired" and catalog is not None:
