@@ -86,7 +86,7 @@ def option(name: str, help: str = "", section: str | None = None) -> Parameter:
         *([f"--{name.replace('_', '-')}"] if field.annotation is bool else []),
         metavar=declared.value,
         help=help or f"{field.description}{' Can be repeated.' if repeated else ''}",
-        show_default=field.default not in (None, ()),
+        show_default=field.default not in (None, ()) and "(default:" not in help,
         rich_help_panel=section or declared.section,
     )
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[type_, info])

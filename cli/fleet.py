@@ -117,10 +117,10 @@ def undrain(worker: Worker, output: Output) -> None:
 @takes(output=read_output)
 def usage(
     *,
-    by: Annotated[Literal["submitter", "catalog", "day"], Option(help="How to group the rows.")] = "submitter",
+    by: Annotated[Literal["submitter", "catalog", "day"], Option(help="Group usage by this.")] = "submitter",
     days: Annotated[
         int,
-        Option(metavar="N", min=1, max=operations.USAGE_DAYS_MAX, help="Number of days to include (UTC, with today)."),
+        Option(metavar="N", min=1, max=operations.USAGE_DAYS_MAX, help="Number of days up to today (UTC)."),
     ] = operations.USAGE_DAYS,
     output: Output,
 ) -> None:

@@ -54,7 +54,7 @@ class SectionedCommand(TyperCommand):
             formatter.write_text("Run with --help-all for all options.")
 
     def _is_short(self, ctx: Any) -> bool:
-        return SHOWS_ALL not in ctx.meta and any(param.name == "help_all" for param in self.params)
+        return SHOWS_ALL not in ctx.meta and _takes_all(self)
 
 
 class SectionedGroup(TyperGroup):
@@ -81,11 +81,17 @@ def _common(command: Any, ctx: Any) -> list[tuple[str, tuple[str, str]]]:
 
 
 def _rows(command: Any, ctx: Any) -> list[tuple[Any, tuple[str, str]]]:
-    """Each parameter, the ``COMMON`` ones first, with its name and text."""
-    place = {name: number for number, name in enumerate([*COMMON, None, "help", "help_all"])}
-    params = sorted(command.get_params(ctx), key=lambda param: place.get(param.name, place[None]))
+    """Each parameter with its name and text; of a request, the ``COMMON`` ones first."""
+    params = command.get_params(ctx)
+    if _takes_all(command):
+        place = {name: number for number, name in enumerate([*COMMON, None, "help", "help_all"])}
+        params = sorted(params, key=lambda param: place.get(param.name, place[None]))
     found = [(param, param.get_help_record(ctx)) for param in params]
     return [(param, _plain(*row) if _usual(param) == "Arguments" else row) for param, row in found if row]
+
+
+def _takes_all(command: Any) -> bool:
+    return any(param.name == "help_all" for param in command.params)
 
 
 def _plain(name: str, text: str) -> tuple[str, str]:

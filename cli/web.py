@@ -61,7 +61,7 @@ def web(
 def token(
     *,
     name: Annotated[str, argument("NAME", "The person it is for, shown as the submitter.")],
-    act: Annotated[bool, Option("--act", help="Allow submit, cancel and changes, not only reads.")] = False,
+    act: Annotated[bool, Option("--act", help="Allow it to submit, cancel and change, not only to read.")] = False,
     output: Output,
 ) -> None:
     """Create a token for the web page and the API.

@@ -26,9 +26,7 @@ class Why(Body):
 
 class UsageQuery(Body):
     by: Literal["submitter", "catalog", "day"] = "submitter"
-    days: int = Field(
-        default=USAGE_DAYS, ge=1, le=USAGE_DAYS_MAX, description="number of days to include (UTC, with today)"
-    )
+    days: int = Field(default=USAGE_DAYS, ge=1, le=USAGE_DAYS_MAX, description="number of days up to today (UTC)")
 
 
 class Limiting(Body):
