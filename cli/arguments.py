@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from typer import Argument, Option, Typer
 
 from reshard.cli import completion
-from reshard.cli.help import OUTPUT, SectionedCommand
+from reshard.cli.help import HELP_ALL, OUTPUT, SectionedCommand
 from reshard.cli.output import Output
 from reshard.cli.profiles import PROFILES
 from reshard.client.connect import asked_by
@@ -59,8 +59,8 @@ def flag(name: str, help: str, section: str | None = None) -> Any:
 
 
 def read_output(
-    json: Annotated[bool, flag("--json", "Write JSON, one document per line, errors included.", OUTPUT)] = False,
-    quiet: Annotated[bool, flag("--quiet/-q", "Write only what a script needs.", OUTPUT)] = False,
+    json: Annotated[bool, flag("--json", "Print JSON, one document per line, including errors.", OUTPUT)] = False,
+    quiet: Annotated[bool, flag("--quiet/-q", "Print only what a script needs.", OUTPUT)] = False,
 ) -> Output:
     if json and quiet:
         raise UsageError(what="--json and --quiet exclude each other")
@@ -87,8 +87,8 @@ def option(name: str, help: str = "", section: str | None = None) -> Parameter:
     info = Option(
         *([f"--{name.replace('_', '-')}"] if field.annotation is bool else []),
         metavar=declared.value,
-        help=help or f"{field.description}{' May be given again.' if repeated else ''}",
-        show_default=field.default not in (None, ()),
+        help=help or f"{field.description}{' Can be repeated.' if repeated else ''}",
+        show_default=field.default not in (None, ()) and "(default:" not in help,
         rich_help_panel=section or declared.section,
     )
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[type_, info])
@@ -117,29 +117,33 @@ def read_rules(path: Path) -> tuple[Rule, ...]:
 def read_request(
     *,
     source: Annotated[str, argument("SRC", f"The model: {PLACE}")],
-    to: Annotated[str, value("DST", "Where it goes: user/repo, or a folder.", "--to")],
+    to: Annotated[str, value("DST", "The target: user/repo or a folder.", "--to")],
     size: Annotated[str | None, value("SIZE", f"{Options.model_fields['size'].description}  [default: 5GB]")] = None,
     for_: Annotated[
         str | None,
         value(
             "USE",
-            f"What the files are for, instead of --size: {USES}; or beside it ranks that each read a part,"
-            " as ep8 (experts) or pp4 (stages of layers).",
+            f"Set --size for this use ({USES}), or cut for ranks that each read a part, as ep8 or pp4.",
             "--for",
             section=WEIGHTS,
         ),
     ] = None,
-    single: Annotated[bool, flag("--single", "Write everything into one file, instead of --size.", WEIGHTS)] = False,
+    single: Annotated[bool, flag("--single", "Write all weights to one file instead of --size.", WEIGHTS)] = False,
     revision: Annotated[str | None, value("REV", "Branch, tag or commit of the source.")] = None,
     credential: Annotated[
-        str | None, value("NAME", "Read SRC with this entry of RESHARD_CREDENTIALS.", section=ACCESS)
+        str | None, value("NAME", "Read SRC with this credential from RESHARD_CREDENTIALS.", section=ACCESS)
     ] = None,
     to_credential: Annotated[
-        str | None, value("NAME", "Write DST with this entry of RESHARD_CREDENTIALS.", section=ACCESS)
+        str | None, value("NAME", "Write DST with this credential from RESHARD_CREDENTIALS.", section=ACCESS)
     ] = None,
-    public: Annotated[bool, flag("--public", "Let everyone see the target.", PUBLISHING)] = False,
+    public: Annotated[
+        bool, flag("--public", "Create the target as a public repository, even if SRC is private or gated.", PUBLISHING)
+    ] = False,
     private: Annotated[bool, flag("--private", "Create the target as a private repository.", PUBLISHING)] = False,
-    no_manifest: Annotated[bool, flag("--no-manifest", "Publish no manifest; verify then needs SRC.", FILES)] = False,
+    no_manifest: Annotated[
+        bool, flag("--no-manifest", "Do not publish a manifest; `reshard verify` then needs SRC.", FILES)
+    ] = False,
+    help_all: Annotated[bool, HELP_ALL] = False,  # which answers by itself
     **options: Any,
 ) -> Request:
     """The request that was typed; raises the UsageError family. ``options`` are the other fields of ``Options``."""
@@ -221,9 +225,9 @@ def read_plan(**typed: Any) -> Request:
 
 def read_limits(
     *,
-    at_once: Annotated[int | None, value(None, "How many of its jobs run at a time (default: 8).", min=1)] = None,
-    max_failures: Annotated[int | None, value(None, "Stop the catalog after more failures than this.", min=0)] = None,
-    max_bytes: Annotated[str | None, value("SIZE", "Stop the catalog after reading this much of weights.")] = None,
+    at_once: Annotated[int | None, value("N", "Run this many of its jobs at a time (default: 8).", min=1)] = None,
+    max_failures: Annotated[int | None, value("N", "Stop the catalog after more than N failures.", min=0)] = None,
+    max_bytes: Annotated[str | None, value("SIZE", "Stop the catalog after reading this much weight data.")] = None,
 ) -> dict[str, int]:
     """The limits that are given, as fields of a catalog's ``Definition``."""
     size = parse_size(max_bytes, "--max-bytes") if max_bytes is not None else None
@@ -254,13 +258,13 @@ def read_request_or_catalog(**typed: Any) -> Request | tuple[Path, dict[str, int
 
 def read_filter(
     *,
-    state: Annotated[list[JobState] | None, value("STATE", "Only jobs in this state. May be given again.")] = None,
-    source: Annotated[str, value("GLOB", "Only jobs whose source is like this, as 'them/*'.")] = "",
-    target: Annotated[str, value("GLOB", "Only jobs whose target is like this.")] = "",
-    by: Annotated[str, value("NAME", "Only jobs that this person submitted.")] = "",
-    catalog: Annotated[str, value("NAME", "Only jobs of this catalog.")] = "",
-    code: Annotated[str, value("CODE", "Only jobs that failed with this error.")] = "",
-    since: Annotated[str | None, value("AGE", "Only jobs of the last while, as 12h or 7d.")] = None,
+    state: Annotated[list[JobState] | None, value("STATE", "Filter by state. Can be repeated.")] = None,
+    source: Annotated[str, value("GLOB", "Filter by source, such as 'them/*'.")] = "",
+    target: Annotated[str, value("GLOB", "Filter by target.")] = "",
+    by: Annotated[str, value("NAME", "Filter by submitter.")] = "",
+    catalog: Annotated[str, value("NAME", "Filter by catalog.")] = "",
+    code: Annotated[str, value("CODE", "Filter by error code.")] = "",
+    since: Annotated[str | None, value("AGE", "Only jobs newer than this, such as 12h or 7d.")] = None,
 ) -> dict[str, Any]:
     """The fields of ``Filter`` that were typed."""
     typed: dict[str, Any] = {"state": state, "source": source, "target": target, "by": by, "catalog": catalog}
@@ -281,12 +285,14 @@ class Choice:
 def read_choice(
     *,
     jobs: Annotated[
-        list[str] | None, argument("JOB", "Ids of jobs, or the start of each.", autocompletion=completion.jobs)
+        list[str] | None, argument("JOB", "Job IDs, or their first characters.", autocompletion=completion.jobs)
     ] = None,
-    all_: Annotated[bool, flag("--all", "Every job for which it can be done.")] = False,
-    older_than: Annotated[str | None, value("AGE", "Only jobs in their state this long or longer, as 30d.")] = None,
-    dry_run: Annotated[bool, flag("--dry-run", "Only say which jobs.")] = False,
-    yes: Annotated[bool, flag("--yes/-y", "Do not ask, where jobs are chosen and not named.")] = False,
+    all_: Annotated[bool, flag("--all", "Select all jobs that qualify.")] = False,
+    older_than: Annotated[
+        str | None, value("AGE", "Only jobs that have been in their state at least this long, such as 30d.")
+    ] = None,
+    dry_run: Annotated[bool, flag("--dry-run", "Show which jobs qualify; change nothing.")] = False,
+    yes: Annotated[bool, flag("--yes/-y", "Skip the confirmation prompt for selected jobs.")] = False,
     **filter: Any,
 ) -> Choice:
     """The jobs that were typed; raises UsageError."""
@@ -320,13 +326,13 @@ Jobs = Annotated[
     int | None,
     value(
         "N",
-        "Source files copied at a time, as far as memory and disk have room (default: one for every two cores).",
+        "Maximum source files to copy at a time; fewer if memory or disk is short (default: half the CPU cores).",
         section=ACCESS,
         min=1,
         max=JOBS_MAX,
     ),
 ]
-Verbose = Annotated[bool, flag("--verbose/-v", "Show the figures of each check at the end.", OUTPUT)]
+Verbose = Annotated[bool, flag("--verbose/-v", "Show the whole plan and the figures of each check.", OUTPUT)]
 Command = Callable[..., None]
 
 
@@ -381,9 +387,9 @@ _own = [p for p in _parameters(read_request).values() if p.kind is not Parameter
 _named = [name for name in Options.model_fields if _TYPED_OTHERWISE.get(name, name)]
 sign(read_request, [*_own, *map(option, _named)])
 _REQUEST, _LIMITS = _parameters(read_request), _parameters(read_limits)
-_plan = _REQUEST | {"to": _optional(_REQUEST["to"], "Target; without it, only the cut is planned.")}
+_plan = _REQUEST | {"to": _optional(_REQUEST["to"], "The target; without it, plan only how SRC would be split.")}
 sign(read_plan, list(_plan.values()))
-_file = Annotated[Path | None, value("FILE", "Submit this catalog, as it is now, instead of SRC.")]
+_file = Annotated[Path | None, value("FILE", "Submit this catalog instead of SRC.")]
 _either = _REQUEST | {name: _optional(_REQUEST[name]) for name in ("source", "to")}
 _either["catalog"] = Parameter("catalog", Parameter.KEYWORD_ONLY, default=None, annotation=_file)
 sign(read_request_or_catalog, [*_either.values(), *_LIMITS.values()])

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 LIST_HEAD = ("CATALOG", "STATE", "SINCE", "LAST SUCCESS", "MODELS")
 SHOWN = 20  # lines of one kind; --json has all of them
-SUBMIT_AGAIN = "correct the file, then `reshard catalog submit FILE`"
+SUBMIT_AGAIN = "fix the file, then run `reshard catalog submit FILE`"
 
-File = Annotated[Path, argument("FILE", "The catalog, a YAML file.")]
+File = Annotated[Path, argument("FILE", "The catalog (a YAML file).")]
 Name = Annotated[str, argument("NAME", "The catalog's name.", autocompletion=completion.catalogs)]
 
 catalog = Typer(
@@ -71,9 +71,9 @@ def read_submission(file: Path, limits: Mapping[str, int]) -> tuple[str, Submiss
 
 @command("check")
 def check(file: File, output: Output) -> None:
-    """Show what a catalog would do now, and queue nothing.
+    """Show what a catalog would do now; queue nothing.
 
-    It asks the Hub with your own token.
+    Calls the Hub with your own token.
 
     Example: reshard catalog check models.yaml
     """
@@ -98,12 +98,12 @@ def submit(
     *,
     file: File,
     limits: dict[str, int],
-    watch: Annotated[bool, Option("--watch", help="Follow it to its end, as `reshard catalog watch`.")] = False,
+    watch: Annotated[bool, Option("--watch", help="Follow the catalog, as `reshard catalog watch` does.")] = False,
     output: Output,
 ) -> None:
     """Queue the models of a catalog that changed.
 
-    It returns at once, unless --watch is given; a few jobs run at a time.
+    Returns at once unless --watch is given. Jobs run a few at a time (--at-once).
 
     Example: reshard catalog submit models.yaml --watch
     """
@@ -111,12 +111,12 @@ def submit(
     with connect() as session:
         done = operations.submit_catalog(session, submission)
         if done.waits:
-            output.say(done.waits)
-        text = f"catalog {name} is {'already running' if done.existed else 'submitted'}"
+            output.waits(done.waits)
+        text = f"Catalog {name} is already running" if done.existed else f"Submitted catalog {name}"
         for schedule in done.outdated_schedules:
             update = f"reshard schedule set {schedule} --catalog {shlex.quote(str(file))}"
-            text += f"\nschedule {schedule} still submits an older text of it; `{update}` updates it"
-        text += "" if watch else f"\nfollow it with `reshard catalog watch {name}`"
+            text += f"\nSchedule {schedule} still submits an older version; update it with `{update}`"
+        text += "" if watch else f"\nFollow it with `reshard catalog watch {name}`"
         output.result(done, text, name)
         if watch:
             _follow(session, name, output)
@@ -126,13 +126,13 @@ def submit(
 def watch(name: Name, output: Output) -> None:
     """Follow a catalog until all its jobs have ended.
 
-    It exits with 0 if every model is done, 11 if some failed, and 10 if the catalog was paused, stopped or cancelled.
+    Exits with 0 if every model is done, 11 if some failed, and 10 if the catalog was paused, stopped or cancelled.
 
     Example: reshard catalog watch mirror
     """
     with connect() as session:
         if waits := operations.show_progress(session, name).waits:
-            output.say(waits)
+            output.waits(waits)
         _follow(session, name, output)
 
 
@@ -145,7 +145,7 @@ def _follow(session: Session, name: str, output: Output) -> None:
     took = lasted(seen.since - seen.started)
     output.result(
         seen,
-        f"catalog {name} {seen.state}: {count(seen.entries, 'model')}: {_counts(seen, len(seen.active))}; {took}",
+        f"Catalog {name}: {seen.state}, {count(seen.entries, 'model')} ({_counts(seen, len(seen.active))}) in {took}",
         seen.state,
     )
     codes = [f"{code} {len(group):,}" for code, group in seen.failures().items()]
@@ -163,7 +163,7 @@ def _follow(session: Session, name: str, output: Output) -> None:
 def status(
     *,
     name: Annotated[str | None, argument("NAME", "A catalog's name.", autocompletion=completion.catalogs)] = None,
-    report: Annotated[Path | None, value("FILE", "Write a Markdown report to FILE.")] = None,
+    report: Annotated[Path | None, value("FILE", "Also write a Markdown report to FILE.")] = None,
     output: Output,
 ) -> None:
     """Show the progress of a catalog, or list all of them.
@@ -178,7 +178,7 @@ def status(
             table = [(s.name, s.state, when(s.since), succeeded(s.success), _counts(s, s.active)) for s in found]
             # Each with its models is an answer of its own: it may have 100,000 of them.
             whole = (operations.show_catalog(session, one.name) for one in found)
-            output.listing(whole, lines([LIST_HEAD, *table]) if table else "no catalogs", [one.name for one in found])
+            output.listing(whole, lines([LIST_HEAD, *table]) if table else "No catalogs", [one.name for one in found])
             return
         seen = operations.show_catalog(session, name)
     rows = _status(seen)
@@ -195,7 +195,7 @@ def status(
 
 @command("failures")
 def failures(name: Name, output: Output) -> None:
-    """Show failures by error code, with the next step for each.
+    """Show failures by error code, with a hint for each.
 
     Example: reshard catalog failures nightly
     """
@@ -208,83 +208,83 @@ def failures(name: Name, output: Output) -> None:
         for one in group[:SHOWN]:
             rows.append(("", one.repo, f"job {one.job or '-'}: {one.message}"))
             rows += [] if alike else [("", "", one.hint)]
-        rows += [("", f"{len(group) - SHOWN:,} more", "--json has them all")] if len(group) > SHOWN else []
+        rows += [("", f"{len(group) - SHOWN:,} more", "use --json to show all")] if len(group) > SHOWN else []
     then = [f"{code}: {SUBMIT_AGAIN}" for code in groups if code in IN_FILE]
     if len(then) < len(groups):
-        then.insert(0, f"once fixed, `reshard catalog retry {name} --only CODE`")
+        then.insert(0, f"once fixed, run `reshard catalog retry {name} --only CODE`")
     rows += [("" if i else "next", "", step) for i, step in enumerate(then)]
-    output.result(seen, lines(rows) or "no failures", "\n".join(groups))
+    output.result(seen, lines(rows) or "No failures", "\n".join(groups))
 
 
 @command("retry")
 def retry(
     *,
     name: Name,
-    only: Annotated[str | None, value("CODE", "Only failures with this error code.")] = None,
+    only: Annotated[str | None, value("CODE", "Retry only failures with this error code.")] = None,
     output: Output,
 ) -> None:
-    """Retry failed models with what they had copied.
+    """Retry failed models, reusing what they copied.
 
-    Models whose error is in the file itself are left alone.
+    Skips models whose error is in the catalog file itself.
 
     Example: reshard catalog retry nightly --only hub.unreachable
     """
     with connect() as session:
         done = operations.retry_catalog(session, name, read(operations.Only, {"only": only}, "--only"))
-    rows = [(f"retrying {count(done.again, 'model') if done.again else 'no model'} of {name}",)]
-    rows += [(f"left alone: {count(number, 'model')}, {code}: {SUBMIT_AGAIN}",) for code, number in done.left.items()]
+    rows = [(f"Retrying {count(done.again, 'model')} of catalog {name}",)]
+    rows += [(f"Skipped {count(number, 'model')} with {code}: {SUBMIT_AGAIN}",) for code, number in done.left.items()]
     output.result(done, lines(rows), str(done.again))
 
 
 @command("pause")
 def pause(name: Name, output: Output) -> None:
-    """Start no more models; those at work continue.
+    """Pause a catalog: running jobs continue, no new ones start.
 
-    A catalog that still asks the Hub for its models asks anew once it is resumed.
+    If its models are still being listed on the Hub, the list is made again on resume.
 
     Example: reshard catalog pause nightly
     """
     with connect() as session:
         done = operations.pause_catalog(session, name)
-    output.result(done, f"catalog {name} is paused", name)
+    output.result(done, f"Paused catalog {name}", name)
 
 
 @command("resume")
 def resume(name: Name, output: Output) -> None:
     """Resume a catalog that was paused or stopped by a limit.
 
-    Its limits count from zero again.
+    Its limits start again from zero.
 
     Example: reshard catalog resume nightly
     """
     with connect() as session:
         done = operations.resume_catalog(session, name)
-    text = f"catalog {name} {'continues' if done.state == 'running' else f'is {done.state}'}"
+    text = f"Resumed catalog {name}" if done.state == "running" else f"Catalog {name} is {done.state}"
     output.result(done, text, name)
 
 
 @command("cancel")
 def cancel(name: Name, output: Output) -> None:
-    """Start no more models, and cancel those at work.
+    """Cancel a catalog and its running jobs.
 
     Example: reshard catalog cancel nightly
     """
     with connect() as session:
         done = operations.cancel_catalog(session, name)
-    output.result(done, f"catalog {name} is cancelled, and {count(done.jobs, 'job')} of it", name)
+    output.result(done, f"Cancelled catalog {name} and {count(done.jobs, 'job')}", name)
 
 
 @command("remove")
 def remove(name: Name, output: Output) -> None:
-    """Remove a catalog that has ended; its targets and jobs stay.
+    """Remove a catalog that has ended; keep its targets and jobs.
 
     Example: reshard catalog remove nightly
     """
     with connect() as session:
         done = operations.remove_catalog(session, name)
-    text = f"catalog {name} is removed; its targets stay as they are, and `reshard list` still has its jobs"
+    text = f"Removed catalog {name}; its targets are unchanged, and `reshard list` still shows its jobs"
     for one in done.schedules:
-        text += f"\nschedule {one} submits it again: `reshard schedule remove {one}` ends that"
+        text += f"\nSchedule {one} will submit it again; to stop that, run `reshard schedule remove {one}`"
     output.result(done, text, name)
 
 
@@ -294,24 +294,24 @@ def _status(seen: Seen) -> list[tuple[str, str]]:
         ("catalog", f"{seen.name}, {seen.digest[:12]}"),
         ("state", f"{seen.state} since {dated(seen.since)}{f': {seen.note}' if seen.note else ''}"),
         ("last success", succeeded(seen.success)),
-        ("asked by", f"{seen.asked_by}, {dated(seen.started)}"),
+        ("submitted", f"{dated(seen.started)} by {seen.asked_by}"),
         ("models", f"{seen.entries:,}: {_counts(seen, len(seen.active))}"),
         moved(seen.read, seen.uploaded, 0),
         *_listed("warning", seen.empty, finds_none),
-        *_listed("at work", [f"{repo}, job {job}" for repo, job in seen.active.items()], str),
+        *_listed("running", [f"{repo}, job {job}" for repo, job in seen.active.items()], str),
         *(("failed", f"{code}: {count(len(group), 'model')}") for code, group in groups.items()),
-        *([("next", f"see `reshard catalog failures {seen.name}`")] if groups else []),
-        *([("next", f"continue it with `reshard catalog resume {seen.name}`")] if seen.state == "paused" else []),
+        *([("next", f"run `reshard catalog failures {seen.name}` for details")] if groups else []),
+        *([("next", f"resume it with `reshard catalog resume {seen.name}`")] if seen.state == "paused" else []),
     ]
 
 
 def _counts(seen: Seen | CatalogNow, active: int) -> str:
     # Of a list also by error, `failed:CODE`, which `failed` has counted.
-    counts = seen.counts | {"at work": active, "to do": seen.todo}
+    counts = seen.counts | {"running": active, "to do": seen.todo}
     text = ", ".join(f"{number:,} {what}" for what, number in counts.items() if number and ":" not in what)
     text = text or ("none yet" if seen.state == "expanding" else "none")
-    find = "entry that finds" if len(seen.empty) == 1 else "entries that find"
-    return f"{text}; {len(seen.empty):,} {find} no model" if seen.empty else text
+    match = "entry matches" if len(seen.empty) == 1 else "entries match"
+    return f"{text}; {len(seen.empty):,} {match} no models" if seen.empty else text
 
 
 def _standings(name: str, wanted: Sequence[Wanted]) -> Sequence[Standing] | None:
@@ -332,27 +332,27 @@ _WRONG = "{0.repo}: {0.code}: {0.message} ({0.hint})".format
 
 
 def _summary(found: CatalogChecked) -> list[tuple[str, str]]:
-    unchanged = "not known without a broker"
+    unchanged = "unknown without a broker"
     if found.unchanged is not None:
-        unchanged = f"{found.unchanged:,} since their last job, which need none now"
+        unchanged = f"{found.unchanged:,} since their last job (no job needed)"
     return [
         ("catalog", found.name),
-        ("models", f"{found.models:,}, of which {found.ready:,} can be done"),
-        ("targets", f"{found.new:,} new, {found.ready - found.new:,} there already"),
-        ("bytes", f"{human_bytes(found.bytes)} stored by the sources, past commits included"),
-        ("growth", f"{human_bytes(found.growth)} at most, before the Hub finds what it has already"),
-        ("calls", f"{found.calls:,} to the Hub for this"),
+        ("models", f"{found.models:,} ({found.ready:,} ready)"),
+        ("targets", f"{found.new:,} new, {found.ready - found.new:,} existing"),
+        ("bytes", f"{human_bytes(found.bytes)} stored by the sources, including past commits"),
+        ("growth", f"up to {human_bytes(found.growth)} (less after deduplication)"),
+        ("calls", f"{count(found.calls, 'Hub call')} for this check"),
         ("unchanged", unchanged),
         *_listed("warning", found.empty, finds_none),
-        *_listed("warning", found.unwritable, "{}; control and workers may have another token".format),
-        *_listed("drift", found.drift or (), "the target of {} has commits since its last job here".format),
+        *_listed("warning", found.unwritable, "{} (control and workers may use another token)".format),
+        *_listed("drift", found.drift or (), "the target of {} has new commits since its last job here".format),
         *_listed("gated", found.gated, str),
         *_listed("wrong", found.wrong, _WRONG),
     ]
 
 
 # Why a model gets a job, by how it stands against its last one.
-_MOVED = {"source": ": the source has a new commit", "target": ": the target has commits since its last job here"}
+_MOVED = {"source": ": new source commit", "target": ": the target has new commits since its last job here"}
 
 
 def would_do(found: CatalogChecked) -> list[tuple[str, str]]:
@@ -362,7 +362,7 @@ def would_do(found: CatalogChecked) -> list[tuple[str, str]]:
     jobs = [f"{entry.repo} -> {entry.target}{_MOVED.get(entry.standing, '')}" for entry in changed]
     return [
         ("catalog", found.name),
-        ("models", f"{found.models:,}, of which {len(jobs):,} would get a job"),
+        ("models", f"{found.models:,} ({len(jobs):,} would get a job)"),
         *_listed("job", jobs, str),
         ("unchanged", count(len(ready) - len(jobs), "model")),
         *_listed("warning", found.empty, finds_none),

@@ -122,16 +122,16 @@ def _made(
 def device_text(seen: plans.DeviceMap) -> str:
     """The devices of a checkpoint for people: what each holds and reads, and which blocks lie in several files."""
     if seen.result != "planned":
-        return f"devices of {seen.checkpoint}: {seen.result}, {seen.reason}"
-    whole = ", ".join(seen.kept_whole or []) or "nothing: the class names no block that must stay whole"
+        return f"Devices for {seen.checkpoint}: {seen.result} ({seen.reason})"
+    whole = ", ".join(seen.kept_whole or []) or "none (the class lists no blocks to keep whole)"
     rows = []
     for device in seen.devices or []:
         limit = "" if device.limit is None else f"of {human_bytes(device.limit)}"
-        reads = f"reads {_span(device.files)}" if device.files else "gets nothing"
+        reads = f"reads {_span(device.files)}" if device.files else "unused"
         rows.append((f"device {device.device}", human_bytes(device.bytes), limit, reads))
-    head = f"devices of {seen.checkpoint}, a {seen.class_}; kept whole: {whole}"
-    spans = [f"{b.name or 'the rest'} lies in {_span(b.files)}" for b in seen.blocks or [] if len(b.files) > 1]
-    rest = [*first(spans, STRADDLING_SHOWN, "blocks lie in several files"), *(seen.notes or [])]
+    head = f"Devices for {seen.checkpoint} ({seen.class_}); blocks kept whole: {whole}"
+    spans = [f"{b.name or 'the rest'} spans {_span(b.files)}" for b in seen.blocks or [] if len(b.files) > 1]
+    rest = [*first(spans, STRADDLING_SHOWN, "blocks that span several files"), *(seen.notes or [])]
     return "\n".join([head, lines(rows, {1}, "  "), *(f"  {line}" for line in rest)])
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from reshard.cli.arguments import argument, read_output, takes
-from reshard.cli.output import Output, count, first, lines
+from reshard.cli.output import Output, count, first, human_bytes, lines
 from reshard.client.models.jobs import Installation, Repository
 from reshard.pipeline.errors import ReshardError, UsageError
 from reshard.pipeline.places import parse_place
@@ -25,14 +25,14 @@ SYMPTOMS_SHOWN = 30  # lines; --json has them all
 def doctor(
     *,
     place: Annotated[
-        str | None, argument("[REPO_OR_DIR]", "The repository or folder (default: this installation and its queue).")
+        str | None, argument("REPO_OR_DIR", "A repository or folder (default: this installation and its queue).")
     ] = None,
-    notify: Annotated[bool, Option("--notify", help="Only send a test notice through the hooks that are set.")] = False,
+    notify: Annotated[bool, Option("--notify", help="Only send a test notice to the configured hooks.")] = False,
     output: Output,
 ) -> None:
-    """Find problems of this installation or of a repository.
+    """Check this installation or a repository for problems.
 
-    For a repository it shows which of them resharding would repair.
+    For a repository, also shows which problems resharding would fix.
 
     Example: reshard doctor openai-community/gpt2
     """
@@ -109,9 +109,9 @@ def _repository(place: str, output: Output) -> None:
 
 def _text(found: Repository) -> str:
     symptoms, strict = found.symptoms, found.refused.require_model
-    head = f"{found.place}: {count(found.tensors, 'tensor')}, {found.bytes:,} bytes of weights"
+    head = f"{found.place}: {count(found.tensors, 'tensor')}, {human_bytes(found.bytes)} of weights"
     rows = [f"{head}; {count(len(symptoms), 'problem') if symptoms else 'no problems found'}"]
     rows += first([f"{symptom.kind}: {symptom.text} -> {symptom.cure}" for symptom in symptoms], SYMPTOMS_SHOWN)
     if strict:
-        rows.append(f"--require model would refuse it, {strict.code}: {strict.facts['why']}")
+        rows.append(f"--require model would fail with {strict.code}: {strict.facts['why']}")
     return "\n".join(rows)

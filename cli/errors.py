@@ -31,7 +31,7 @@ def guarded(command: Callable[[], Any], as_json: bool, name: str = "reshard") ->
     try:
         code = _run(command, as_json, name)
         if code == INTERRUPTED and name in LOOKING:
-            Output(as_json).say("interrupted; nothing was changed")
+            Output(as_json).say("Interrupted; nothing changed")
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader of our output has read enough

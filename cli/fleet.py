@@ -15,42 +15,46 @@ from reshard.cli.queue import fault_text
 from reshard.client.connect import connect
 from reshard.client.operations import fleet as operations
 from reshard.client.operations.table import read
-from reshard.client.queue import START, bulk_text, moment, pause_text
-from reshard.client.text import lasted
+from reshard.client.queue import START, bulk_text, moment, pause_text, state_text
+from reshard.client.text import human_rate, lasted
 
 WORKERS_HEAD = ("WORKER", "STATE", "STARTED", "COPIES", "VERSION", "NOW")
-USED_HEAD = ("JOBS", "FAILED", "READ", "SENT", "DEDUPLICATED", "HUB CALLS", "WORKER TIME")
+USED_HEAD = ("JOBS", "FAILED", "READ", "UPLOADED", "DEDUPLICATED", "HUB CALLS", "WORKER TIME")
 
 if TYPE_CHECKING:
     from reshard.client.models.fleet import FleetLimits, Used
 
 Worker = Annotated[
     str,
-    argument("WORKER", "Its name in `reshard fleet status`, or the start of it.", autocompletion=completion.workers),
+    argument(
+        "WORKER",
+        "A worker's name in `reshard fleet status`, or its first characters.",
+        autocompletion=completion.workers,
+    ),
 ]
 
 fleet = Typer(
-    name="fleet", cls=SectionedGroup, help="Pause all workers, drain one, or set shared limits.", no_args_is_help=True
+    name="fleet", cls=SectionedGroup, help="Pause or drain workers, and set shared limits.", no_args_is_help=True
 )
 command = commands(fleet)
 
 
 @command("status")
 def status(output: Output) -> None:
-    """Show the limits in force and the state of each worker.
+    """Show the current limits and the state of each worker.
 
     Example: reshard fleet status
     """
     with connect() as session:
         seen = operations.show_fleet(session)
-    rows = [("service", pause_text(seen.paused) if seen.paused else "takes work"), *_limits(seen)]
+    rows = [("service", pause_text(seen.paused) if seen.paused else "running"), *_limits(seen)]
     table = list[Sequence[str]]()
     for worker in seen.workers:
         faults = [fault_text(seen.resting[worker.name])] if worker.name in seen.resting else []
         now, copies = "; ".join((*faults, *worker.at)), f"{worker.concurrency:,}"
-        table.append((worker.name, worker.state, when(worker.started), copies, worker.version, now))
+        table.append((worker.name, state_text(worker.state), when(worker.started), copies, worker.version, now))
     if not table:
-        rows.append(("worker", f"none is running: {START.format('worker')}"))
+        rows.append(("worker", f"not running: {START.format('worker')}"))
     text = "\n".join([lines(rows), *(["", lines([WORKERS_HEAD, *table])] if table else [])])
     output.result(seen, text, "paused" if seen.paused else "takes work")
 
@@ -58,44 +62,44 @@ def status(output: Output) -> None:
 @command("pause")
 def pause(
     *,
-    reason: Annotated[str | None, value("TEXT", "The reason, shown to everyone who waits.")] = None,
+    reason: Annotated[str | None, value("TEXT", "The reason to show with waiting jobs.")] = None,
     output: Output,
 ) -> None:
-    """Stop all workers from starting anything, until resume.
+    """Pause all workers until `reshard fleet resume`.
 
-    Copies are handed back at their next file; other steps run to their end.
+    Copies stop at the next file and go back to the queue. Other tasks finish first.
 
     Example: reshard fleet pause --reason "the Hub is down"
     """
     with connect() as session:
         done = operations.pause_fleet(session, read(operations.Why, {"reason": reason}, "--reason"))
-    text = f"{'paused already: ' if done.was_paused else ''}{pause_text(done.paused)}"
-    output.result(done, f"{text}\n`reshard fleet resume` continues it", "paused")
+    text = f"Already paused: {pause_text(done.paused)}" if done.was_paused else "Paused the service"
+    output.result(done, f"{text}\nResume it with `reshard fleet resume`", "paused")
 
 
 @command("resume")
 def resume(output: Output) -> None:
-    """Let a paused service continue.
+    """Resume a paused service.
 
     Example: reshard fleet resume
     """
     with connect() as session:
         done = operations.resume_fleet(session)
-    output.result(done, "resumed" if done.was_paused else "it was not paused", "resumed")
+    output.result(done, "Resumed the service" if done.was_paused else "The service was not paused", "resumed")
 
 
 @command("drain")
 def drain(worker: Worker, output: Output) -> None:
-    """Make one worker hand back its work and take no more.
+    """Drain a worker: it returns its work and takes no more.
 
-    It stays drained until `reshard fleet undrain`, or until it ends.
+    It stays drained until it exits or you run `reshard fleet undrain`.
 
     Example: reshard fleet drain gpu-7
     """
     with connect() as session:
         done = operations.drain(session, worker)
-    then = "stop it once `reshard fleet status` shows it without work, or `undrain` it"
-    output.result(done, f"worker {done.name} is drained; {then}", done.name)
+    then = "Stop it once `reshard fleet status` shows no work for it, or undo with `reshard fleet undrain`"
+    output.result(done, f"Drained worker {done.name}\n{then}", done.name)
 
 
 @command("undrain")
@@ -107,19 +111,20 @@ def undrain(worker: Worker, output: Output) -> None:
     with connect() as session:
         done = operations.undrain(session, worker)
     text = "takes work again" if done.was_drained else "was not drained"
-    output.result(done, f"worker {done.name} {text}", done.name)
+    output.result(done, f"Worker {done.name} {text}", done.name)
 
 
 @takes(output=read_output)
 def usage(
     *,
-    by: Annotated[Literal["submitter", "catalog", "day"], Option(help="What each row is of.")] = "submitter",
+    by: Annotated[Literal["submitter", "catalog", "day"], Option(help="Group usage by this.")] = "submitter",
     days: Annotated[
-        int, Option(min=1, max=operations.USAGE_DAYS_MAX, help="How many days back, whole days of UTC.")
+        int,
+        Option(metavar="N", min=1, max=operations.USAGE_DAYS_MAX, help="Number of days up to today (UTC)."),
     ] = operations.USAGE_DAYS,
     output: Output,
 ) -> None:
-    """Show what jobs took, by submitter, catalog or day.
+    """Show resource usage by submitter, catalog or day.
 
     Example: reshard usage --by catalog --days 7
     """
@@ -129,7 +134,7 @@ def usage(
     if len(rows) > 1:
         rows.append(("total", *_used(seen.total)))
     table = lines([(by.upper(), *USED_HEAD), *rows], right=range(1, len(USED_HEAD) + 1))
-    output.result(seen, table if rows else f"no job ended in the last {count(days, 'day')}")
+    output.result(seen, table if rows else f"No jobs ended in the last {count(days, 'day')}")
 
 
 def _used(used: Used) -> tuple[str, ...]:
@@ -138,22 +143,22 @@ def _used(used: Used) -> tuple[str, ...]:
 
 
 def _limit(metavar: str, help: str) -> Any:
-    return Option(metavar=metavar, help=f"{help}; `none` removes it.", show_default=False)
+    return Option(metavar=metavar, help=f"{help}, or none.", show_default=False)
 
 
 @command("limit")
 def limit(
     *,
-    bandwidth: Annotated[str | None, _limit("RATE", "Bandwidth limit of all copies together, as 200MB/s")] = None,
-    night_bytes: Annotated[str | None, _limit("SIZE", "Limit of bytes that bulk jobs read in a night, as 2TB")] = None,
-    window: Annotated[str | None, _limit("HOURS", "Run bulk work only in these hours, as 22:00-06:00")] = None,
-    closed: Annotated[str | None, _limit("HOURS", "Run bulk work outside these hours, as 08:00-18:00")] = None,
-    tz: Annotated[str | None, _limit("ZONE", "Time zone of hours and nights, as Europe/Berlin")] = None,
+    bandwidth: Annotated[str | None, _limit("RATE", "Total bandwidth of all copies, such as 200MB/s")] = None,
+    night_bytes: Annotated[str | None, _limit("SIZE", "Data that bulk jobs read per day, such as 2TB")] = None,
+    window: Annotated[str | None, _limit("HOURS", "Hours in which bulk jobs run, such as 22:00-06:00")] = None,
+    closed: Annotated[str | None, _limit("HOURS", "Hours in which bulk jobs do not run, such as 08:00-18:00")] = None,
+    tz: Annotated[str | None, _limit("ZONE", "Time zone of hours and days, such as Europe/Berlin")] = None,
     output: Output,
 ) -> None:
     """Set limits for all workers together.
 
-    Limits that are not given stay as they are.
+    Limits that you do not set are unchanged; `none` removes one. A day begins with --window, or at midnight.
 
     Example: reshard fleet limit --bandwidth 200MB/s --window 22:00-06:00
     """
@@ -165,15 +170,15 @@ def limit(
 
 def _limits(seen: FleetLimits) -> list[tuple[str, str]]:
     limits, tz = seen.limits, seen.limits.tz
-    held = f"; waiting for it: {count(seen.held, 'job')}" if seen.held else ""
-    read = f"{human_bytes(seen.read_in_the_night)} of bulk work read since {moment(seen.night, tz)}"
+    held = f"; {count(seen.held, 'job')} waiting" if seen.held else ""
+    read = f"{human_bytes(seen.read_in_the_night)} read since {moment(seen.night, tz)}"
     return [
-        ("bulk work", bulk_text(seen.bulk_rests, tz) + held),
-        ("bandwidth", f"{human_bytes(seen.bytes_a_second)}/s read now, {_most(limits.bandwidth, '/s')}"),
-        ("night", f"{read}, {_most(limits.night_bytes)}"),
-        ("window", f"{limits.window} in {tz}" if limits.window else f"any hour; nights begin at midnight in {tz}"),
+        ("bulk jobs", bulk_text(seen.bulk_rests, tz) + held),
+        ("allowed hours", f"{limits.window} ({tz})" if limits.window else f"all day ({tz})"),
+        ("bulk reads", f"{read}, {_most(limits.night_bytes, ' per day')}"),
+        ("bandwidth", f"{human_rate(seen.bytes_a_second)} now, {_most(limits.bandwidth, '/s')}"),
     ]
 
 
 def _most(limit: int | None, per: str = "") -> str:
-    return "without a limit" if limit is None else f"at most {human_bytes(limit)}{per}"
+    return "no limit" if limit is None else f"limit {human_bytes(limit)}{per}"

@@ -1,6 +1,7 @@
 """How help looks: options and commands in sections, those that most people need first.
 
 A section is what Typer calls a ``rich_help_panel``. It is drawn without boxes, which leave half of 80 columns for text.
+A command that takes a request has some forty options: `--help` shows the ``COMMON`` ones, `--help-all` all of them.
 """
 
 from __future__ import annotations
@@ -8,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from typer import Context, Exit, Option, echo
 from typer.core import TyperCommand, TyperGroup
 
 from reshard.pipeline.arguments import ACCESS, FILES, PUBLISHING, WEIGHTS
 
-# Sections of the commands and of options, in this order; an option without one is among the first, "Options".
+# Sections of the commands and of options, in this order, then a command's own and OUTPUT; an option without one is
+# among the first, "Options".
 RESHARD, JOBS, CATALOGS, SERVICE = "Reshard", "Jobs", "Catalogs and schedules", "Service"
 OUTPUT = "Output"
 _ORDER = (
@@ -21,11 +24,37 @@ _ORDER = (
 )
 
 
+# Options of a request that `--help` shows, in this order, beside those that a command has of its own.
+COMMON = ("to", "size", "dtype", "revision", "private", "pr", "overwrite", "jobs", "verbose", "json")
+SHOWS_ALL = "reshard.help_all"  # of a context's `meta`: its help has all options
+
+
+def _show_all(context: Context, wanted: bool) -> None:
+    if wanted:
+        context.meta[SHOWS_ALL] = True
+        echo(context.get_help())
+        raise Exit
+
+
+HELP_ALL = Option("--help-all", callback=_show_all, is_eager=True, help="Show all options and exit.")
+
+
 class SectionedCommand(TyperCommand):
-    """A command whose options stand in sections."""
+    """A command whose options stand in sections; one that takes ``HELP_ALL`` shows only some of them at first."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        _write(_options(self, ctx), formatter)
+        _write(_common(self, ctx) if self._is_short(ctx) else _options(self, ctx), formatter)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        if self._is_short(ctx):
+            formatter.write_paragraph()
+            formatter.write_text("Run with --help-all for all options.")
+
+    def _is_short(self, ctx: Any) -> bool:
+        return SHOWS_ALL not in ctx.meta and _takes_all(self)
 
 
 class SectionedGroup(TyperGroup):
@@ -42,18 +71,49 @@ class SectionedGroup(TyperGroup):
 
 
 def _options(command: Any, ctx: Any) -> list[tuple[str, tuple[str, str]]]:
-    found = [(param, param.get_help_record(ctx)) for param in command.get_params(ctx)]
-    usual = {"argument": "Arguments", "option": "Options"}
-    return [(_section(param, usual[param.param_type_name]), record) for param, record in found if record]
+    return [(_section(param, _usual(param)), row) for param, row in _rows(command, ctx)]
+
+
+def _common(command: Any, ctx: Any) -> list[tuple[str, tuple[str, str]]]:
+    """Its ``COMMON`` options and those without a section, in one section but for those of its output."""
+    found = [(p, row) for p, row in _rows(command, ctx) if p.name in COMMON or not _section(p, "")]
+    return [(OUTPUT if _section(p, "") == OUTPUT else _usual(p), row) for p, row in found]
+
+
+def _rows(command: Any, ctx: Any) -> list[tuple[Any, tuple[str, str]]]:
+    """Each parameter with its name and text; of a request, the ``COMMON`` ones first."""
+    params = command.get_params(ctx)
+    if _takes_all(command):
+        place = {name: number for number, name in enumerate([*COMMON, None, "help", "help_all"])}
+        params = sorted(params, key=lambda param: place.get(param.name, place[None]))
+    found = [(param, param.get_help_record(ctx)) for param in params]
+    return [(param, _plain(*row) if _usual(param) == "Arguments" else row) for param, row in found if row]
+
+
+def _takes_all(command: Any) -> bool:
+    return any(param.name == "help_all" for param in command.params)
+
+
+def _plain(name: str, text: str) -> tuple[str, str]:
+    """An argument without its type, and without what the usage line says: whether it is required."""
+    return name.partition(" <")[0], text.removesuffix("  [required]")
+
+
+def _usual(param: Any) -> str:
+    return "Arguments" if param.param_type_name == "argument" else "Options"
 
 
 def _section(shown: Any, usual: str) -> str:
     return getattr(shown, "rich_help_panel", None) or usual
 
 
+def _place(section: str) -> int:
+    return _ORDER.index(section) if section in _ORDER else len(_ORDER) + (section == OUTPUT)
+
+
 def _write(rows: Iterable[tuple[str, tuple[Any, str]]], formatter: Any) -> None:
     sections: dict[str, list[tuple[Any, str]]] = {}
-    for section, row in sorted(rows, key=lambda row: _ORDER.index(row[0]) if row[0] in _ORDER else len(_ORDER)):
+    for section, row in sorted(rows, key=lambda row: _place(row[0])):
         sections.setdefault(section, []).append(row)
     for section, listed in sections.items():
         with formatter.section(section):

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from reshard.client.models.jobs import Finished, Job, JobDone, JobNow, JobReport
     from reshard.client.models.records import Check, Commit, Problem
 
-# What the bytes of a source file were held against.
-HELD = {"checked": "checked by sha256", "crc": "checked by CRC", "as delivered": "as delivered"}
-FOUND = "the target had this already: nothing was done"
+# How the bytes of a source file were checked, as documents name it.
+HELD = {"checked": "sha256 verified", "crc": "CRC verified", "as delivered": "no upstream hash"}
+FOUND = "the target already had this; nothing was published"
 SHORT_ROWS = 6  # below the summary; --verbose has all
 
 Rows = list[tuple[str, str]]
@@ -34,8 +34,8 @@ def ended(
     """
     undo = undo_rows(request) if changes_source else []
     if verbose:
-        rows = [*undo, moved(**dict(done.moved), verb=sent(request.target)), *map(check_row, done.checks)]
-        rows += [("source bytes", f"{how}: {some(names)}") for how, names in done.source_bytes.items()]
+        rows = [*undo, moved(**dict(done.moved), verb=sent(request.target), exact=True), *map(check_row, done.checks)]
+        rows += [("source", f"{HELD.get(how, how)}: {some(names)}") for how, names in done.source_bytes.items()]
         rows += _commit(done.published)
     else:
         rows = in_short(done, request.target, undo)
@@ -48,23 +48,24 @@ def summary(done: Finished | JobDone, target: AnyTarget, files: int, size: int) 
     where = page(target, published.ref)
     if published.found and not done.checks:
         commit = f", commit {published.commit[:12]}" if target.branch else ""
-        return f"nothing to do: {where} has this already{commit}, {lasted(done.seconds)}"
+        return f"Nothing to do: {where} already has this{commit} ({lasted(done.seconds)})"
     results = Counter(check.result for check in done.checks)
     passed = count(results.pop("passed", 0), "check")
-    verb = "wrote" if target.local else "published"
-    figures = [count(files, "file"), human_bytes(size), lasted(done.seconds), f"{passed} passed"]
-    return f"{verb} {where}: {', '.join([*figures, *(f'{number} {result}' for result, number in results.items())])}"
+    verb = "Wrote" if target.local else "Published"
+    figures = [count(files, "file"), human_bytes(size), f"{passed} passed"]
+    figures += [f"{number} {result}" for result, number in results.items()]
+    return f"{verb} {where}: {', '.join(figures)} ({lasted(done.seconds)})"
 
 
-def brings_back(undo: str, only_last: bool) -> str:
+def undo_with(undo: str, only_last: bool) -> str:
     """What undoes a publication; a repository's history keeps the state before, a folder only the last one."""
-    return f"`reshard rollback {undo}` brings it back{' until the next run' if only_last else ''}"
+    return f"undo with `reshard rollback {undo}`{' before the next run' if only_last else ''}"
 
 
 def undo_rows(request: Request) -> Rows:
     """How a job is undone that changed what others had put into its own source."""
     undo = undoable(request)
-    return [("undo", f"the source itself was changed; {brings_back(undo, not request.target.branch)}")] if undo else []
+    return [("changed", f"the source itself; {undo_with(undo, not request.target.branch)}")] if undo else []
 
 
 def in_short(done: Finished | JobDone, target: AnyTarget, undo: Rows) -> Rows:
@@ -74,12 +75,10 @@ def in_short(done: Finished | JobDone, target: AnyTarget, undo: Rows) -> Rows:
         return []
     rows = [*undo]
     if target.branch:
-        there = f", {human_bytes(bytes_.deduplicated)} were there" if bytes_.deduplicated else ""
         rows.append(("commit", f"{published.commit[:12]} on {published.ref}"))
-        rows.append(("moved", f"read {human_bytes(bytes_.read)}, sent {human_bytes(bytes_.uploaded)}{there}"))
+        rows.append(moved(bytes_.read, bytes_.uploaded, bytes_.deduplicated))
     if done.source_bytes:
-        held = (f"{count(len(names), 'file')} {HELD.get(how, how)}" for how, names in done.source_bytes.items())
-        rows.append(("source", ", ".join(held)))
+        rows.append(("source", _held({how: len(names) for how, names in done.source_bytes.items()})))
     # What passed tells nothing but what casts made infinite, and that comes first.
     left = [check for check in done.checks if check.name == "read back" and check.reason]
     left += [check for check in done.checks if check.result != "passed" and check not in left]
@@ -92,10 +91,10 @@ def _commit(published: Commit) -> Rows:
 
 
 def undone(target: AnyTarget, commit: str, by: str) -> str:
-    """That ``commit`` of the target was undone; of a folder, which has none, what it is now."""
+    """That ``commit`` of the target was undone; of a folder, which has none, that its last write was."""
     if not target.branch:
-        return f"{target} is as it was before what reshard last wrote to it"
-    return f"commit {commit} of {target} is undone by {by}"
+        return f"Rolled back {target} to what it was before reshard last wrote to it"
+    return f"Rolled back commit {commit} of {target} with commit {by}"
 
 
 def sent(target: AnyTarget) -> str:
@@ -104,18 +103,29 @@ def sent(target: AnyTarget) -> str:
 
 
 def moved(
-    read: int, uploaded: int, deduplicated: int, expected: int | None = None, verb: str = "uploaded"
+    read: int,
+    uploaded: int,
+    deduplicated: int,
+    expected: int | None = None,
+    verb: str = "uploaded",
+    exact: bool = False,
 ) -> tuple[str, str]:
-    """What moved, in bytes, beside what a plan had expected."""
-    about = "" if expected is None else f" of about {expected:,} expected"
-    there = f", {deduplicated:,} were there already" if deduplicated else ""
-    return "moved", f"read {read:,} bytes of weights, {verb} {uploaded:,}{about}{there}"
+    """What moved, beside what a plan had expected; to the byte where it is ``exact``."""
+
+    def size(number: int) -> str:
+        return count(number, "byte") if exact else human_bytes(number)
+
+    beside = [] if expected is None else [f"expected about {size(expected)}"]
+    beside += [f"{size(deduplicated)} deduplicated"] if deduplicated else []
+    more = f" ({', '.join(beside)})" if beside else ""
+    return "moved", f"read {size(read)}, {verb} {size(uploaded)}{more}"
 
 
-def check_row(check: Check) -> tuple[str, str]:
-    """One check for people: its name, and how it ended, why and over how much."""
-    figures = ", ".join(f"{name.replace('_', ' ')} {figure(value)}" for name, value in check.figures.items())
-    return check.name, "; ".join(filter(None, (f"{check.result} ({check.level})", check.reason, figures)))
+def check_row(check: Check, verbose: bool = True) -> tuple[str, str]:
+    """One check for people: its name, and how it ended, at which level and why; ``verbose``: over how much, too."""
+    figures = ", ".join(f"{name.replace('_', ' ')}: {figure(value)}" for name, value in check.figures.items())
+    found = (f"{check.result} ({check.level})", check.reason, figures if verbose else "")
+    return check.name, "; ".join(filter(None, found))
 
 
 def checks_text(checks: Iterable[Check]) -> str:
@@ -129,26 +139,27 @@ def describe(job: JobNow) -> Rows:
     error = job.error.error() if job.error else None
     return [
         ("job", job.id),
-        ("state", f"{now_text(job)}; since {dated(job.since)}"),
+        ("state", now_text(job)),
+        ("since", dated(job.since)),
         ("took", f"{took(job)}{'' if job.state.ended else ' so far'}"),
         ("source", str(request.source)),
         ("target", into(request)),
-        ("size", f"{request.options.size:,} bytes a file"),
-        ("asked by", f"{request.asked_by}, {dated(job.created)}"),
-        *([("files", f"{job.shards_done:,} of {job.shards:,} sealed")] if job.shards else []),
+        ("size", f"at most {request.options.size:,} bytes per file"),
+        ("submitted", f"{dated(job.created)} by {request.asked_by}"),
+        *([("files", f"{job.shards_done:,} of {job.shards:,} stored")] if job.shards else []),
         *([moved(job.read, job.uploaded, job.deduplicated, job.expected, sent(request.target))] if job.read else []),
-        *(("worker", f"{claim.worker} has {claim.unit} since {dated(claim.since)}") for claim in job.claims),
-        *(("waits", why) for why in (job.waits, job.note) if why),
-        *(("trouble", f"{t.message} ({_next_try(job, t)})") for t in (job.last_error,) if t and not error),
-        *([("error", f"{error.code}: {error}"), ("next", error.next_step)] if error else []),
+        *(("worker", f"{claim.worker}: {claim.unit} since {dated(claim.since)}") for claim in job.claims),
+        *(("waiting", why) for why in (job.waits, job.note) if why),
+        *(("last error", f"{t.message} ({_next_try(job, t)})") for t in (job.last_error,) if t and not error),
+        *([("error", f"{error.code}: {error}"), ("hint", error.next_step)] if error else []),
         *(("note", note) for note in job.notes),
-        *(("source bytes", text) for text in _attested(published.attested if published else {})),
-        *map(check_row, checks),
+        *([("source files", _held(published.attested))] if published and published.attested else []),
+        *(check_row(check, verbose=False) for check in checks),
         *(_commit(published) if published else []),
         # A commit that was found after checks is the job's own, whose answer was lost.
         *([("note", FOUND)] if published and published.found and not checks else []),
-        ("where", page(request.target, published.ref if published else "")),
-        *([("undone by", job.rolled_back)] if job.rolled_back else []),
+        ("location", page(request.target, published.ref if published else "")),
+        *([("rolled back", f"by commit {job.rolled_back}")] if job.rolled_back else []),
     ]
 
 
@@ -156,21 +167,21 @@ def _next_try(job: Job, trouble: Problem) -> str:
     """When what failed last is done again."""
     left = trouble.facts.get("retry_at", 0.0) - time.time()
     if job.claims or left <= 0:
-        return "tried again"
-    return f"tried again in {lasted(left)}; at once after `reshard cancel {job.id}` and `reshard retry {job.id}`"
+        return "retrying"
+    return f"retrying in {lasted(left)}; to retry now, run `reshard cancel {job.id}` and `reshard retry {job.id}`"
 
 
-def _attested(files: Mapping[str, int]) -> list[str]:
-    """How many files of the source were attested by what: ``checked: 4 files``."""
-    return [f"{how}: {count(number, 'file')}" for how, number in files.items()]
+def _held(files: Mapping[str, int]) -> str:
+    """How many files of the source were checked how: ``4 files, sha256 verified; 1 file, no upstream hash``."""
+    return "; ".join(f"{count(number, 'file')}, {HELD.get(how, how)}" for how, number in files.items())
 
 
 def report_text(report: JobReport) -> str:
     """Every check with its findings below it."""
     text = [checks_text(report.checks)] if report.checks else []
-    text += [f"source bytes: {attested}" for attested in _attested(report.attested)]
+    text += [f"source files: {_held(report.attested)}"] if report.attested else []
     text += [f"{report.error.code}: {report.error.error()}"] if report.error else []
-    return "\n".join([*text, f"job {report.id}, {report.state}: {report.result}"])
+    return "\n".join([*text, f"Job {report.id} ({report.state}): {report.result}"])
 
 
 def took(job: Job) -> str:
@@ -185,5 +196,5 @@ def now_text(job: JobNow) -> str:
 
 def progress_text(job: Job) -> str:
     if job.state == "copying" and job.bytes:
-        return f"copying {job.bytes_done * 100 // job.bytes} % of {human_bytes(job.bytes)}"
+        return f"copying {job.bytes_done * 100 // job.bytes}% of {human_bytes(job.bytes)}"
     return job.state.replace("_", " ")

@@ -28,6 +28,7 @@ from reshard.client.facts import into
 from reshard.client.operations import jobs as operations
 from reshard.client.operations.table import Session, read
 from reshard.client.queue import missing
+from reshard.pipeline.arguments import ACCESS
 from reshard.pipeline.errors import UsageError
 from reshard.pipeline.places import parse_target
 from reshard.pipeline.request import Priority, Request
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 LISTED = 20  # jobs; a screenful
 LIST_HEAD = ("JOB", "STATE", "SUBMITTED", "TOOK", "SOURCE -> TARGET")
 
-_JOB = argument("JOB", "A job's id, or the start of one.", autocompletion=completion.jobs)
+_JOB = argument("JOB", "A job ID, or its first characters.", autocompletion=completion.jobs)
 Job = Annotated[str, _JOB]
 Watch = Annotated[bool, Option("--watch", help="Follow the job to its end and exit with its exit code.")]
 
@@ -50,29 +51,31 @@ Watch = Annotated[bool, Option("--watch", help="Follow the job to its end and ex
 def submit(
     *,
     request: Request,
-    priority: Annotated[Priority, Option(help="bulk jobs wait for interactive ones.")] = "interactive",
+    priority: Annotated[
+        Priority, Option(help="Run interactive jobs before bulk jobs.", rich_help_panel=ACCESS)
+    ] = "interactive",
     watch: Watch = False,
     verbose: Verbose = False,
     output: Output,
 ) -> None:
     """Queue a job that reshards SRC into DST.
 
-    It exits with 0 once the job is queued.
+    Exits with 0 once the job is queued, or with the job's exit code if --watch is given.
 
     Example: reshard submit openai-community/gpt2 --to you/gpt2 --size 200MB
     """
     request = request.model_copy(update={"priority": priority})
     with connect() as session:
         done = operations.submit(session, operations.Asked.of(request))
-        job, state = done.id, "already has this request" if done.existed else "is queued"
-        hint = "" if watch else f"\nfollow it with `reshard watch {job}`"
-        text = f"job {job} {state}: {request.source} -> {request.target}{hint}"
+        job, state = done.id, "Already queued as job" if done.existed else "Queued job"
+        hint = "" if watch else f"\nFollow it with `reshard watch {job}`"
+        text = f"{state} {job}: {request.source} -> {request.target}{hint}"
         places = (request.source, request.options.config_from, request.target)
-        if folders := " and ".join(str(place) for place in places if place and place.local):
-            where = "on their own machines, within RESHARD_ALLOWED_FOLDERS"
-            output.say(f"workers look for {folders} {where}; `reshard run` takes folders of this one")
+        if folders := [str(place) for place in places if place and place.local]:
+            where = f"{' and '.join(folders)} {'is' if len(folders) == 1 else 'are'} resolved on the worker"
+            output.say(f"warning: {where}, within its RESHARD_ALLOWED_FOLDERS; for local folders use `reshard run`")
         if done.waits:
-            output.say(done.waits)
+            output.waits(done.waits)
         output.result(done, text, job)
         if watch:
             from reshard.cli.watch import follow  # which a client that only submits need not wait for
@@ -87,7 +90,7 @@ def status(
     report: Annotated[bool, Option("--report", help="Show the figures and findings of each check.")] = False,
     output: Output,
 ) -> None:
-    """Show one job, or without JOB the queue and its workers.
+    """Show a job, or the queue and its workers.
 
     Example: reshard status pkgd
     """
@@ -106,12 +109,10 @@ def status(
 
 def _show_service(session: Session, output: Output) -> None:
     seen = operations.service(session)
-    rows = [("broker", seen.broker), *([("waits", seen.waits)] if seen.waits else [])]
+    rows = [("broker", seen.broker), *([("waiting", seen.waits)] if seen.waits else [])]
     rows += [(process.kind, process_text(process)) for process in seen.processes]
     rows += [(one.kind, one.says) for one in seen.silent]
-    rows += [
-        (kind, "none is running") for kind in missing({process.kind for process in [*seen.processes, *seen.silent]})
-    ]
+    rows += [(kind, "not running") for kind in missing({process.kind for process in [*seen.processes, *seen.silent]})]
     rows.append(("jobs", ", ".join(f"{number:,} {state}" for state, number in seen.jobs.items()) or "none"))
     output.result(seen, lines(rows))
 
@@ -120,7 +121,7 @@ def _show_service(session: Session, output: Output) -> None:
 def list_(
     *,
     filter_: dict[str, Any],
-    limit: Annotated[int, Option(min=1, help="How many jobs to show.")] = LISTED,
+    limit: Annotated[int, Option(metavar="N", min=1, help="Maximum number of jobs to show.")] = LISTED,
     all_: Annotated[bool, Option("--all", help="Show all jobs.")] = False,
     output: Output,
 ) -> None:
@@ -131,19 +132,19 @@ def list_(
     with connect() as session:
         page = _listed(session, filter_, sys.maxsize if all_ else limit)
     for why in dict.fromkeys(filter(None, (page.waits, *(job.waits for job in page.jobs if not job.claims)))):
-        output.say(why)
+        output.waits(why)
     for job in page.jobs:
         if job.waits and job.claims:
-            output.say(f"job {job.id} waits: {job.waits}")
+            output.say(f"job {job.id} is waiting: {job.waits}")
     for id, damage in page.unreadable.items():
-        output.say(f"the record of job {id} cannot be read: {damage}")
-    more = ["there are more; --all shows them"] if page.next else []
+        output.say(f"warning: cannot read the record of job {id}: {damage}")
+    more = ["More jobs match; use --all to show them"] if page.next else []
     if not filter_.keys() - {"state"}:
         states = filter_.get("state", page.counts)
         left = sum(page.counts.get(state, 0) for state in states) - len(page.jobs) - len(page.unreadable)
-        more = [f"{left:,} more; --all shows them"] if left > 0 else []
+        more = [f"{left:,} more; use --all to show them"] if left > 0 else []
     rows = [row(job) for job in page.jobs]
-    text = "\n".join([lines([LIST_HEAD, *rows]), *more]) if rows else "no jobs"
+    text = "\n".join([lines([LIST_HEAD, *rows]), *more]) if rows else "No jobs"
     output.listing(page.jobs, text, [job.id for job in page.jobs])
 
 
@@ -163,7 +164,7 @@ def _listed(session: Session, filter_: dict[str, Any], limit: int) -> JobsPage:
 
 
 def row(job: JobNow) -> tuple[str, ...]:
-    undone = f", undone by {job.rolled_back[:12]}" if job.rolled_back else ""
+    undone = f", rolled back by {job.rolled_back[:12]}" if job.rolled_back else ""
     code = f", {job.error.code}" if job.error else ""
     places = f"{job.request.source} -> {into(job.request)}"
     return job.id, now_text(job) + code + undone, when(job.created), took(job), places
@@ -183,9 +184,9 @@ def watch(*, job: Job, verbose: Verbose = False, output: Output) -> None:
 
 @takes(choice=read_choice, output=read_output)
 def cancel(*, choice: Choice, output: Output) -> None:
-    """Stop jobs before their commits.
+    """Cancel jobs before they publish.
 
-    What they have copied is kept for a retry.
+    What they have copied is kept for `reshard retry`.
 
     Example: reshard cancel --state queued --catalog nightly
     """
@@ -194,8 +195,10 @@ def cancel(*, choice: Choice, output: Output) -> None:
             _each(session, choice, output, CANCEL, operations.cancel_jobs)
             return
         done = operations.cancel(session, job)
-    text = "was cancelled already" if done.was == "cancelled" else f"is cancelled; it was {done.was}"
-    output.result(done, f"job {done.id} {text}", done.id)
+    text = f"Job {done.id} was already cancelled"
+    if done.was != "cancelled":
+        text = f"Cancelled job {done.id} (was {done.was})"
+    output.result(done, text, done.id)
 
 
 @takes(choice=read_choice, output=read_output)
@@ -206,16 +209,16 @@ def retry(
         bool,
         Option(
             "--anew",
-            help="Plan again from the current source and target; a commit that has only to be checked is kept.",
+            help="Plan again from the current source and target; keep a commit that only needs to be confirmed.",
         ),
     ] = False,
     overwrite: Annotated[
-        bool, Option("--overwrite", help="Plan again, and replace what others changed in the target since.")
+        bool, Option("--overwrite", help="Plan again, and replace what others have changed in the target since.")
     ] = False,
     follow_it: Watch = False,
     output: Output,
 ) -> None:
-    """Continue failed or cancelled jobs with what they had copied.
+    """Retry failed or cancelled jobs, reusing what they copied.
 
     Example: reshard retry pkgd --watch
     """
@@ -229,8 +232,8 @@ def retry(
             return
         done = operations.retry(session, job, operations.Again(**how))
         if done.waits:
-            output.say(done.waits)
-        output.result(done, f"job {done.id} continues; it was {done.was}", done.id)
+            output.waits(done.waits)
+        output.result(done, f"Retrying job {done.id} (was {done.was})", done.id)
         if follow_it:
             from reshard.cli.watch import follow
 
@@ -272,7 +275,7 @@ class Act(NamedTuple):
 
 
 CANCEL = Act("cancel", "cancelled", CANCELLABLE, "such a job has ended, or its commit is being made")
-RETRY = Act("retry", "continued", operations.RETRIABLE, "there is nothing to retry", operations.ChosenAgain)
+RETRY = Act("retry", "retried", operations.RETRIABLE, "there is nothing to retry", operations.ChosenAgain)
 DELETE = Act("delete", "deleted", ENDED, "such a job has not ended; `reshard cancel` it first")
 
 
@@ -291,15 +294,15 @@ def _looks(choice: Choice, output: Output, act: Act, do: Callable[[dict[str, Any
     if trial.ids:
         if not sys.stdin.isatty():
             raise UsageError(what=f"{jobs} would be {act.past}: add --yes, or see them by --dry-run")
-        if not agrees(f"{act.verb} {jobs}?"):
-            output.say("nothing was done")
+        if not agrees(f"{act.verb.capitalize()} {jobs}?"):
+            output.say("Nothing changed")
             raise Abort
     return [trial, do({"jobs": trial.ids})]
 
 
 def _done_text(act: Act, ids: Sequence[str], dry_run: bool) -> str:
-    more = "\nthere may be more: run it again" if len(ids) >= operations.CHOSEN_MAX else ""
-    did = f"would {act.verb}" if dry_run else act.past
+    more = "\nMore jobs may match; run the command again" if len(ids) >= operations.CHOSEN_MAX else ""
+    did = f"Would {act.verb}" if dry_run else act.past.capitalize()
     return f"{did} {count(len(ids), 'job')}{': ' if ids else ''}{some(ids)}{more}"
 
 
@@ -307,14 +310,14 @@ def _done_text(act: Act, ids: Sequence[str], dry_run: bool) -> str:
 def rollback(
     job: Annotated[
         str,
-        argument("JOB|DST", "A job's id, or the start of one; or the target itself.", autocompletion=completion.jobs),
+        argument("JOB|DST", "A job ID, its first characters, or a target.", autocompletion=completion.jobs),
     ],
     output: Output,
 ) -> None:
-    """Undo the commit of a job, or the last one to DST.
+    """Undo the commit of a job, or reshard's last commit to DST.
 
-    Another commit undoes it, with your own token (by RESHARD_API_URL and JOB, with the service's); refused if others
-    changed one of the commit's files since.
+    This adds a commit, using your token (or the service's, for a JOB with RESHARD_API_URL). Fails if others have
+    changed any of the commit's files since.
 
     Example: reshard rollback you/gpt2-200MB
     """
@@ -335,7 +338,7 @@ def rollback(
 def delete(*, choice: Choice, output: Output) -> None:
     """Delete jobs that have ended.
 
-    What they published stays. A deleted job cannot be retried, watched or rolled back; `rollback DST` still works.
+    Published results stay. A deleted job cannot be retried, watched or rolled back; `rollback DST` still works.
 
     Example: reshard delete --state failed --state cancelled --older-than 7d
     """
@@ -348,5 +351,6 @@ def delete(*, choice: Choice, output: Output) -> None:
         )
     done = looks[-1].model_copy(update={"kept": looks[0].kept})
     text = _done_text(DELETE, done.ids, done.dry_run)
-    text += f"\nkept {count(len(done.kept), 'job')} until {operations.AWAITED}: {some(done.kept)}" if done.kept else ""
+    if done.kept:
+        text += f"\nKept {count(len(done.kept), 'job')} until {operations.AWAITED}: {some(done.kept)}"
     output.result(done, text, "\n".join(done.ids))

@@ -63,6 +63,10 @@ class Output:
         if self.human:
             show(sys.stderr, text)
 
+    def waits(self, why: str) -> None:
+        """Why what was asked for does not start yet."""
+        self.say(f"waiting: {why}")
+
 
 def agrees(question: str) -> bool:
     """The answer of whoever sits at the terminal: only yes is one."""
@@ -161,7 +165,7 @@ def console(stream: Any) -> Terminal:
     return Terminal(stream, _laid_out)
 
 
-def first(rows: Sequence[str], most: int, noun: str = "", where: str = "--json has them all") -> list[str]:
+def first(rows: Sequence[str], most: int, noun: str = "", where: str = "use --json to show all") -> list[str]:
     """The first ``most`` of them, and a line that counts the rest and says ``where`` they are."""
     more = len(rows) - most
     return [

@@ -21,10 +21,10 @@ PROBES = (
 
 
 def ping() -> None:
-    """Check that the worker, control or page here is alive.
+    """Check that the local worker, control or web page is up.
 
-    It asks /healthz where RESHARD_HEALTH_PORT, RESHARD_METRICS_PORT and
-    RESHARD_WEB_PORT say. The broker need not answer.
+    Requests /healthz on RESHARD_HEALTH_PORT, RESHARD_METRICS_PORT or
+    RESHARD_WEB_PORT. Does not need the broker.
 
     Example: reshard ping
     """

@@ -12,24 +12,31 @@ from reshard.pipeline.errors import UsageError
 from reshard.pipeline.places import NOWHERE
 from reshard.pipeline.request import Request
 
+DEVICES = "Devices"  # a section of help
+
 
 @takes(request=read_plan, output=read_output)
 def plan(
     *,
     request: Request,
     max_memory: Annotated[
-        str | None, value("DEVICE=SIZE,...", "Also show the device of each block, as 0=10GiB,1=10GiB,cpu=30GiB.")
+        str | None,
+        value("DEVICE=SIZE,...", "Also show which device gets each block, such as 0=10GiB,cpu=30GiB.", section=DEVICES),
     ] = None,
     device_map: Annotated[
         str | None,
-        value("NAME|FILE", "auto, balanced, balanced_low_0 or sequential (default), or a device map as JSON."),
+        value(
+            "NAME|FILE",
+            "Placement strategy: auto, balanced, balanced_low_0 or sequential (default); or a JSON device map.",
+            section=DEVICES,
+        ),
     ] = None,
-    all_: Annotated[bool, flag("--all", "Show every file and name of a long plan.", OUTPUT)] = False,
+    all_: Annotated[bool, flag("--all", "Show every file and name, however long the plan.", OUTPUT)] = False,
     output: Output,
 ) -> None:
     """Show what a job would write and delete; change nothing.
 
-    Without --to it shows only how SRC would be cut. Where a disk lacks the room, it ends with the error of a run.
+    Without --to, only the split of SRC is planned. If a disk is too small, the command fails as `run` would.
 
     Example: reshard plan openai-community/gpt2 --size 200MB
     """

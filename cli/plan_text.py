@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TextIO
 
-from reshard.cli.job_text import brings_back
+from reshard.cli.job_text import undo_with
 from reshard.cli.output import Output, count, first, human_bytes, lines, some
 from reshard.cli.progress import Bar
 from reshard.client.models.jobs import PlanMade
@@ -26,61 +26,92 @@ class Shown(NamedTuple):
     names: int = 8  # on one line
 
 
-ALL = "`reshard plan --all` shows them"
+ALL = "use `reshard plan --all` to show them"
 SHORT, WHOLE = Shown(), Shown(*[sys.maxsize] * len(Shown._fields))
+SURPRISES = 3  # warnings and notes of a summary; where there are more, the last line counts the others
+# How people call requests of a source's transport; a file of this machine takes none.
+REQUESTS = {"xet": "Xet request", "http": "HTTP request", "file": ""}
+AMPLIFIED = 1.05  # bytes read per byte written, from which on a plan says so
+REFUSES = "a run fails (exit code 7) unless you use --overwrite"
 
 
-def show_plan(plan: Plan, output: Output, bar: Bar) -> None:
-    """The plan of a job on its way, before its end is known."""
+def show_plan(plan: Plan, output: Output, bar: Bar, verbose: bool) -> None:
+    """The plan of a job on its way, before its end is known: its summary, or all of it."""
     if output.json:
         output.document(PlanMade(plan=plan))
     if not plan.published:  # or else the end says all
-        bar.say(plan_text(plan, stream=sys.stderr))
+        bar.say(plan_text(plan, stream=sys.stderr) if verbose else summary_text(plan, sys.stderr))
+
+
+def summary_text(plan: Plan, stream: TextIO | None = None) -> str:
+    """A plan in eight lines at most: what goes where, how many files, what moves, and what may surprise."""
+    deletes = sum(file.deleted for file in plan.replaced)
+    target = [("overwrites", len(plan.replaced) - deletes), ("deletes", deletes)]
+    copied = [f"{len(plan.carried):,} copied unchanged"] if plan.carried else []
+    skipped = [f"{len(plan.left_out):,} skipped"] if plan.left_out else []
+    surprises = [*occupied(plan, SHORT.names), *_drift(plan, 0), *(("note", note) for note in plan.notes)]
+    if len(surprises) > SURPRISES:
+        surprises[SURPRISES - 1 :] = [("more", f"{count(len(surprises) - SURPRISES + 1, 'note')}; use -v to show them")]
+    rows = [
+        ("weights", _weights(plan, human_bytes)),
+        *([("other files", ", ".join([*copied, *skipped]))] if copied or skipped else []),
+        *([("target", ", ".join(f"{verb} {count(n, 'file')}" for verb, n in target if n))] if plan.replaced else []),
+        ("moves", _moves(plan)),
+        *surprises,
+    ]
+    return "\n".join([_head(plan), lines(rows, stream=stream)])
 
 
 def plan_text(plan: Plan, most: Shown = SHORT, stream: TextIO | None = None) -> str:
     """The plan for people: figures first, then the files, then what becomes of the rest; laid out for ``stream``."""
-    size = "one file" if plan.size == SINGLE else f"files of at most {plan.size:,} bytes"
-    goes = f" -> {plan.into}" if plan.target else ""
-    head = [f"{plan.source}{goes}, {size}"]
     if plan.published:
-        return f"{head[0]}\nthe target has this already: nothing to do"
+        return f"{_head(plan)}\nNothing to do: the target already has this"
     files = plan.files
-    came, goes = count(len(plan.reads), "file"), count(len(files), "file")
     groups = f", copied in {count(len(plan.groups), 'group')}" if len(plan.groups) > 1 else ""
-    head.append(
-        f"{count(plan.tensors, 'tensor')}, {plan.bytes_read:,} bytes in {came}"
-        f" -> {plan.bytes_written:,} bytes in {goes}{groups}"
-    )
-    left_out = [f"{left.path}: {left.why}" for left in plan.left_out]
+    weights = f"{count(plan.tensors, 'tensor')} in {_weights(plan, lambda size: count(size, 'byte'))}{groups}"
+    skipped = [f"{left.path}: {left.why}" for left in plan.left_out]
     rest = [
         ("moves", _moves(plan)),
         *_extremes(plan, most.ties),
         *(("index", path) for path in plan.indexes),
         *([("manifest", plan.manifest)] if plan.manifest else []),
-        ("card", f"{plan.card}, with a block that says where the weights are from"),
-        *_names("carried", [carried.path for carried in plan.carried], most.names),
-        *(("edited", f"{path}: it follows --dtype") for path in plan.edited),
-        *(("left out", left) for left in _first(left_out, most.left_out)),
+        ("card", f"{plan.card}, with a block that says where the weights came from"),
+        *_names("copied", [carried.path for carried in plan.carried], most.names),
+        *(("edited", f"{path}, to match --dtype") for path in plan.edited),
+        *(("skipped", one) for one in _first(skipped, most.left_out)),
         *_replaced(plan, most),
-        *_names("keeps", plan.kept, most.names),
+        *_names("target", plan.kept, most.names, " left in place"),
         *occupied(plan, most.names),
         *_drift(plan, most.drift),
         *(_needs(plan, plan.needs) if isinstance(plan, Planned) and plan.needs else []),
         *(("note", note) for note in _first(plan.notes, most.notes)),
     ]
-    return "\n".join([*head, *([_files(files, most.files, stream)] if files else []), lines(rest, stream=stream)])
+    shown = [_files(files, most.files, stream)] if files else []
+    return "\n".join([_head(plan), weights, *shown, lines(rest, stream=stream)])
+
+
+def _head(plan: Plan) -> str:
+    return f"{plan.source} -> {plan.into}" if plan.target else plan.source
+
+
+def _weights(plan: Plan, size: Callable[[int], str]) -> str:
+    """The weight files before and after, and how large they may be."""
+    most = "" if plan.size == SINGLE else f" of at most {plan.size:,} bytes"
+    return (
+        f"{count(len(plan.reads), 'file')} ({size(plan.bytes_read)}) ->"
+        f" {count(len(plan.files), 'file')} ({size(plan.bytes_written)}){most}"
+    )
 
 
 def _files(files: Sequence[Shard], most: int, stream: TextIO | None) -> str:
     rows = [_row(file) for file in files]
     if len(rows) > most:
-        rows[most - 2 : -1] = [(f"... {len(rows) - most + 1:,} more, by `plan --all`", "", "", "")]
+        rows[most - 2 : -1] = [(f"... {len(rows) - most + 1:,} more; {ALL}", "", "", "")]
     return lines(rows, right={1, 2}, indent="  ", stream=stream)
 
 
 def _row(file: Shard) -> tuple[str, str, str, str]:
-    above = "above --size" if file.oversize else ""  # a note names the tensor
+    above = "over --size" if file.oversize else ""  # a note names the tensor
     return file.path, f"{file.size:,} bytes", count(file.tensors, "tensor"), above
 
 
@@ -88,15 +119,19 @@ def _moves(plan: Plan) -> str:
     """How many bytes of weights are expected to be read and sent, and by which transport."""
     source, target = plan.transports.source, plan.transports.target
     expected = plan.forecast
-    times = f", {expected.amplification:.2f} times what is written" if expected.written else ""
-    reads = f"reads {expected.read:,} bytes in {count(expected.reads, 'request')} ({source}){times}"
+    noun = REQUESTS.get(source, f"{source} request")
+    how = [count(expected.reads, noun)] if noun else []
+    how += [f"{expected.amplification:.1f}x the output"] if expected.amplification >= AMPLIFIED else []
+    by = f" ({', '.join(how)})" if how else ""
+    reads = f"reads {human_bytes(expected.read)}{by}"
     if plan.target is None:
         return reads
+    uploaded = human_bytes(expected.uploaded)
     if target == "file":
-        return f"{reads}, writes {expected.uploaded:,} bytes"
+        return f"{reads}, writes {uploaded}"
     if expected.at_most:
-        return f"{reads}, uploads up to {expected.uploaded:,} bytes ({target or 'depends on deduplication'})"
-    return f"{reads}, uploads about {expected.uploaded:,} bytes (xet) for {count(expected.seams, 'seam')}"
+        return f"{reads}, uploads up to {uploaded} (less if the Hub already has the data)"
+    return f"{reads}, uploads about {uploaded}"
 
 
 def _extremes(plan: Plan, most: int) -> list[tuple[str, str]]:
@@ -109,8 +144,8 @@ def _extremes(plan: Plan, most: int) -> list[tuple[str, str]]:
         rows.append(("largest", text))
     ties = []
     for tie in plan.ties:
-        goes = "each is written" if tie.written == tie.names else f"{', '.join(tie.written)} is written"
-        ties.append(f"{', '.join(tie.names)} are stored once; {goes}")
+        goes = "each is written" if tie.written == tie.names else f"only {', '.join(tie.written)} is written"
+        ties.append(f"{', '.join(tie.names)} share one copy in the source; {goes}")
     return [*rows, *(("tied", tie) for tie in _first(ties, most))]
 
 
@@ -127,39 +162,39 @@ def occupied(plan: Plan, most: int) -> list[tuple[str, str]]:
     """What of the target others put there, and what becomes of it."""
     if not plan.occupied:
         return []
-    goes = "a pull request replaces it only when it is merged"
+    goes = "nothing is replaced until the pull request is merged"
     if plan.undo is not None:
-        goes = brings_back(plan.undo, plan.transports.target == "file")
+        goes = undo_with(plan.undo, plan.transports.target == "file")
     if plan.in_place:
         changed = some([file.path for file in plan.replaced], most)
         return [("warning", f"this changes the source itself ({changed}); {goes}")]
     if not plan.may_replace:
-        goes = "a run refuses (exit code 7) unless --overwrite is given"
-    what = f"{count(len(plan.occupied), 'file')} in the target that reshard did not publish for this source"
+        goes = f"{REFUSES} to replace them"
+    what = f"{count(len(plan.occupied), 'file')} in the target not published by reshard for this source"
     return [("warning", f"{what}: {some(plan.occupied, most)}; {goes}")]
 
 
 def _drift(plan: Plan, most: int) -> list[tuple[str, str]]:
-    """What others changed in the target, and what becomes of it."""
+    """What others changed in the target, and what becomes of it; ``most`` of the files."""
     if not plan.drift:
         return []
-    changed = count(len(plan.drift), "file")
-    goes = "which is replaced" if plan.overwrite else "and a run refuses (exit code 7) unless --overwrite is given"
-    warning = f"others changed {changed} of our last publication in the target, {goes}"
-    return [("warning", warning), *(("drift", path) for path in _first(plan.drift, most))]
+    goes = "they will be replaced" if plan.overwrite else f"{REFUSES} to replace them"
+    warning = f"others changed {count(len(plan.drift), 'file')} in the target since reshard published; {goes}"
+    return [("warning", warning), *(("drift", path) for path in (_first(plan.drift, most) if most else ()))]
 
 
 def _needs(plan: Planned, need: Needs) -> list[tuple[str, str]]:
-    text = f"{human_bytes(need.memory)} of memory, {human_bytes(need.disk)} of disk for each copy"
+    disk = f" and {human_bytes(need.disk)} of disk" if need.disk else ""
+    text = f"{human_bytes(need.memory)} of memory{disk} per copy"
     if need.target:
-        text += f", {human_bytes(need.target)} beside the target"
+        text += f", {human_bytes(need.target)} of disk for the target"
     if need.api_calls:
-        text += f", about {count(need.api_calls, 'call')} of the Hub and {need.resolver_calls:,} of its resolver"
+        text += f", about {count(need.api_calls, 'Hub API call')} and {count(need.resolver_calls, 'file request')}"
     rows = [("needs", text)]
     if need.history:
         kept = f"{human_bytes(need.history)} of old weights stay in the target's history until it is squashed"
         rows.append(("history", kept))
-    rows += [("licence", plan.licence)] if plan.licence else []
+    rows += [("license", plan.licence)] if plan.licence else []
     return [*rows, *(("warning", warning) for warning in plan.warnings)]
 
 
@@ -167,5 +202,5 @@ def _first(rows: Sequence[str], most: int) -> list[str]:
     return first(rows, most, where=ALL)
 
 
-def _names(label: str, names: Sequence[str], most: int) -> list[tuple[str, str]]:
-    return [(label, f"{count(len(names), 'file')}: {some(names, most)}")] if names else []
+def _names(label: str, names: Sequence[str], most: int, how: str = "") -> list[tuple[str, str]]:
+    return [(label, f"{count(len(names), 'file')}{how}: {some(names, most)}")] if names else []

@@ -11,6 +11,7 @@ from math import inf
 from threading import RLock, Timer
 
 from reshard.cli.output import Output, agrees, console, count, has_console, human_bytes, lasted, show
+from reshard.client.text import human_rate
 
 PHASE = 18  # columns of the longest phase
 WIDE = 100  # columns of a terminal that has room for a long bar
@@ -200,6 +201,6 @@ class _Rate:
         rate = (done - self._first) / self.seconds if self.seconds > 0 else 0.0
         if rate > 0:
             left = f"{lasted((total - done) / rate)} left"
-            choices[:0] = [[*parts, f"{human_bytes(int(rate))}/s", left], [*parts, left]]
+            choices[:0] = [[*parts, human_rate(int(rate)), left], [*parts, left]]
         texts = [", ".join(choice) for choice in choices]
         return next((text for text in texts if len(text) <= room), moved)

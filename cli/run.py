@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 @takes(request=read_request, output=read_output)
 def run(*, request: Request, jobs: Jobs = None, verbose: Verbose = False, output: Output) -> None:
-    """Reshard SRC into DST now, without a broker.
+    """Reshard SRC into DST on this machine, without a queue.
 
-    On a terminal it asks before --public shows a private or gated SRC to everyone.
+    On a terminal, asks for confirmation before --public exposes a private or gated SRC.
 
     Example: reshard run openai-community/gpt2 --to ./gpt2-200MB --size 200MB
     """
@@ -37,7 +37,7 @@ def run(*, request: Request, jobs: Jobs = None, verbose: Verbose = False, output
 
     reuse_blocks()
     with bar(output) as shown:
-        view = View(request, output, shown, reshard.PHASES)
+        view = View(request, output, shown, reshard.PHASES, verbose)
         watcher = reshard.Watcher(
             view.exposing, view.planned, view.resumed, view.sealed, view.moved, view.step, shown.say
         )
@@ -59,8 +59,11 @@ def run(*, request: Request, jobs: Jobs = None, verbose: Verbose = False, output
 class View:
     """What a person sees while the pipeline works."""
 
-    def __init__(self, request: Request, output: Output, shown: Bar, phases: Mapping[str, str]) -> None:
+    def __init__(
+        self, request: Request, output: Output, shown: Bar, phases: Mapping[str, str], verbose: bool = False
+    ) -> None:
         self.started = time.monotonic()
+        self._verbose = verbose
         self._request, self._output, self._bar, self._phases = request, output, shown, phases
         self._step, self._done, self._total, self._files, self._shards = "", 0, 0, 0, 0
 
@@ -68,9 +71,9 @@ class View:
         """Raises Abort unless whoever sits at the terminal agrees; in a script, --public was the answer."""
         from typer import Abort
 
-        question = f"{source.place} is {source.visibility}. Publish it in {self._request.target} for everyone to see?"
+        question = f"{source.place} is {source.visibility}. Publish it to {self._request.target} for everyone to see?"
         if not self._bar.agrees(question):
-            self._bar.say("nothing was done")
+            self._bar.say("Nothing changed")
             raise Abort
 
     def planned(self, plan: Plan) -> None:
@@ -78,22 +81,22 @@ class View:
         from reshard.client.plan import document_of
 
         self._total, self._shards = sum(file.size for file in plan.files), len(plan.shards)
-        show_plan(document_of(self._request, plan), self._output, self._bar)
+        show_plan(document_of(self._request, plan), self._output, self._bar, self._verbose)
 
     def resumed(self, shards: int, bytes_: int) -> None:
         self._files, self._done = shards, bytes_
-        self._bar.say(f"{count(shards, 'file')} of {self._shards:,} copied by an earlier run")
+        self._bar.say(f"Resuming: {shards:,} of {count(self._shards, 'file')} copied by an earlier run")
 
     @property
     def interrupted(self) -> str:
         """What is left when someone ends the run."""
         if not self._shards:
-            return "interrupted: nothing was copied"
+            return "Interrupted: nothing was copied"
         if self._step in {"publish", "confirm"}:
             doing = self._phases[self._step]
-            return f"interrupted while {doing}: run the same command again to see whether it was published"
+            return f"Interrupted while {doing}: run the same command again to see whether it was published"
         kept = f"{self._files:,} of {count(self._shards, 'file')} copied"
-        return f"interrupted: nothing was published; run the same command again to go on ({kept})"
+        return f"Interrupted: nothing was published ({kept}); run the same command again to continue"
 
     def step(self, name: str) -> None:
         self._step = name

@@ -36,7 +36,7 @@ Name = Annotated[str, argument("NAME", "The schedule's name.", autocompletion=co
 schedule = Typer(
     name="schedule",
     cls=SectionedGroup,
-    help="Submit a request or a catalog by a cron expression.",
+    help="Submit a job or a catalog on a cron schedule.",
     no_args_is_help=True,
 )
 command = commands(schedule)
@@ -47,16 +47,16 @@ def add(
     *,
     name: Annotated[str, argument("NAME", "The schedule's name.")],
     submitted: Request | tuple[Path, dict[str, int]],
-    cron: Annotated[str, value("CRON", "When: minute hour day month weekday, as in '0 3 * * *', or @daily.")],
-    tz: Annotated[str, Option(metavar="ZONE", help="Time zone of CRON, as Europe/Berlin.")] = "UTC",
+    cron: Annotated[str, value("CRON", "Cron expression, such as '0 3 * * *' or @daily.")],
+    tz: Annotated[str, Option(metavar="ZONE", help="Time zone of CRON, such as Europe/Berlin.")] = "UTC",
     missed: Annotated[
-        Literal["once", "skip"], Option(help="After times at which no control ran: run once, or not at all.")
+        Literal["once", "skip"], Option(help="After times missed while control was down, run once or skip them.")
     ] = "once",
     output: Output,
 ) -> None:
-    """Submit SRC into DST, or a catalog, at regular times.
+    """Reshard SRC into DST, or submit a catalog, on a schedule.
 
-    SRC is submitted as a bulk job. `reshard control` fires schedules.
+    SRC is submitted as a bulk job. Schedules fire while `reshard control` is running.
 
     Example: reshard schedule add nightly a/model --to you/model --cron @daily
     """
@@ -75,21 +75,21 @@ def add(
     with connect() as session:
         done = operations.add_schedule(session, operations.Kept.model_validate(typed | sent))
         if "control" in missing({process.kind for process in service(session).processes}):
-            output.say(f"no control is running, so nothing fires: {START.format('control')}")
-    output.result(done, f"schedule {name}: {_what(schedule)}, first on {_next(done.next, tz)}", name)
+            output.say(f"warning: control is not running, so schedules do not fire: {START.format('control')}")
+    output.result(done, f"Added schedule {name}: {_what(schedule)}, first run {_next(done.next, tz)}", name)
 
 
 @command("set", limits=read_limits)
 def set_(
     *,
     name: Name,
-    file: Annotated[Path, value("FILE", "The catalog as it is to be submitted from now on.", "--catalog")],
+    file: Annotated[Path, value("FILE", "The catalog to submit from now on.", "--catalog")],
     limits: dict[str, int],
     output: Output,
 ) -> None:
-    """Have a schedule submit a catalog as it is now.
+    """Update the catalog that a schedule submits.
 
-    Its times and its past runs stay, and so do limits that are not given.
+    Keeps the schedule's times and past runs, and any limits that you do not set.
 
     Example: reshard schedule set nightly --catalog models.yaml
     """
@@ -98,12 +98,12 @@ def set_(
         former = kept.model_dump(exclude={"name", "text", "asked_by"}, exclude_defaults=True) if kept else {}
         of, submission = read_submission(file, former | limits)
         done = operations.set_catalog(session, name, submission)
-    output.result(done, f"schedule {name} submits catalog {of}, {done.digest[:12]} from now on", name)
+    output.result(done, f"Updated schedule {name}: submits catalog {of}, {done.digest[:12]}", name)
 
 
 @command("list")
 def list_(output: Output) -> None:
-    """List schedules with their next time and last outcome.
+    """List schedules with their next time and last result.
 
     Example: reshard schedule list
     """
@@ -120,7 +120,7 @@ def list_(output: Output) -> None:
             after = page.next
     rows = [(seen.name, _next(seen.next, seen.tz), seen.last, succeeded(seen.success)) for seen in found]
     old = [f"schedule {seen.name}: {_outdated(seen)}" for seen in found if seen.outdated]
-    text = lines([LIST_HEAD, *rows]) if rows else "no schedules"
+    text = lines([LIST_HEAD, *rows]) if rows else "No schedules"
     output.listing(found, "\n".join([text, *old]), [name for name, *_ in rows])
 
 
@@ -136,13 +136,13 @@ def show(name: Name, output: Output) -> None:
     assert submitted is not None, "a schedule submits something"
     rows = [
         ("schedule", seen.name),
-        ("when", f"{seen.cron} in {seen.tz}; missed times run {'once' if seen.missed == 'once' else 'never'}"),
+        ("when", f"{seen.cron} ({seen.tz}); missed times {'run once' if seen.missed == 'once' else 'are skipped'}"),
         ("next", _next(seen.next, seen.tz)),
         ("last", seen.last),
         ("last success", succeeded(seen.success)),
-        ("what", _what(seen)),
+        ("submits", _what(seen)),
         *([("outdated", _outdated(seen))] if seen.outdated else []),
-        ("asked by", submitted.asked_by),
+        ("submitter", submitted.asked_by),
         *(("run", f"{moment(run.due, seen.tz)}: {outcome_text(run)}") for run in seen.runs[:RUNS_SHOWN]),
     ]
     output.result(seen, lines(rows), _next(seen.next, seen.tz))
@@ -152,13 +152,13 @@ def show(name: Name, output: Output) -> None:
 def next_(
     *,
     name: Name,
-    count: Annotated[int, Option("--count", "-n", min=1, max=1000, help="How many times to show.")] = 1,
+    count: Annotated[int, Option("--count", "-n", metavar="N", min=1, max=1000, help="Number of times to show.")] = 1,
     dry_run: Annotated[bool, Option("--dry-run", help="Also show what it would submit now; submit nothing.")] = False,
     output: Output,
 ) -> None:
-    """Show when a schedule is due next, and what it would do.
+    """Show when a schedule runs next, and what it would do.
 
-    With --dry-run it asks the Hub with your own token.
+    With --dry-run, calls the Hub with your own token.
 
     Example: reshard schedule next nightly -n 5
     """
@@ -176,51 +176,51 @@ def next_(
 
 @command("run")
 def run(name: Name, output: Output) -> None:
-    """Fire a schedule now, in addition to its times.
+    """Run a schedule now, in addition to its regular times.
 
     Example: reshard schedule run nightly
     """
     with connect() as session:
         done = operations.run_schedule(session, name)
     if done.waits:
-        output.say(done.waits)
-    output.result(done, f"schedule {name}: {outcome_text(done)}", done.job or "")
+        output.waits(done.waits)
+    output.result(done, f"Schedule {name}: {outcome_text(done)}", done.job or "")
 
 
 @command("pause")
 def pause(name: Name, output: Output) -> None:
-    """Pause a schedule; a job that it fired continues.
+    """Pause a schedule; a job that it started continues.
 
     Example: reshard schedule pause nightly
     """
     with connect() as session:
         done = operations.pause_schedule(session, name)
-    output.result(done, f"schedule {name} is paused", name)
+    output.result(done, f"Paused schedule {name}", name)
 
 
 @command("resume")
 def resume(name: Name, output: Output) -> None:
     """Resume a paused schedule.
 
-    Times that passed during the pause are not run.
+    Times that passed during the pause are skipped.
 
     Example: reshard schedule resume nightly
     """
     with connect() as session:
         done = operations.resume_schedule(session, name)
         tz = operations.show_schedule(session, name).tz
-    output.result(done, f"schedule {name} resumes on {_next(done.next, tz)}", name)
+    output.result(done, f"Resumed schedule {name}: next run {_next(done.next, tz)}", name)
 
 
 @command("remove")
 def remove(name: Name, output: Output) -> None:
-    """Remove a schedule; a job that it fired continues.
+    """Remove a schedule; a job that it started continues.
 
     Example: reshard schedule remove nightly
     """
     with connect() as session:
         done = operations.remove_schedule(session, name)
-    output.result(done, f"schedule {name} is removed", name)
+    output.result(done, f"Removed schedule {name}", name)
 
 
 def _would(kept: Schedule, preview: SchedulePreview) -> tuple[Would, list[tuple[str, str]]]:
@@ -230,7 +230,7 @@ def _would(kept: Schedule, preview: SchedulePreview) -> tuple[Would, list[tuple[
     from reshard.pipeline.stores.connect import Context
 
     outcome, job = preview.outcome, preview.job
-    fired = f"job {job} is at work on this already" if job else "it would be submitted"
+    fired = f"job {job} is already doing this" if job else "would be submitted"
     rows = [("now", fired if outcome == "fired" else outcome_text(preview, now=True))]
     if kept.catalog is not None:
         found = looked_at(parse(kept.catalog.text, kept.catalog.name), ENTRIES_MAX)
@@ -240,7 +240,7 @@ def _would(kept: Schedule, preview: SchedulePreview) -> tuple[Would, list[tuple[
         one = of_request(kept.request, context)
     if one.published:
         commit = f", commit {one.published[:12]}" if kept.request.target.branch else ""
-        rows.append(("unchanged", f"{one.target} has it already{commit}"))
+        rows.append(("unchanged", f"{one.target} already has this{commit}"))
     else:
         rows.append(("job", f"{one.source} -> {one.target}: {count_of(one.files, 'file')}, {human_bytes(one.bytes)}"))
     return Would(outcome=outcome, job=job, request=one), rows
@@ -249,7 +249,7 @@ def _would(kept: Schedule, preview: SchedulePreview) -> tuple[Would, list[tuple[
 def _outdated(seen: Schedule | ScheduleRow) -> str:
     assert seen.catalog is not None, "a request is not outdated"
     update = f"reshard schedule set {seen.name} --catalog FILE"
-    return f"its text is older than the last submission of catalog {seen.catalog.name}; `{update}` updates it"
+    return f"catalog {seen.catalog.name} has been submitted with a newer text; update it with `{update}`"
 
 
 def _what(kept: Schedule | Checked) -> str:

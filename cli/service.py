@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")  # variables by which a browser is at hand
 Format = Literal["text", "json"]
 LogFormat = Annotated[
-    Format | None, value(None, "How to log; json writes an object per line (default: RESHARD_LOG_FORMAT).")
+    Format | None, value(None, "Log format; json writes one object per line (default: RESHARD_LOG_FORMAT).")
 ]
 
 
@@ -34,13 +34,13 @@ def _settings(log_format: Format | None) -> Settings:
 @takes(output=read_output)
 def up(
     *,
-    restart: Annotated[bool, Option("--restart", help="Replace a worker or control that is stopped or hangs.")] = False,
+    restart: Annotated[bool, Option("--restart", help="Replace a worker or control that is stopped or hung.")] = False,
     log_format: LogFormat = None,
     output: Output,
 ) -> None:
-    """Start broker, worker, control and page on this machine.
+    """Start broker, worker, control and web page on this machine.
 
-    Those that run already are left running; the page needs the extra `web`.
+    Processes that are already running are left alone. The web page needs the extra `web`.
 
     Example: reshard up
     """
@@ -51,7 +51,7 @@ def up(
     has_token = any(known.credential for known in Credentials.from_env().references())
     service = local.up(_settings(log_format), _page(), restart)
     link, no_link = _signing_in(service)
-    own = [f"jobs may use your folders: {', '.join(service.folders)}; RESHARD_ALLOWED_FOLDERS names others"]
+    own = [f"jobs can use your folders: {', '.join(service.folders)} (set RESHARD_ALLOWED_FOLDERS to change this)"]
     notes = [
         *service.silent,
         *(own if service.folders else []),
@@ -59,9 +59,10 @@ def up(
         *([no_link] if no_link else []),
     ]
     rows = [("broker", service.broker)]
-    rows += [("started", name) for name in service.started] + [("found", name) for name in service.found]
+    rows += [("started", ", ".join(service.started))] if service.started else []
+    rows += [("running", ", ".join(service.found))] if service.found else []
     rows += [("logs", str(service.log_dir)), *([("page", service.page)] if service.page else [])]
-    rows += [("sign in", f"{link} (once, within ten minutes)")] if link else []
+    rows += [("sign in", f"{link} (works once, for 10 minutes)")] if link else []
     rows += [("note", note) for note in notes]
     folders = {"data_dir": str(service.data_dir), "log_dir": str(service.log_dir)}
     output.result(Up.of(service, **folders, notes=notes, sign_in=link), lines(rows), service.broker)
@@ -73,7 +74,7 @@ def offer(link: str) -> None:
     """Open it, where a browser is at hand and whoever sits at the terminal wants to."""
     import webbrowser
 
-    if sys.stdin.isatty() and any(name in os.environ for name in SCREENS) and agrees("open the page in a browser?"):
+    if sys.stdin.isatty() and any(name in os.environ for name in SCREENS) and agrees("Open the page in a browser?"):
         webbrowser.open(link)
 
 
@@ -99,7 +100,7 @@ def _signing_in(service: Service) -> tuple[str | None, str]:
     from reshard.web.settings import is_local
 
     if service.page is None:
-        return None, f"the page was not started: {service.no_page}" if service.no_page else ""
+        return None, f"the web page was not started: {service.no_page}" if service.no_page else ""
     own = web_settings()
     try:
         bool(Tokens(own.tokens))
@@ -107,7 +108,7 @@ def _signing_in(service: Service) -> tuple[str | None, str]:
             return None, ""
         own_token(own.tokens)
     except BadSetting as error:  # of the files of tokens; all else runs
-        return None, f"nobody can sign in at the page: {error}"
+        return None, f"no one can sign in to the web page: {error}"
     with open_queue() as queue:
         return f"{service.page}/sign-in?once={queue.new_link()}", ""
 
@@ -116,11 +117,13 @@ def _notes(started: Sequence[str], found: Sequence[str], has_token: bool) -> lis
     """How the environment of these processes, which is this one's or an older one's, affects their jobs."""
     notes = []
     if kept := [name for name in found if name != "broker"]:
-        they = "they keep the environment that they were" if len(kept) > 1 else "it keeps the environment that it was"
+        were, keep = ("were", "keep their") if len(kept) > 1 else ("was", "keeps its")
         named = " and ".join(filter(None, (", ".join(kept[:-1]), kept[-1])))
-        notes.append(f"{named} ran already: {they} started with; for this one `reshard down`, then `up`")
+        again = "to use this shell's, run `reshard down`, then `reshard up`"
+        notes.append(f"{named} {were} already running and {keep} environment; {again}")
     if "worker" in started and not has_token:
-        notes.append("the worker has no token and writes to no Hub: `hf auth login`, `reshard down`, then `up`")
+        again = "run `hf auth login`, then `reshard down` and `reshard up`"
+        notes.append(f"the worker has no token, so it cannot write to a Hub; {again}")
     return notes
 
 
@@ -128,7 +131,7 @@ def _notes(started: Sequence[str], found: Sequence[str], has_token: bool) -> lis
 def down(output: Output) -> None:
     """Stop everything that `reshard up` started.
 
-    Jobs stay on disk and continue at the next `up`.
+    Jobs stay on disk and continue after the next `reshard up`.
 
     Example: reshard down
     """
@@ -137,20 +140,23 @@ def down(output: Output) -> None:
     from reshard.worker.settings import settings
 
     stopped = local.down(settings())
-    output.result(Down(stopped=list(stopped)), f"stopped {', '.join(stopped) or 'nothing: none was running'}")
+    text = f"Stopped {', '.join(stopped)}" if stopped else "Nothing was running"
+    output.result(Down(stopped=list(stopped)), text)
 
 
 def worker(
     concurrency: Annotated[
         int | None,
-        Option(min=1, max=64, help="Copies at once (default: RESHARD_CONCURRENCY).", show_default=False),
+        Option(
+            metavar="N", min=1, max=64, help="Copies to run at once (default: RESHARD_CONCURRENCY).", show_default=False
+        ),
     ] = None,
-    until_idle: Annotated[bool, Option("--until-idle", help="End when no job is left, as in a batch system.")] = False,
+    until_idle: Annotated[bool, Option("--until-idle", help="Exit when no jobs are left, for batch systems.")] = False,
     log_format: LogFormat = None,
 ) -> None:
     """Run a worker in the foreground.
 
-    SIGTERM stops it; it hands back what it cannot finish soon.
+    Stop it with SIGTERM: it returns unfinished work to the queue.
 
     Example: reshard worker --concurrency 2
     """
@@ -160,7 +166,9 @@ def worker(
 
 
 def control(log_format: LogFormat = None) -> None:
-    """Run the scheduler: wake workers for jobs and schedules.
+    """Run the scheduler in the foreground.
+
+    Control wakes workers for waiting jobs, and starts schedules and catalogs.
 
     Example: reshard control
     """

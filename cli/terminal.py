@@ -19,9 +19,9 @@ class _Words(RegexHighlighter):
     """Colours states and results where they fill a cell or begin one, and the codes of errors."""
 
     highlights = (
-        _cell("good", "done", "passed", "ok"),
+        _cell("good", "done", "passed", "ok", "ready"),
         _cell("bad", "failed", "trouble", "published unverified", "stopped"),
-        _cell("weak", "cancelled", "paused", "drained", "resting", "warning", "skipped", "inconclusive"),
+        _cell("weak", "cancelled", "paused", "drained", "paused itself", "warning", "skipped", "inconclusive"),
         r"(?m)(?P<bad>^error\[[^\]]+\])",
     )
 

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Annotated, Any, NamedTuple
 
 from reshard.cli.arguments import PLACE, argument, flag, option, read_options, read_output, sign, takes, value
+from reshard.cli.help import OUTPUT
 from reshard.cli.job_text import check_row
 from reshard.cli.output import Output, first, lines
 from reshard.cli.progress import bar
@@ -38,22 +39,24 @@ sign(read_expected, [option(name, Options.declared(name).expect, AGAINST) for na
 
 def read_load(
     *,
-    load: Annotated[bool, flag("--load", "Load and run the model; with --against, compare both outputs.")] = False,
+    load: Annotated[bool, flag("--load", "Load and run the model. With --against, compare both outputs.")] = False,
     max_memory: Annotated[
         str | None,
-        value("DEVICE=SIZE,...", "Limit of each device, as cpu=2GB; the rest is offloaded to disk.", section=LOAD),
+        value(
+            "DEVICE=SIZE,...", "Memory limit per device, such as cpu=2GB; the rest is offloaded to disk.", section=LOAD
+        ),
     ] = None,
     device_map: Annotated[
         str | None,
-        value("NAME|FILE", "A strategy of accelerate (default: auto), or a JSON file.", section=LOAD),
+        value("NAME|FILE", "An accelerate strategy (default: auto) or a JSON device map.", section=LOAD),
     ] = None,
     loader: Annotated[
         Loader | None,
-        value(None, "accelerate uses load_checkpoint_and_dispatch (default: transformers).", section=LOAD),
+        value(None, "Load with transformers (default) or accelerate's load_checkpoint_and_dispatch.", section=LOAD),
     ] = None,
     memory: Annotated[
         str | None,
-        value("SIZE", "Memory limit of the loading process, mapped files not counted (Linux).", section=LOAD),
+        value("SIZE", "Memory limit for the loading process, excluding mapped files (Linux).", section=LOAD),
     ] = None,
 ) -> LoadOptions | None:
     """How to load, or None without --load; raises UsageError."""
@@ -74,15 +77,16 @@ def read_load(
 def verify(
     *,
     place: Annotated[str, argument("REPO_OR_DIR", f"The checkpoint: {PLACE}")],
-    against: Annotated[str | None, value("SRC", "The source it should equal, however it is cut.")] = None,
+    against: Annotated[str | None, value("SRC", "The source to compare with, however it is split.")] = None,
     expected: Expected,
-    deep: Annotated[bool, flag("--deep", "Read every byte of each side once.")] = False,
+    deep: Annotated[bool, flag("--deep", "Read and check every byte, each side once.")] = False,
     loads: LoadOptions | None,
+    verbose: Annotated[bool, flag("--verbose/-v", "Show the figures of each check.", OUTPUT)] = False,
     output: Output,
 ) -> None:
     """Check a checkpoint, optionally against its source.
 
-    It exits with 6 if a check failed, else with 0; the last line counts inconclusive and skipped checks.
+    Exits with 6 if a check failed, otherwise 0. The last line counts inconclusive and skipped checks.
 
     Example: reshard verify you/gpt2-200MB --against openai-community/gpt2 --deep
     """
@@ -102,18 +106,18 @@ def verify(
         )
     pin, source = verified.pin, str(verified.against) if verified.against else None
     found = Verified.of(verified, place=str(verified.place), commit=pin.commit, against=source, deep=deep)
-    output.result(found, _text(found), found.result)
+    output.result(found, _text(found, verbose), found.result)
     if failed := [check for check in found.checks if check.result == "failed"]:
         first = next((finding for check in failed for finding in check.findings), failed[0].name)
         raise VerifyFailed(place=found.place, failed=len(failed), checks=len(found.checks), first=first)
 
 
-def _text(found: Verified) -> str:
+def _text(found: Verified, verbose: bool) -> str:
     """Each check with its findings, then how it ended, and how many checks did not pass, if any."""
     shown: list[str] = []
     width = max(len(check.name) for check in found.checks)
     for check in found.checks:
-        name, result = check_row(check)
+        name, result = check_row(check, verbose)
         shown += [
             lines([(f"{name:<{width}}", result)]),
             *(f"    {f}" for f in first(check.findings, FINDINGS_SHOWN)),
@@ -122,5 +126,5 @@ def _text(found: Verified) -> str:
     ends = Counter(check.result for check in found.checks)
     others = [f"{ends[end]:,} {end}" for end in ("failed", "inconclusive", "skipped") if ends[end]]
     counted = f" ({', '.join(others)}, of {ends.total():,} checks)" if others else ""
-    unread = "" if found.deep else "; bytes were not compared (--deep does)"
+    unread = "" if found.deep else "; bytes not compared (use --deep)"
     return "\n".join([*shown, f"{found.place}{against}: {found.result}{counted}{unread}"])

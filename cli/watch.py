@@ -44,11 +44,11 @@ def follow(session: Session, id: str, output: Output, verbose: bool = False) -> 
     """Shows a job until it ends; raises the job's own error unless it is done."""
     try:
         with bar(output) as shown:
-            follower = _Follower(session, id, output, shown)
+            follower = _Follower(session, id, output, shown, verbose)
             job = _patiently(shown, follower.look)
             attested = _patiently(shown, lambda: operations.attested(session, id).attested)
     except KeyboardInterrupt:
-        output.say(f"\njob {id} continues; follow it again with `reshard watch {id}`")
+        output.say(f"\nJob {id} is still running; follow it with `reshard watch {id}`")
         raise Exit(INTERRUPTED) from None
     if job.error:
         raise job.error.error()
@@ -73,7 +73,7 @@ def follow_catalog(session: Session, name: str, output: Output) -> Catalog:
         with bar(output) as shown:
             return _patiently(shown, CatalogFollower(session, name, output, shown).look)
     except KeyboardInterrupt:
-        output.say(f"\ncatalog {name} continues; follow it again with `reshard catalog watch {name}`")
+        output.say(f"\nCatalog {name} is still running; follow it with `reshard catalog watch {name}`")
         raise Exit(INTERRUPTED) from None
 
 
@@ -91,7 +91,7 @@ def _patiently(shown: Bar, look: Callable[[], T | None]) -> T:
             if not error.retryable or time.monotonic() - away_since > PATIENCE:
                 raise
             who = "the broker" if isinstance(error, BrokerUnavailable) else "the API"
-            shown.waits(f"{who} does not answer ({error.facts['why']})")
+            shown.waits(f"{who} is not responding ({error.facts['why']})")
             time.sleep(PAUSE)
 
 
@@ -111,8 +111,8 @@ class _Waits:
 
 
 class _Follower:
-    def __init__(self, session: Session, id: str, output: Output, shown: Bar) -> None:
-        self._session, self._id, self._output, self._bar = session, id, output, shown
+    def __init__(self, session: Session, id: str, output: Output, shown: Bar, verbose: bool) -> None:
+        self._session, self._id, self._output, self._bar, self._verbose = session, id, output, shown, verbose
         self._after = "0"
         self.read: tuple[str, ...] = ()  # the source files of the plan, once it was shown
         self.changes_source = False
@@ -136,7 +136,7 @@ class _Follower:
         if job.shards and not self.read and (plan := self._plan()) is not None:
             self.read = tuple(file.path for file in plan.reads)
             self.changes_source = plan.in_place and bool(plan.occupied)
-            show_plan(plan, self._output, self._bar)
+            show_plan(plan, self._output, self._bar, self._verbose)
         if job.state == "copying" and job.bytes_done < job.bytes:
             self._bar.show("copying", job.bytes_done, job.bytes, (job.shards_done, job.shards))
         else:
@@ -155,9 +155,9 @@ class _Follower:
         if self._output.json:
             self._output.document(Event(event=event))
         elif event.kind in {"trouble", "voided"} and event.error:
-            self._bar.say(f"{event.fields['unit']}: {event.error.message}; trying again")
+            self._bar.say(f"{event.fields['unit']}: {event.error.message}; retrying")
         elif event.kind == "lost":
-            self._bar.say(f"{event.fields['unit']}: worker {event.fields['worker']} is gone; another continues")
+            self._bar.say(f"{event.fields['unit']}: lost worker {event.fields['worker']}; another one takes over")
 
 
 class CatalogFollower:
@@ -181,7 +181,7 @@ class CatalogFollower:
 
     def _show(self, now: CatalogNow) -> None:
         done, failed = sum(now.counts.get(outcome, 0) for outcome in FULFILLED), now.counts.get("failed", 0)
-        figures = f"{done:,} of {now.entries:,} models done, {now.active:,} at work, {failed:,} failed"
+        figures = f"{done:,} of {now.entries:,} models done, {now.active:,} running, {failed:,} failed"
         self._bar.show(now.state, done, now.entries, figures="" if now.state == "expanding" else figures)
 
     def _tell_failures(self) -> None:

@@ -26,14 +26,19 @@ def web_settings() -> WebSettings:
 
 
 def web(
-    address: Annotated[str | None, Option(help="Where to listen (default: RESHARD_WEB_ADDRESS).")] = None,
+    address: Annotated[
+        str | None, Option(metavar="ADDRESS", help="Address to listen on (default: RESHARD_WEB_ADDRESS).")
+    ] = None,
     port: Annotated[
-        int | None, Option(min=1, max=65535, help="The port (default: RESHARD_WEB_PORT).", show_default=False)
+        int | None,
+        Option(
+            metavar="PORT", min=1, max=65535, help="Port to listen on (default: RESHARD_WEB_PORT).", show_default=False
+        ),
     ] = None,
 ) -> None:
-    """Serve the page and the API over HTTP.
+    """Serve the web page and the API.
 
-    It needs the extra `web`, and a token by `reshard token`, or a proxy that signs people in.
+    Needs the extra `web`, and a token from `reshard token` or a proxy that signs people in.
 
     Example: reshard web --port 8474
     """
@@ -55,13 +60,13 @@ def web(
 @takes(output=read_output)
 def token(
     *,
-    name: Annotated[str, argument("NAME", "Who will use it; shown as who asked.")],
-    act: Annotated[bool, Option("--act", help="May also submit, cancel and change; without it, only read.")] = False,
+    name: Annotated[str, argument("NAME", "The person it is for, shown as the submitter.")],
+    act: Annotated[bool, Option("--act", help="Allow it to submit, cancel and change, not only to read.")] = False,
     output: Output,
 ) -> None:
-    """Make a token for the page and the API, and show it once.
+    """Create a token for the web page and the API.
 
-    Its hash goes into the file RESHARD_WEB_TOKENS; to end a token, delete its line there.
+    It is shown only once; the file RESHARD_WEB_TOKENS stores its hash. To revoke a token, delete its line there.
 
     Example: reshard token ada --act
     """
@@ -71,7 +76,8 @@ def token(
     scope: Literal["read", "act"] = "act" if act else "read"
     path = web_settings().tokens
     made = add_token(path, name, Scope(scope))
-    text = f"{made}\nthis is {name}'s token, which may {scope}; {path} has its hash, so it is not shown again"
+    what = f"Token for {name} ({'read and write' if act else 'read only'})"
+    text = f"{made}\n{what}. Copy it now: it won't be shown again. Its hash is in {path}."
     output.result(Token(name=name, scope=scope, token=made, file=str(path)), text, made)
 
 

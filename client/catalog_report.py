@@ -23,8 +23,8 @@ def markdown(seen: Seen) -> str:
 
 def _head(seen: Seen) -> Iterator[str]:
     yield f"# Catalog {seen.name}: {seen.state}\n"
-    took = f"{seen.state} since {clock(seen.since)} UTC, {lasted(seen.since - seen.started)} later"
-    yield f"Began {clock(seen.started)} UTC, {took}. Asked for by {seen.asked_by or 'nobody known'}, digest"
+    took = f"{seen.state} since {clock(seen.since)} UTC (after {lasted(seen.since - seen.started)})"
+    yield f"Started {clock(seen.started)} UTC, {took}. Submitted by {seen.asked_by or '(unknown)'}, digest"
     yield f"`{seen.digest[:12]}`."
     yield from (f"**{text}**" for text in (seen.note, *map(finds_none, seen.empty)) if text)
 
@@ -33,7 +33,7 @@ def _figures(seen: Seen) -> Iterator[str]:
     yield "\n| models | number | weights read | uploaded |\n| --- | ---: | ---: | ---: |"
     for what, number in seen.counts.items():
         yield f"| {what} | {number:,} | {_moved(ended for ended in seen.ended if ended.outcome == what)} |"
-    for what, number in (("at work", len(seen.active)), ("to do", seen.todo)):
+    for what, number in (("running", len(seen.active)), ("to do", seen.todo)):
         if number:
             yield f"| {what} | {number:,} | | |"
     yield f"| all | {seen.entries:,} | {_moved(seen.ended)} |"
@@ -46,7 +46,7 @@ def _failed(seen: Seen) -> Iterator[str]:
     for code, group in groups.items():
         hints = list(dict.fromkeys(_fact(ended, "hint") for ended in group))
         command = "submit FILE" if code in IN_FILE else f"retry {seen.name} --only {code}"
-        then = f"{hints[0]}. Then" if len(hints) == 1 else "Once these are fixed:"
+        then = f"{hints[0]}. Then run" if len(hints) == 1 else "Once these are fixed, run"
         yield f"\n### `{code}`: {count(len(group), 'model')}\n\n{then} `reshard catalog {command}`.\n"
         for ended in group:
             repo = ended.repo

@@ -72,7 +72,7 @@ def seconds_of(job: Job) -> float:
 def last_run(queue: Queue, seen: ScheduleStatus) -> str:
     """The last run, and the state of the job that it fired."""
     if not seen.runs:
-        return "never fired"
+        return "never"
     run, catalog = seen.runs[0], seen.schedule.catalog
     try:
         if run.outcome == "fired" and catalog is not None:
@@ -102,11 +102,11 @@ def times(cron: str, tz: str, first: float, count: int) -> Iterator[float]:
 
 def outcome_text(run: Run | records.Run | ScheduleFired | SchedulePreview | Would, now: bool = False) -> str:
     """What became of one time of a schedule, or would become of it ``now``."""
-    was, had = ("is", "has") if now else ("was", "had")
+    was = "is" if now else "was"
     return {
-        "fired": f"job {run.job}" if run.job else "its catalog was submitted",
-        "missed": "missed: no control was running",
-        "overlap": f"left out: {f'its last job {run.job}' if run.job else 'its catalog'} {was} still at work",
-        "full": "left out: it has as many jobs queued as one submitter may",
-        "busy": f"left out: job {run.job} {had} the target, with another request",
+        "fired": f"submitted job {run.job}" if run.job else "submitted its catalog",
+        "missed": "missed: control was not running",
+        "overlap": f"skipped: previous {f'job {run.job}' if run.job else 'run'} {was} still in progress",
+        "full": "skipped: its submitter already has the maximum number of queued jobs",
+        "busy": f"skipped: job {run.job} {was} using the target for a different request",
     }.get(run.outcome, run.outcome)  # a newer release's

@@ -106,15 +106,15 @@ class Queue:
     def waits(self, bulk: bool) -> str | None:
         """Why nothing, or no bulk work, is begun now; None when it is."""
         if (paused := self.fleet.paused()) is not None:
-            return f"{pause_text(paused)}; `reshard fleet resume` continues it"
+            return f"{pause_text(paused)}; resume it with `reshard fleet resume`"
         processes = self.jobs.processes()
         workers = [process.name for process in processes if process.kind == "worker"]
         drained, resting = self.fleet.all_drained(), self.fleet.resting()
         if workers and drained.issuperset(workers):
-            return f"every worker is drained; `reshard fleet undrain {workers[0]}` lets it take work again"
+            return f"all workers are drained; to undo that, run `reshard fleet undrain {workers[0]}`"
         if workers and (drained | resting.keys()).issuperset(workers):
             fault = next(fault for worker, fault in resting.items() if worker in workers)
-            return f"every worker rests until it is fit again: {fault.message} ({fault.hint})"
+            return f"all workers paused themselves after errors, until they recover: {fault.message} ({fault.hint})"
         return (self._bulk_waits() if bulk else None) or _lacking(processes, self.silent)
 
     def silent(self) -> list[Silent]:
@@ -127,8 +127,8 @@ class Queue:
         try:
             seen = self.fleet.seen()
         except BadSchedule as error:
-            return f"cannot tell here whether bulk work rests: {error}"
-        return f"bulk work {bulk_text(seen.closed, seen.limits.tz)}" if seen.closed is not None else None
+            return f"cannot tell whether bulk jobs are allowed now: {error}"
+        return f"bulk jobs are {bulk_text(seen.closed, seen.limits.tz)}" if seen.closed is not None else None
 
 
 class Outlook(NamedTuple):
@@ -197,9 +197,9 @@ def _lacking(processes: Sequence[Process], silent: Callable[[], list[Silent]]) -
     lacking = missing({process.kind for process in processes})
     for one in silent() if lacking else []:
         if one.process.kind in lacking:
-            return f"no {one.process.kind} works: {one}"
+            return f"no {one.process.kind} is working: {one}"
     if len(lacking) > 1:
-        return "neither worker nor control is running: start both with `reshard up`"
+        return "no worker or control is running: start both with `reshard up`"
     return f"no {lacking[0]} is running: {START.format(lacking[0])}" if lacking else None
 
 
@@ -208,17 +208,22 @@ def worker_state(draining: bool, drained: bool, resting: bool) -> str:
     return "drained" if drained else "resting" if resting else "finishing" if draining else "takes work"
 
 
+def state_text(state: str) -> str:
+    """A worker's state for people; documents keep its name."""
+    return {"takes work": "ready", "resting": "paused itself"}.get(state, state)
+
+
 def pause_text(paused: Pause | records.Pause) -> str:
     reason = f": {paused.reason}" if paused.reason else ""
-    return f"the service is paused since {moment(paused.since, 'UTC')}, by {paused.by}{reason}"
+    return f"the service has been paused since {moment(paused.since, 'UTC')} by {paused.by}{reason}"
 
 
 def bulk_text(closed: Closed | records.Closed | None, tz: str) -> str:
-    """Of bulk work: until when it rests and why, or that it does not."""
+    """Of bulk jobs: until when they wait and why, or that they do not."""
     if closed is None:
-        return "starts as it arrives"
-    why = {"window": "outside its window", "night": "this night's limit of bytes is reached"}[closed.why]
-    return f"rests until {moment(closed.until, tz)}: {why}"
+        return "allowed now"
+    why = {"window": "outside allowed hours", "night": "daily read limit reached"}[closed.why]
+    return f"on hold until {moment(closed.until, tz)}: {why}"
 
 
 def moment(seconds: float, tz: str, form: str = "%Y-%m-%d %H:%M %Z") -> str:

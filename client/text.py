@@ -10,23 +10,30 @@ from reshard.pipeline.text import counted as count
 if TYPE_CHECKING:
     from reshard.client.models.jobs import JobNow
 
-__all__ = ["UNITS", "clock", "count", "expected", "figure", "finds_none", "human_bytes", "lasted", "long"]
+__all__ = ["UNITS", "clock", "count", "expected", "figure", "finds_none", "human_bytes", "human_rate", "lasted", "long"]
 
 UNITS = ("kB", "MB", "GB", "TB", "PB")
 
 
 def human_bytes(size: float) -> str:
-    """``47.2 MB``: decimal units, as sizes are typed.
+    """``47.2 MB``, ``476 kB``: decimal units, as sizes are typed.
 
-    >>> human_bytes(999), human_bytes(47_200_000), human_bytes(999_960)
-    ('999 bytes', '47.2 MB', '1.0 MB')
+    >>> human_bytes(999), human_bytes(47_200_000), human_bytes(476_400), human_bytes(999_960)
+    ('999 bytes', '47.2 MB', '476 kB', '1.0 MB')
     """
     if size < 1000:
         return count(round(size), "byte")
     power = 1
-    while power < len(UNITS) and round(size / 1000**power, 1) >= 1000:
+    while power < len(UNITS) and round(size / 1000**power) >= 1000:
         power += 1
-    return f"{size / 1000**power:,.1f} {UNITS[power - 1]}"
+    figure = size / 1000**power
+    return f"{figure:,.{0 if figure >= 99.95 else 1}f} {UNITS[power - 1]}"
+
+
+def human_rate(bytes_a_second: float) -> str:
+    """``47.2 MB/s``, ``0 B/s``."""
+    size = human_bytes(bytes_a_second)
+    return f"{size.replace(' bytes', ' B').replace(' byte', ' B')}/s"
 
 
 def lasted(seconds: float) -> str:
@@ -47,11 +54,12 @@ def long(seconds: int) -> str:
 
 
 def expected(job: JobNow) -> str:
-    """``37th of 412, about 6 min``, ``about 6 min left``: when it begins, or has copied all."""
+    """``37th of 412, starts in about 6 min``, ``about 6 min left``: when it begins, or has copied all."""
     about = f"about {long(round(job.left))}" if job.left and round(job.left) else ""
     if job.place is None:
         return f"{about} left" if about else ""
-    return ", ".join(filter(None, (f"{_ordinal(job.place)} of {job.waiting:,}", about)))
+    starts = f"starts in {about}" if about else ""
+    return ", ".join(filter(None, (f"{_ordinal(job.place)} of {job.waiting:,}", starts)))
 
 
 def _ordinal(number: int) -> str:
@@ -73,4 +81,4 @@ def figure(value: object) -> str:
 
 def finds_none(number: int) -> str:
     """Of an entry of a catalog's file, by its number, as errors about the file name it."""
-    return f"entries[{number}] finds no model"
+    return f"entries[{number}] matches no models"

@@ -21,6 +21,7 @@ from typer.main import get_command
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from docs.answers import ANSWERS
+from reshard.cli.help import SHOWS_ALL
 from reshard.cli.main import app
 from reshard.client import SCHEMA
 from reshard.client.models.catalogs import Pushed
@@ -36,13 +37,14 @@ NOTE = "<!-- Written by `make docs`; tests/test_docs.py fails when it is out of 
 
 
 def commands() -> str:
-    """Every command with its help, as it is on a terminal of 80 columns."""
+    """Every command with all of its help, as it is on a terminal of 80 columns."""
     pages = [f"## `{typed}`\n\n```console\n{shown}\n```\n" for typed, shown in _screens(get_command(app), None)]
     return NOTE + "# Commands\n\n" + "\n".join(pages)
 
 
 def _screens(command: Any, above: Any) -> Iterator[tuple[str, str]]:
     with command.make_context(command.name, [], above, resilient_parsing=True, terminal_width=80) as context:
+        context.meta[SHOWS_ALL] = True
         yield context.command_path, context.get_help()
         for child in getattr(command, "commands", {}).values():
             yield from _screens(child, context)

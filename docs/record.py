@@ -205,7 +205,6 @@ def _pages(hub: HubProcess, here: Path) -> dict[Path, str]:
         r"(?<=job )[a-z2-9]{10}\b|^[a-z2-9]{10}(?=  )": "jhpex43z9e",
         r"\b[A-Z][a-z]{2} [ \d]\d \d\d:\d\d\b": "Jun 15 22:00",
         r"(?<=once=)[\w-]+": "...",
-        r"^\d+ tensors, .*?(?=^(?:published|wrote) )": "...\n",  # of a run: the page has a plan already
     }
 
     def said(block: re.Match[str]) -> str:

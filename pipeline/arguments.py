@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from reshard.pipeline.errors import ReshardError
 
 # Sections of help.
-WEIGHTS, FILES, PUBLISHING, ACCESS = "Weights", "Files beside the weights", "Publishing", "Access and transport"
+WEIGHTS, FILES, PUBLISHING, ACCESS = "Weights", "Other files", "Publishing", "Access and transfer"
 # Options that take no value, and those with another name here; request.py adds the flags that `Options` declares.
 FLAGS = {"--no-manifest": "manifest=False", "--public": 'visibility="public"', "--private": 'visibility="private"'}
 NAMES = {"--to": "target=", "--catalog": "--catalog", "--help": "--help"}

@@ -133,14 +133,14 @@ class _Place(Strict):
 
 
 class Hub(_Place):
-    """A model repository; ``endpoint`` None is the one that ``HF_ENDPOINT`` names where the work is done.
+    """A model repository on the Hub at ``endpoint``, or at the job's ``HF_ENDPOINT`` if that is None.
 
-    ``credential`` names an entry of RESHARD_CREDENTIALS there; None takes the one that serves the namespace.
+    ``credential`` names an entry of RESHARD_CREDENTIALS; None uses the one for the namespace.
     """
 
     store = "reshard.pipeline.stores.hubs"
     noun = "a repository"
-    example = "user/repo, user/repo@revision, a URL of the Hub"
+    example = "user/repo, user/repo@revision, a Hub URL"
     form = (
         rf"(?:hf://)?{_REPO}(?:@{_REVISION.pattern})?"
         rf"|https?://[A-Za-z0-9.-]{{1,253}}(?::[0-9]{{1,5}})?/(?!(?:datasets|spaces)/){_REPO}"
@@ -204,7 +204,7 @@ def check_bucket(url: str) -> str:
 
 
 class Bucket(_Place):
-    """A folder of an object store, which is only read, with the credentials of the environment where that is done."""
+    """A read-only folder in an object store; the process that reads it has the credentials in its environment."""
 
     store = "reshard.pipeline.stores.bucket"
     noun = "an object store"
@@ -222,7 +222,7 @@ class Bucket(_Place):
 
 
 class Folder(_Place):
-    """A folder of this machine, by its absolute path."""
+    """A folder on the machine that runs the job, by its absolute path."""
 
     store = "reshard.pipeline.stores.folder.target"
     noun = "a folder"

@@ -137,26 +137,25 @@ def _option(
 
 
 class Options(Strict):
-    """How to cut, what to carry, how to publish.
+    """How to split the weights, which other files to copy, and how to publish."""
 
-    Commands and catalogs take their options from here: names, choices, defaults and descriptions. A stored request
-    holds what is not the default, so that a release reads those of a newer one that ask for nothing new. So a default
-    never changes; what is to be otherwise by default is another option.
-    """
+    # Commands and catalogs take names, choices, defaults and descriptions from here. A stored request holds only what
+    # differs from the defaults, so that a release can read those of a newer one that use nothing new. Defaults
+    # therefore never change; a new default needs a new option.
 
     size: Annotated[int, BeforeValidator(_parsed, json_schema_input_type=Bytes | TypedSize)] = _option(
         DEFAULT_SIZE,
-        "Largest size of a file: 200MB is 200,000,000 bytes, 200MiB is 209,715,200.",
+        "Maximum file size: 200MB is 200,000,000 bytes, 200MiB is 209,715,200.",
         limits={"gt": 0, "le": SINGLE},
         decides="weights",
     )
     oversize: Literal["own-shard", "fail"] = _option(
-        "own-shard", "Give a tensor larger than SIZE a file of its own, or fail.", WEIGHTS, decides="weights"
+        "own-shard", "Put a tensor larger than SIZE in its own file, or fail.", WEIGHTS, decides="weights"
     )
     pack: Literal["greedy", "balanced", "layers"] = _option(
         "greedy",
-        "How tensors share files: greedy fills each file in source order, balanced makes files of about the"
-        " same size, layers keeps each block of the model in one file.",
+        "How to group tensors into files: greedy fills each file in source order, balanced makes files of similar"
+        " size, layers keeps each block of the model in one file.",
         WEIGHTS,
         decides="weights",
     )
@@ -179,20 +178,20 @@ class Options(Strict):
     )
     dtype: DType = _option(
         "keep",
-        "Cast wider floating-point tensors to this; narrower, fp8, packed and integer ones stay.",
+        "Cast wider floating-point tensors to this type. Narrower, fp8, packed and integer tensors are unchanged.",
         decides="weights",
-        told=lambda o: "" if o.dequantize else f"wider floating tensors were cast to {o.dtype}",
-        expect="Expect the cast that `reshard run --dtype` does.",
+        told=lambda o: "" if o.dequantize else f"wider floating-point tensors were cast to {o.dtype}",
+        expect="Expect the result of `reshard run --dtype`.",
         claimed="hinted",
     )
     dequantize: bool = _option(
         False,
-        "Make quantised weights plain ones of --dtype; their scales go, and all other tensors stay.",
+        "Convert quantized weights to --dtype and drop their scales; other tensors are unchanged.",
         WEIGHTS,
         decides="weights",
         late=True,
-        told=lambda o: f"quantised weights became {o.dtype} by their scales",
-        expect="Expect plain weights, as of `reshard run --dequantize`.",
+        told=lambda o: f"quantized weights were converted to {o.dtype} with their scales",
+        expect="Expect the result of `reshard run --dequantize`.",
         claimed="hinted",
     )
     strict_dtype: bool = _option(
@@ -200,84 +199,84 @@ class Options(Strict):
     )
     ties: Ties = _option(
         "keep",
-        "Tied weights of .bin files: keep every name, or only the one the others are tied to.",
+        "For tied weights in .bin files, keep every name or only the one the others are tied to.",
         WEIGHTS,
         decides="weights",
-        told=lambda _: "of tied tensors one is left",
-        expect="Expect one name of tied weights, as of `reshard run --ties`.",
+        told=lambda _: "only one of each set of tied tensors was kept",
+        expect="Expect the result of `reshard run --ties`.",
     )
     strip_prefix: str | None = _option(
         None,
-        "Remove this prefix from tensor names; auto removes those of known wrappers.",
+        "Remove this prefix from tensor names. auto removes the prefixes of known wrappers.",
         WEIGHTS,
         "PREFIX",
         limits={"max_length": RENAME_TEXT_MAX},
         decides="weights",
-        told=lambda _: "wrappers' prefixes were taken off names",
-        expect="Expect names without this prefix.",
+        told=lambda _: "wrapper prefixes were removed from names",
+        expect="Expect tensor names without this prefix.",
         claimed="hinted",
     )
     experts: Experts = _option(
         "keep",
-        "Experts of a mixture: a layer's in two tensors (fused, as in transformers 5), or each in three.",
+        "MoE experts: fused (two tensors per layer, as in transformers 5) or separate (three per expert).",
         WEIGHTS,
         decides="weights",
         late=True,
-        told=lambda o: "experts were stacked" if o.experts == "fused" else "stacks of experts were cut",
-        expect="Expect experts so arranged (default: as the manifest claims).",
+        told=lambda o: "experts were fused" if o.experts == "fused" else "fused experts were separated",
+        expect="Expect this layout of MoE experts (default: the one in the manifest).",
         claimed="taken",
     )
     rename: Rules = _option(
         (),
-        "Rename tensors by a YAML list of regular expressions and replacements.",
+        "Rename tensors with a YAML list of regular expressions and replacements.",
         WEIGHTS,
         "RULES",
         limits={"max_length": RENAME_RULES_MAX},
         decides="weights",
         late=True,
         told=lambda _: "tensors were renamed by rules",
-        expect="Expect names as these rules make them (default: as the manifest claims).",
+        expect="Expect tensors renamed by these rules (default: those in the manifest).",
         claimed="taken",
     )
     config_from: Place | None = _option(
         None,
-        "Take config and tokenizer from here if SRC has none.",
+        "Copy the config and tokenizer from here if SRC has none.",
         FILES,
         "PLACE",
         decides="content",
-        expect="The place of the files that SRC lacks.",
+        expect="Where the files that SRC lacks came from.",
     )
     include: tuple[Glob, ...] = _option(
-        (), "Also carry files that match this glob.", FILES, "GLOB", limits={"max_length": GLOBS_MAX}, decides="content"
+        (), "Also copy files that match this glob.", FILES, "GLOB", limits={"max_length": GLOBS_MAX}, decides="content"
     )
     exclude: tuple[Glob, ...] = _option(
         (),
-        "Do not carry files that match this glob.",
+        "Skip files that match this glob.",
         FILES,
         "GLOB",
         limits={"max_length": GLOBS_MAX},
         decides="content",
-        expect="Files of SRC that `run` left out.",
+        expect="Files of SRC that `reshard run` skipped.",
     )
     branch: Revision = _option(None, "Commit to this branch of the target.", PUBLISHING, "BRANCH")
-    pr: bool = _option(False, "Open a pull request on the target.", PUBLISHING)
+    pr: bool = _option(False, "Open a pull request on the target instead of committing to it.", PUBLISHING)
     visibility: Literal["as-source", "public", "private"] = _option(
-        "as-source", "Who may see the target; as-source makes a new one private unless SRC is public."
+        "as-source", "Visibility of the target; as-source makes a new one private unless SRC is public."
     )
     prune: bool = _option(
-        False, "Also delete files of the target that the source does not have.", FILES, decides="content"
+        False, "Also delete files from the target that the source does not have.", FILES, decides="content"
     )
-    overwrite: bool = _option(False, "Replace what others put or changed in the target.")
-    lineage: bool = _option(False, "Name the source as base_model in the model card.", FILES, decides="content")
+    overwrite: bool = _option(False, "Replace files in the target that others added or changed.")
+    lineage: bool = _option(False, "Set base_model to the source in the model card.", FILES, decides="content")
     # It decides the weights' files for their index, which holds its root.
     manifest: bool = _option(
-        True, "Publish a manifest, which verifies the result without its source.", decides="weights"
+        True, "Publish a manifest, so that the result can be verified without its source.", decides="weights"
     )
-    force: bool = _option(False, "Copy and publish again even if the same was published before.", PUBLISHING)
+    force: bool = _option(False, "Copy and publish again even if the same result was published before.", PUBLISHING)
     require: Literal["any", "model"] = _option(
-        "any", "model: publish nothing that the model's own class cannot check.", PUBLISHING
+        "any", "With model, publish only if the model's own class can check the result.", PUBLISHING
     )
-    transport: Transport = _option("auto", "How weights travel; auto takes xet where the Hub offers it.", ACCESS)
+    transport: Transport = _option("auto", "How to transfer weights; auto uses Xet where the Hub offers it.", ACCESS)
 
     @classmethod
     def of(cls, **options: Any) -> Options:
@@ -317,8 +316,8 @@ class Options(Strict):
         given = [self.declared(name) for name, field in fields if getattr(self, name) != field.default]
         changes = [text for one in given if one.told and (text := one.told(self))]
         if not changes:
-            return "Nothing but the cut was changed: every tensor is the source's, bit for bit."
-        return f"Beside the cut: {', '.join(changes)}; nothing else was changed."
+            return "Only the split into files was changed: every tensor is the source's, bit for bit."
+        return f"Besides the split into files: {', '.join(changes)}; nothing else was changed."
 
 
 FLAGS |= {
@@ -359,7 +358,7 @@ class Given(TypedDict, total=False):
 
 
 class Request(Strict):
-    """One job's order. It names no token: the process that carries it out has credentials of its own."""
+    """What a job is to do. It holds no token: the process that runs it has its own credentials."""
 
     source: Place
     target: TargetPlace

@@ -51,7 +51,7 @@ def openapi(root: str, operations: Iterable[Operation[..., Any]]) -> dict[str, A
             "parameters": [*_in_path(one), *_in_query(one, schemas["$defs"])],
             "responses": {
                 "200": {"description": one.summary, **answer},
-                "default": {"description": "why not", **error},
+                "default": {"description": "The error.", **error},
             },
         }
         if one.body:

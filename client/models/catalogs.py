@@ -15,7 +15,7 @@ class OfModel(Document):
 
 
 class CatalogWrong(Problem, OfModel):
-    """Why a model cannot be done."""
+    """Why a model cannot be resharded."""
 
 
 class CatalogEntry(Document):
@@ -31,7 +31,7 @@ class CatalogEntry(Document):
 class CatalogChecked(Document):
     name: str
     models: int
-    empty: list[int] = Field(description="numbers of entries that find no model")
+    empty: list[int] = Field(description="numbers of the entries that match no models")
     unwritable: list[str]
     ready: int
     new: int
@@ -85,7 +85,7 @@ class Catalog(Document):
     name: str
     digest: str
     asked_by: str
-    at_once: int = Field(description="how many of its jobs run at a time")
+    at_once: int = Field(description="number of its jobs that run at a time")
     state: str
     note: str | None
     started: Moment
@@ -125,7 +125,7 @@ class _Failing(OfModel):
 
 
 class CatalogFailure(Problem, _Failing):
-    """Why a model failed, and its job."""
+    """Why a model failed, and in which job."""
 
 
 class CatalogFailures(Document):
@@ -177,7 +177,7 @@ class CatalogKept(Document):
     """A catalog without its text."""
 
     name: str
-    bytes: Bytes = Field(description="of its text")
+    bytes: Bytes = Field(description="size of its text in bytes")
     at_once: int
     max_failures: int | None
     max_bytes: Bytes | None
@@ -211,7 +211,7 @@ class Would(Document):
 class ScheduleTimes(Document):
     name: str
     next: list[Moment]
-    would: Would | None = Field(default=None, exclude_if=absent, description="with --dry-run")
+    would: Would | None = Field(default=None, exclude_if=absent, description="only with --dry-run")
 
 
 class ScheduleFired(Document):
@@ -222,11 +222,11 @@ class ScheduleFired(Document):
 
 
 class SchedulePreview(Document):
-    """What would become of a schedule that fires now."""
+    """What would happen if a schedule ran now."""
 
     name: str
     outcome: Fired
-    job: str | None = Field(description="that is at work on the same, or stands in the way")
+    job: str | None = Field(description="a job that already does this, or that blocks it")
 
 
 class ScheduleSet(Document):
@@ -257,7 +257,7 @@ class CatalogNow(Document):
 
 
 class CatalogProgress(CatalogNow):
-    """The same, and why nothing of it moves."""
+    """A catalog without its models, and why it is waiting."""
 
     waits: str | None
 
@@ -269,14 +269,14 @@ class Catalogs(Document):
 
 
 class Schedules(Document):
-    """Some schedules."""
+    """A page of schedules."""
 
     schedules: list[ScheduleRow]
     next: str | None = Field(description="for `after`; null on the last page")
 
 
 class Carried(Document):
-    """What became of a push for a schedule, or for a model of a catalog."""
+    """The result of a push for a schedule, or for a model in a catalog."""
 
     schedule: str | None
     catalog: str | None
@@ -284,13 +284,13 @@ class Carried(Document):
     target: str
     commit: str
     outcome: Literal["submitted", "existed", "waits", "repeat", "own", "refused"]
-    job: str | None = Field(description="the one that carries it out; waits: that it follows")
+    job: str | None = Field(description="the job for it; `waits`: the job that it waits for")
     error: Problem | None
 
 
 class Pushed(Document):
-    """What a webhook of the Hub led to."""
+    """The result of a Hub webhook."""
 
     repo: str
     carried: list[Carried]
-    ignored: str | None = Field(description="why nothing was looked for")
+    ignored: str | None = Field(description="why the push was ignored")

@@ -16,7 +16,7 @@ class FleetLimits(Document):
     night: Moment
     read_in_the_night: Bytes
     bytes_a_second: int
-    held: int = Field(description="bulk jobs that wait")
+    held: int = Field(description="number of waiting bulk jobs")
     drained: list[str]
     resting: dict[str, Fault]
 
@@ -27,7 +27,7 @@ class WorkerNow(Document):
     concurrency: int
     started: Moment
     version: str
-    at: list[str] = Field(description="units of jobs")
+    at: list[str] = Field(description="the tasks it is running")
 
 
 class Fleet(FleetLimits):
@@ -35,19 +35,19 @@ class Fleet(FleetLimits):
 
 
 class Used(Document):
-    """What jobs took."""
+    """Resource usage of jobs."""
 
-    jobs: int = Field(description="that ended; one that was retried counts each time")
-    failed: int = Field(description="of these")
-    read: Bytes = Field(description="of sources, headers included")
-    uploaded: Bytes = Field(description="to targets' stores; what commits hold themselves is not in it")
-    deduplicated: Bytes = Field(description="that the stores had already")
-    calls: int = Field(description="to Hubs; hf_xet's own are not counted")
-    worker_seconds: Seconds = Field(description="of workers' processes")
+    jobs: int = Field(description="jobs that ended; a retried job counts each time")
+    failed: int = Field(description="jobs that failed")
+    read: Bytes = Field(description="bytes read from sources, including headers")
+    uploaded: Bytes = Field(description="bytes uploaded to the stores of targets, without the files inside commits")
+    deduplicated: Bytes = Field(description="bytes that the stores already had")
+    calls: int = Field(description="calls to Hubs, without those of hf_xet")
+    worker_seconds: Seconds = Field(description="run time of worker processes, in seconds")
 
 
 class UsedBy(Used):
-    name: str = Field(description="the submitter, the catalog or the day (UTC); empty: without one")
+    name: str = Field(description="the submitter, the catalog or the day (UTC); empty if there is none")
 
 
 class Usage(Document):
@@ -84,9 +84,9 @@ class Up(Document):
     found: list[str]
     data_dir: str
     log_dir: str
-    page: str | None = Field(description="its URL, where it runs")
+    page: str | None = Field(description="URL of the web page, if it is running")
     sign_in: str | None = Field(
-        default=None, description="a URL that signs in at the page, once and within ten minutes; on one machine alone"
+        default=None, description="URL that signs in to the web page once, within ten minutes, on this machine"
     )
     notes: list[str]
 

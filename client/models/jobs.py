@@ -52,7 +52,7 @@ class Moved(Document):
 
 
 class Finished(Document):
-    """The end of a run."""
+    """The result of a run."""
 
     state: Literal["done"]
     target: str
@@ -64,11 +64,11 @@ class Finished(Document):
 
 
 class Published(Commit):
-    """Where the result of a job is, its source's commit, and what was checked before it was published."""
+    """The published result of a job, its source commit, and the checks before it was published."""
 
     source: str | None = None
     attested: dict[str, int] = Field(
-        default_factory=dict, description="files of the source by what their bytes were held against"
+        default_factory=dict, description="number of source files by how they were checked"
     )
     checks: list[Check] = Field(default_factory=list)
 
@@ -88,7 +88,7 @@ class Job(Document):
     expected: int
     uploaded: int
     deduplicated: int
-    rate: float | None = Field(default=None, description="bytes a second that were copied in the last ten minutes")
+    rate: float | None = Field(default=None, description="bytes copied per second over the last ten minutes")
     claims: list[Claim]
     error: Problem | None
     last_error: Problem | None
@@ -126,19 +126,19 @@ class Job(Document):
 
 
 class JobNow(Job):
-    """A job, and what those can expect who wait for it."""
+    """A job, why it is waiting, and how long it will take."""
 
-    waits: str | None = Field(description="why nothing of it moves")
-    place: int | None = Field(default=None, description="in line, before it begins: 1 is the next")
-    waiting: int | None = Field(default=None, description="jobs in that line")
+    waits: str | None = Field(description="why the job is waiting")
+    place: int | None = Field(default=None, description="place in the queue before it starts; 1 is next")
+    waiting: int | None = Field(default=None, description="number of jobs in that queue")
     left: Seconds | None = Field(
         default=None,
-        description="until it begins, or until it has copied all; null where no rate is known or nothing moves",
+        description="seconds until it starts, or until everything is copied; null if unknown or waiting",
     )
 
 
 class JobDone(Job):
-    """A job that was followed to its end, with what a run ends with."""
+    """A job that has ended, with the result of a run."""
 
     published: Published
     target: str
@@ -154,18 +154,18 @@ class ProcessNow(Process):
 
 
 class SilentProcess(Process):
-    """A worker or control that gives no sign of life and did not end in order."""
+    """A worker or control that stopped responding without shutting down."""
 
-    told: Moment = Field(description="when it was heard last")
-    why: Literal["stopped", "hangs", "unknown"] = Field(description="unknown: it is another machine's")
-    says: str = Field(description="the same for people, and what to do")
+    told: Moment = Field(description="when it last responded")
+    why: Literal["stopped", "hangs", "unknown"] = Field(description="`unknown`: it is on another machine")
+    says: str = Field(description="what happened and what to do, as text")
 
 
 class Service(Document):
     """The queue and its processes."""
 
     broker: str
-    jobs: dict[str, int] = Field(description="by state")
+    jobs: dict[str, int] = Field(description="number of jobs by state")
     waiting: dict[str, int]
     waits: str | None
     processes: list[ProcessNow]
@@ -206,15 +206,15 @@ class Refused(Document):
 
 
 class Acted(Document):
-    """What became of several jobs."""
+    """The result of an action on several jobs."""
 
     dry_run: bool
-    ids: list[str] = Field(description="those for which it was done, or would be")
+    ids: list[str] = Field(description="jobs that were changed, or would be with `dry_run`")
     refused: list[Refused]
 
 
 class RolledBack(Document):
-    id: str | None = Field(description="the job's, where one was named")
+    id: str | None = Field(description="the job, if one was given")
     undone: str
     commit: str
 
@@ -245,7 +245,7 @@ class Probe(Document):
 
 
 class Installation(Document):
-    """Without a repository: this installation and its queue."""
+    """The checks of this installation and its queue."""
 
     state: Literal["ok", "warning", "trouble"]
     probes: list[Probe]
@@ -258,7 +258,7 @@ class Refusals(Document):
 
 
 class Repository(Document):
-    """With a repository: its state, its symptoms, and what `reshard run` would refuse."""
+    """The state and problems of a repository, and what `reshard run` would refuse."""
 
     place: str
     commit: str | None
@@ -274,7 +274,7 @@ class Repository(Document):
 
 
 class AttestedFiles(Document):
-    attested: dict[str, str] = Field(description="what the bytes of each source file were held against")
+    attested: dict[str, str] = Field(description="how each source file was checked")
 
 
 class PlanMade(Document):
@@ -282,7 +282,7 @@ class PlanMade(Document):
 
 
 class Waits(Document):
-    """Why nothing moves from now on; null: no more."""
+    """Why the job is waiting from now on; null when it continues."""
 
     waits: str | None
 
@@ -295,17 +295,17 @@ Lenient = Annotated[
 
 
 class Happened(BaseModel):
-    """The kind says which of these there are; other fields are text."""
+    """An event. Its kind determines which of these fields it has; all others are text."""
 
     model_config = ConfigDict(extra="allow", strict=True)
     __pydantic_extra__: dict[str, Any]
     kind: str
     at: Moment
-    attempt: int | None = Field(default=None, description="claimed: how often that unit was")
-    waited: float | None = Field(default=None, description="claimed first: seconds since the job was asked for")
-    took: float | None = Field(default=None, description="finished: seconds since the unit was claimed")
-    bytes: int | None = Field(default=None, description="sealed: of the shard")
-    error: Lenient | None = Field(default=None, description="trouble, voided, failed: why")
+    attempt: int | None = Field(default=None, description="`claimed`: number of attempts at the task")
+    waited: float | None = Field(default=None, description="first `claimed`: seconds since the job was submitted")
+    took: float | None = Field(default=None, description="`finished`: seconds since the task was claimed")
+    bytes: int | None = Field(default=None, description="`sealed`: size of the stored file")
+    error: Lenient | None = Field(default=None, description="`trouble`, `voided`, `failed`: the error")
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -324,13 +324,13 @@ Told = Annotated[
 
 
 class Event(Document):
-    """What happened to a job."""
+    """An event of a job."""
 
     event: Told
 
 
 class Failed(Document):
-    """The last document of a command that failed."""
+    """The last document of a failed command."""
 
     error: Problem
 
@@ -348,17 +348,17 @@ class ModelFailed(Document):
 
 
 class JobsPage(Document):
-    """Some jobs, newest first."""
+    """A page of jobs, newest first."""
 
     jobs: list[JobNow]
-    next: str | None = Field(description="`after` of the next page; null: this is the last")
-    unreadable: dict[str, str] = Field(description="by id: why the record of a job cannot be read")
-    counts: dict[str, int] = Field(description="all jobs, by state")
-    waits: str | None = Field(description="why nothing is begun now")
+    next: str | None = Field(description="`after` for the next page; null on the last page")
+    unreadable: dict[str, str] = Field(description="by job ID: why its record cannot be read")
+    counts: dict[str, int] = Field(description="number of all jobs by state")
+    waits: str | None = Field(description="why no jobs are starting now")
 
 
 class Progress(Document):
-    """How far a job is."""
+    """The progress of a job."""
 
     id: str
     state: State
@@ -370,8 +370,8 @@ class Progress(Document):
 
 
 class Changes(Document):
-    """What happened to a job since, and how it stands now."""
+    """What has happened to a job since an earlier answer, and its current state."""
 
     events: list[Told]
-    next: str = Field(description="`after` of the next look")
+    next: str = Field(description="`after` for the next request")
     job: JobNow

@@ -11,7 +11,7 @@ from reshard.client.models.records import Bytes, Document, Forecast, Named, Need
 
 class Shard(Sized):
     tensors: int
-    oversize: str | None = Field(default=None, exclude_if=absent, description="the tensor that is larger than the size")
+    oversize: str | None = Field(default=None, exclude_if=absent, description="the tensor that is larger than `size`")
 
 
 class Largest(Document):
@@ -35,7 +35,7 @@ class LeftOut(Document):
 
 
 class Replaced(Sized):
-    deleted: bool = Field(description="or else overwritten")
+    deleted: bool = Field(description="true: deleted; false: overwritten")
 
 
 class Transports(Document):
@@ -80,16 +80,16 @@ class DeviceMap(Document):
 
 
 class Plan(Document):
-    """What will be written, carried, deleted and kept."""
+    """The files that will be written, copied unchanged, deleted and left in place."""
 
     source: str
-    target: str | None = Field(description="null where only the cut is planned")
-    into: str | None = Field(description="the target in words, with its branch or pull request")
+    target: str | None = Field(description="null if only the split is planned")
+    into: str | None = Field(description="the target as text, with its branch or pull request")
     undo: str | None = Field(description="the target as `reshard rollback` takes it")
-    commit: str | None = Field(description="of the source")
+    commit: str | None = Field(description="commit of the source")
     base: str | None = Field(description="the target's commit that the plan was made for")
     digest: str
-    published: str | None = Field(description="the commit that has all this already")
+    published: str | None = Field(description="the commit that already has this result")
     size: Bytes
     tensors: int
     bytes_read: Bytes
@@ -120,7 +120,7 @@ class Plan(Document):
 
 
 class Planned(Plan):
-    """`reshard plan` also tells what the job needs, unless it is published already."""
+    """A plan with what the job needs, unless its result is already published."""
 
     needs: Needs | None = None
     licence: str | None = None

@@ -22,10 +22,8 @@ from reshard.pipeline.request import Request
 Bytes = Annotated[int, Field(description="bytes")]
 Moment = Annotated[float, Field(description="seconds since the epoch")]
 Seconds = Annotated[float, Field(description="seconds")]
-Resident = Annotated[
-    int | None, Field(description="bytes of its memory and its children's; null: its system does not tell")
-]
-OnDisk = Annotated[int | None, Field(description="bytes of their temporary files; null: its system does not tell")]
+Resident = Annotated[int | None, Field(description="memory of the process and its children in bytes; null if unknown")]
+OnDisk = Annotated[int | None, Field(description="size of their temporary files in bytes; null if unknown")]
 
 
 def _newer(value: Any, known: ValidatorFunctionWrapHandler) -> Any:
@@ -170,7 +168,7 @@ class Run(Document):
 
 
 class Problem(Document):
-    """What went wrong: an error's code, what it says, the next step, and the facts in it."""
+    """An error: its code, its message, a hint and its facts."""
 
     code: str
     message: str

@@ -36,7 +36,7 @@ CLOSELY = 200  # models of a dry run whose targets are asked one by one; of more
 
 
 class Submission(Body):
-    """A catalog's file, with its limits."""
+    """A catalog file and its limits."""
 
     most: ClassVar[int] = BODY_MAX
     text: str = Field(
@@ -44,10 +44,12 @@ class Submission(Body):
         description="the YAML file",
         json_schema_extra={"contentMediaType": "application/yaml", "maxLength": BODY_MAX},  # where it comes as a body
     )
-    at_once: int = Field(default=AT_ONCE, ge=1, le=AT_ONCE_MAX, description="how many of its jobs run at a time")
-    max_failures: int | None = Field(default=None, ge=0, le=COUNT_MAX, description="stop after more failures than this")
+    at_once: int = Field(default=AT_ONCE, ge=1, le=AT_ONCE_MAX, description="number of its jobs to run at a time")
+    max_failures: int | None = Field(
+        default=None, ge=0, le=COUNT_MAX, description="stop the catalog after more failures than this"
+    )
     max_bytes: int | None = Field(
-        default=None, ge=0, le=COUNT_MAX, description="stop after reading so many bytes of weights"
+        default=None, ge=0, le=COUNT_MAX, description="stop the catalog after reading this many bytes of weights"
     )
 
     def definition(self, asked_by: str) -> Definition:
@@ -66,12 +68,12 @@ EVERY = CatalogsQuery()
 
 
 class Only(Body):
-    only: str | None = Field(default=None, max_length=NAME_MAX, description="only failures with this error code")
+    only: str | None = Field(default=None, max_length=NAME_MAX, description="retry only failures with this error code")
 
 
 @operation("GET", "/catalogs")
 def list_catalogs(session: InProcess, query: CatalogsQuery = EVERY) -> catalogs.Catalogs:
-    """List catalogs by name, each without its models."""
+    """List catalogs by name, without their models."""
     of = session.queue.catalogs
     success, failing = of.successes(), of.failing()
     names = failing if query.failing else of.names()
@@ -127,7 +129,7 @@ def _schedules(queue: Queue, catalog: str) -> list[ScheduleStatus]:
 
 @operation("GET", "/catalogs/{name}")
 def show_catalog(session: InProcess, name: str) -> catalogs.Catalog:
-    """Show a catalog's progress."""
+    """Show a catalog and the result of each model."""
     return told(session.queue.catalogs.get(name))
 
 
@@ -156,7 +158,7 @@ def told(seen: CatalogStatus) -> catalogs.Catalog:
 
 @operation("GET", "/catalogs/{name}/now")
 def show_progress(session: InProcess, name: str) -> catalogs.CatalogProgress:
-    """Show a catalog's progress without its models, and why nothing of it moves."""
+    """Show a catalog's progress without its models, and why it is waiting."""
     of = session.queue.catalogs
     now = _now(name, of.now(name), of.successes().get(name), of.failing().get(name))
     return catalogs.CatalogProgress(**dict(now), waits=session.queue.waits(bulk=True))
@@ -175,7 +177,7 @@ def show_failures(session: InProcess, name: str) -> catalogs.CatalogFailures:
 
 @operation("POST", "/catalogs/{name}/pause")
 def pause_catalog(session: InProcess, name: str) -> catalogs.CatalogState:
-    """Start no more models; those at work continue."""
+    """Pause a catalog: running jobs continue, no new ones start."""
     session.queue.catalogs.pause(name)
     return catalogs.CatalogState(name=name, state="paused")
 
@@ -189,13 +191,13 @@ def resume_catalog(session: InProcess, name: str) -> catalogs.CatalogState:
 
 @operation("POST", "/catalogs/{name}/cancel")
 def cancel_catalog(session: InProcess, name: str) -> catalogs.CatalogCancelled:
-    """Start no more models, and cancel those at work."""
+    """Cancel a catalog and its running jobs."""
     return catalogs.CatalogCancelled(name=name, state="cancelled", jobs=session.queue.catalogs.cancel(name))
 
 
 @operation("POST", "/catalogs/{name}/retry")
 def retry_catalog(session: InProcess, name: str, body: Only) -> catalogs.CatalogRetried:
-    """Retry failed models with what they had copied; `left` are those that only the file can correct."""
+    """Retry failed models, reusing what they copied; `left` counts those that need a fix in the file."""
     failed = session.queue.catalogs.get(name).failures()
     if body.only is not None and body.only not in failed:
         raise NoSuchFailures(name=name, only=body.only, there=", ".join(failed) or "nothing")
@@ -206,7 +208,7 @@ def retry_catalog(session: InProcess, name: str, body: Only) -> catalogs.Catalog
 
 @operation("DELETE", "/catalogs/{name}")
 def remove_catalog(session: InProcess, name: str) -> catalogs.CatalogRemoved:
-    """Remove a catalog that has ended; its targets and jobs stay."""
+    """Remove a catalog that has ended; keep its targets and jobs."""
     session.queue.catalogs.remove(name)
     schedules = [seen.schedule.name for seen in _schedules(session.queue, name)]
     return catalogs.CatalogRemoved(name=name, removed=True, schedules=schedules)

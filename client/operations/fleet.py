@@ -26,29 +26,37 @@ class Why(Body):
 
 class UsageQuery(Body):
     by: Literal["submitter", "catalog", "day"] = "submitter"
-    days: int = Field(default=USAGE_DAYS, ge=1, le=USAGE_DAYS_MAX, description="back from today, whole days of UTC")
+    days: int = Field(default=USAGE_DAYS, ge=1, le=USAGE_DAYS_MAX, description="number of days up to today (UTC)")
 
 
 class Limiting(Body):
-    """Limits as they are typed; `none` removes one, and those that are not given stay."""
+    """Limits for all workers; `none` removes one, and those that are not set are unchanged."""
 
-    bandwidth: str | None = Field(default=None, max_length=LIMIT_MAX, description="of all copies together, as 200MB/s")
-    night_bytes: str | None = Field(
-        default=None, max_length=LIMIT_MAX, description="that bulk jobs read in a night, as 2TB"
+    bandwidth: str | None = Field(
+        default=None, max_length=LIMIT_MAX, description="total bandwidth of all copies, such as 200MB/s"
     )
-    window: str | None = Field(default=None, max_length=LIMIT_MAX, description="hours of bulk work, as 22:00-06:00")
-    closed: str | None = Field(default=None, max_length=LIMIT_MAX, description="hours without it, in place of `window`")
+    night_bytes: str | None = Field(
+        default=None,
+        max_length=LIMIT_MAX,
+        description="data that bulk jobs can read per day, such as 2TB; a day begins with `window`, or at midnight",
+    )
+    window: str | None = Field(
+        default=None, max_length=LIMIT_MAX, description="hours in which bulk jobs run, such as 22:00-06:00"
+    )
+    closed: str | None = Field(
+        default=None, max_length=LIMIT_MAX, description="hours in which bulk jobs do not run; replaces `window`"
+    )
     tz: str | None = Field(
         default=None,
         max_length=LIMIT_MAX,
-        description="time zone of hours and nights",
+        description="time zone of hours and days",
         json_schema_extra={"format": "timezone"},
     )
 
 
 @operation("GET", "/fleet")
 def show_fleet(session: InProcess) -> fleet.Fleet:
-    """Show the limits in force and the state of each worker."""
+    """Show the current limits and the state of each worker."""
     seen = session.queue.fleet.seen()
     claims = session.queue.fleet.claims_by_worker()
     return fleet.Fleet(**dict(limits_of(seen)), workers=workers(session.queue, seen, claims))
@@ -82,7 +90,7 @@ def limits_of(seen: FleetStatus) -> fleet.FleetLimits:
 
 @operation("GET", "/usage")
 def usage(session: InProcess, query: UsageQuery) -> fleet.Usage:
-    """Show what jobs took, by submitter, catalog or day."""
+    """Show resource usage by submitter, catalog or day."""
     from reshard.worker.followers.spending import COUNTED, DAY, spent
     from reshard.worker.queue.scripts import server_ms
 
@@ -114,7 +122,7 @@ def limit_fleet(session: InProcess, body: Limiting) -> fleet.FleetLimits:
 
 @operation("POST", "/fleet/pause")
 def pause_fleet(session: InProcess, body: Why) -> fleet.FleetPaused:
-    """Stop all workers from starting anything, until resume."""
+    """Pause all workers until they are resumed."""
     was = session.queue.fleet.paused() is not None
     paused = session.queue.fleet.pause(session.caller, body.reason)
     return fleet.FleetPaused(paused=Pause.of(paused), was_paused=was)
@@ -122,13 +130,13 @@ def pause_fleet(session: InProcess, body: Why) -> fleet.FleetPaused:
 
 @operation("POST", "/fleet/resume")
 def resume_fleet(session: InProcess) -> fleet.FleetResumed:
-    """Let a paused service continue."""
+    """Resume a paused service."""
     return fleet.FleetResumed(paused=None, was_paused=session.queue.fleet.resume())
 
 
 @operation("POST", "/fleet/workers/{worker}/drain")
 def drain(session: InProcess, worker: str) -> fleet.Drained:
-    """Make one worker hand back its work and take no more."""
+    """Drain a worker: it returns its work and takes no more."""
     return fleet.Drained(name=session.queue.fleet.drain(worker), drained=True)
 
 

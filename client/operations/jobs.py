@@ -41,11 +41,11 @@ ID_MAX = 100  # characters of an id that is typed; one has ten
 AGE_MAX = 1e11  # seconds; 3,000 years
 RETRIABLE = ENDED - {JobState.done}
 Glob = Annotated[str, Field(max_length=FIELD_MAX)]
-AWAITED = "control has noted in its catalog how it ended"
+AWAITED = "control has recorded the result in the catalog"
 
 
 class Asked(Body):
-    """What is to be resharded; places as they are typed, or as objects."""
+    """A model to reshard, and its target; places are strings, as commands take them, or objects."""
 
     source: Place
     target: TargetPlace
@@ -61,21 +61,23 @@ class Asked(Body):
 
 
 class Drafted(Asked):
-    """The same; without a target only the cut is planned."""
+    """A model to plan; without a target, only how it would be split is planned."""
 
     target: TargetPlace = NOWHERE
 
 
 class Filter(Body):
-    """Which jobs; without anything, all."""
+    """Selects jobs; without any field, all of them."""
 
     state: list[JobState] = Field(default_factory=list, max_length=STATES_MAX)
-    source: Glob = Field(default="", description="a pattern with `*`, as `them/*`")
+    source: Glob = Field(default="", description="a pattern with `*`, such as `them/*`")
     target: Glob = Field(default="", description="a pattern with `*`")
-    by: Glob = Field(default="", description="who submitted them")
-    catalog: Glob = Field(default="", description="whose catalog of this name submitted them")
-    code: Glob = Field(default="", description="the code of the error that they ended with, or are tried again after")
-    since: float = Field(default=0.0, ge=0, le=1e11, description="none from before this time")
+    by: Glob = Field(default="", description="the submitter")
+    catalog: Glob = Field(default="", description="the catalog that submitted them")
+    code: Glob = Field(
+        default="", description="the code of the error that ended them, or after which they are being retried"
+    )
+    since: float = Field(default=0.0, ge=0, le=1e11, description="only jobs from this time on")
 
     @property
     def takes(self) -> Callable[[Job], bool] | None:
@@ -105,31 +107,38 @@ class JobsQuery(Filter):
         default=None,
         max_length=AFTER_MAX,
         pattern=r"^[0-9]{1,15}(-[a-z0-9]*)?$",
-        description="`next` of the page before",
+        description="`next` of the previous page",
     )
 
 
 class Since(Body):
     after: str = Field(
-        default="0", pattern=r"^\d{1,19}(-\d{1,19})?$", description="`next` of the look before; without it, everything"
+        default="0",
+        pattern=r"^\d{1,19}(-\d{1,19})?$",
+        description="`next` of the previous answer; without it, everything",
     )
 
 
 class Again(Body):
     anew: bool = Field(default=False, description="plan again from the current source and target")
     overwrite: bool = Field(
-        default=False, description="plan again, and replace what others changed in the target since"
+        default=False, description="plan again, and replace what others have changed in the target since"
     )
 
 
 class Chosen(Filter):
-    """Jobs by their ids, or those that a filter takes: `all` where it takes every job. Without any, none."""
+    """Jobs by ID, or those that match a filter; `all` selects every job. Without any field, none."""
 
     most: ClassVar[int] = BODY_MAX
     jobs: list[Annotated[str, Field(max_length=ID_MAX)]] = Field(default_factory=list, max_length=CHOSEN_MAX)
-    all: bool = Field(default=False, description="without a filter: every job")
-    age: float = Field(default=0.0, ge=0, le=AGE_MAX, description="seconds that they are in their state, or more")
-    dry_run: bool = Field(default=False, description="only say which")
+    all: bool = Field(default=False, description="select every job, without a filter")
+    age: float = Field(
+        default=0.0,
+        ge=0,
+        le=AGE_MAX,
+        description="only jobs that have been in their state for at least this many seconds",
+    )
+    dry_run: bool = Field(default=False, description="only return which jobs match")
 
     def ids(self, queue: Queue, states: Collection[JobState]) -> list[str]:
         """The jobs of the filter, of those ``states`` for which the act makes sense."""
@@ -148,7 +157,7 @@ class Chosen(Filter):
 
 
 class ChosenAgain(Chosen, Again):
-    """The same, and how they are retried."""
+    """Jobs to retry, and how."""
 
 
 def shown(job: Job) -> jobs.Job:
@@ -168,7 +177,7 @@ def now(queue: Queue, job: Job) -> jobs.JobNow:
 
 @operation("GET", "/jobs")
 def list_jobs(session: InProcess, query: JobsQuery) -> jobs.JobsPage:
-    """List jobs, newest first; fewer than `limit` where they are long."""
+    """List jobs, newest first; a page of large jobs can have fewer than `limit`."""
     store = session.queue.jobs
     try:
         found = store.listed(query.state, query.limit, query.after, query.since, query.takes)
@@ -188,7 +197,7 @@ def list_jobs(session: InProcess, query: JobsQuery) -> jobs.JobsPage:
 
 @operation("POST", "/jobs")
 def submit(session: InProcess, body: Asked) -> jobs.Submitted:
-    """Queue a job, or find the one that already carries the request out."""
+    """Queue a job, or return the one that already has this request."""
     request = body.request(session.caller)
     session.allow(request)
     return jobs.Submitted.of(session.queue.jobs.submit(request), waits=session.queue.waits(request.priority == "bulk"))
@@ -196,13 +205,13 @@ def submit(session: InProcess, body: Asked) -> jobs.Submitted:
 
 @operation("POST", "/jobs/cancel")
 def cancel_jobs(session: InProcess, body: Chosen) -> jobs.Acted:
-    """Stop jobs before their commits: those that are named, or those that a filter takes."""
+    """Cancel jobs before they publish, by ID or by filter."""
     return _each(session, body, CANCELLABLE, session.queue.jobs.cancel)
 
 
 @operation("POST", "/jobs/retry")
 def retry_jobs(session: InProcess, body: ChosenAgain) -> jobs.Acted:
-    """Continue failed or cancelled jobs: those that are named, or those that a filter takes."""
+    """Retry failed or cancelled jobs, by ID or by filter."""
     store = session.queue.jobs
     return _each(session, body, RETRIABLE, lambda id: store.retry(id, anew=body.anew, overwrite=body.overwrite))
 
@@ -225,7 +234,7 @@ def _each(session: InProcess, body: Chosen, states: Collection[JobState], act: C
 
 @operation("POST", "/jobs/delete")
 def delete_jobs(session: InProcess, body: Chosen) -> jobs.Deleted:
-    """Delete jobs that have ended: those that are named, or those that a filter takes."""
+    """Delete jobs that have ended, by ID or by filter."""
     queue = session.queue
     kept = queue.catalogs.awaited()
     named = list[str]()
@@ -254,7 +263,7 @@ def delete_jobs(session: InProcess, body: Chosen) -> jobs.Deleted:
 
 @operation("GET", "/jobs/{job}")
 def show(session: InProcess, job: str) -> jobs.JobNow:
-    """Show one job, and why nothing of it moves."""
+    """Show a job, and why it is waiting."""
     return now(session.queue, session.queue.jobs.get(job))
 
 
@@ -275,7 +284,7 @@ def report_of(job: jobs.Job) -> jobs.JobReport:
 
 @operation("GET", "/jobs/{job}/plan")
 def show_plan(session: InProcess, job: str) -> Plan:
-    """Show a job's plan, which is kept for an hour after its end."""
+    """Show a job's plan, until an hour after the job ends."""
     from reshard.client.plan import document_of  # which a client that only submits need not wait for
 
     found, plan = session.queue.jobs.get(job), session.queue.jobs.plan(job)
@@ -288,13 +297,13 @@ def show_plan(session: InProcess, job: str) -> Plan:
 
 @operation("GET", "/jobs/{job}/attested")
 def attested(session: InProcess, job: str) -> jobs.AttestedFiles:
-    """Show what the bytes of a job's source were held against, for an hour after its end."""
+    """Show how each source file of a job was checked, until an hour after the job ends."""
     return jobs.AttestedFiles(attested=session.queue.jobs.attested(job))
 
 
 @operation("GET", "/jobs/{job}/changes")
 def changes(session: InProcess, job: str, query: Since) -> jobs.Changes:
-    """Show what happened to a job since an earlier look, and how it stands now."""
+    """Show what has happened to a job since an earlier answer, and its current state."""
     store = session.queue.jobs
     events = store.events(job, query.after)
     told = [jobs.Happened.model_validate(happened(fields)) for _, fields in events]
@@ -304,14 +313,14 @@ def changes(session: InProcess, job: str, query: Since) -> jobs.Changes:
 
 @operation("POST", "/jobs/{job}/cancel")
 def cancel(session: InProcess, job: str) -> jobs.Cancelled:
-    """Stop a job before its commit."""
+    """Cancel a job before it publishes."""
     id = session.queue.jobs.resolve(job)
     return jobs.Cancelled(id=id, was=session.queue.jobs.cancel(id), state="cancelled")
 
 
 @operation("POST", "/jobs/{job}/retry")
 def retry(session: InProcess, job: str, body: Again) -> jobs.Retried:
-    """Continue a failed or cancelled job with what it had copied."""
+    """Retry a failed or cancelled job, reusing what it copied."""
     store = session.queue.jobs
     id = store.resolve(job)
     was = store.retry(id, anew=body.anew, overwrite=body.overwrite)
@@ -322,7 +331,7 @@ def retry(session: InProcess, job: str, body: Again) -> jobs.Retried:
 
 @operation("POST", "/jobs/{job}/rollback")
 def roll_back(session: InProcess, job: str) -> jobs.RolledBack:
-    """Undo the commit of a job, with the token of this service."""
+    """Undo the commit of a job, using the service's token."""
     from reshard.client.acts import roll_back
 
     found = shown(session.queue.jobs.get(job))
@@ -335,13 +344,13 @@ def roll_back(session: InProcess, job: str) -> jobs.RolledBack:
 
 @operation("DELETE", "/jobs/{job}")
 def delete(session: InProcess, job: str) -> jobs.Deleted:
-    """Delete a job that has ended; what it published stays."""
+    """Delete a job that has ended; published results stay."""
     return delete_jobs(session, Chosen(jobs=[session.queue.jobs.resolve(job)]))
 
 
 @operation("POST", "/plan")
 def plan(session: InProcess, body: Drafted) -> Planned:
-    """Show what a job would do, with the token of this service; change nothing."""
+    """Show what a job would do, using the service's token; change nothing."""
     from reshard.client.plan import look
 
     request = body.request(session.caller)

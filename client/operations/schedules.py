@@ -28,18 +28,18 @@ def _only(name: str) -> dict[str, Any]:
 class SchedulesQuery(Body):
     failing: bool = Field(default=False, description="only those that failed or were missed since their last success")
     limit: int = Field(default=LISTED, ge=1, le=PAGE_MAX)
-    after: str = Field(default="", max_length=NAME_MAX, description="`next` of the page before")
+    after: str = Field(default="", max_length=NAME_MAX, description="`next` of the previous page")
 
 
 class Edited(Body):
-    """A request or a catalog, and when it is submitted."""
+    """A request or a catalog, and when to submit it."""
 
     most: ClassVar[int] = BODY_MAX
     model_config = ConfigDict(json_schema_extra={"oneOf": [_only("request"), _only("catalog")]})
     cron: str = Field(
         max_length=CRON_MAX,
         json_schema_extra={"format": "cron"},
-        description="minute hour day month weekday, or @daily",
+        description="cron expression (minute hour day month weekday), or @daily",
     )
     tz: str = Field(
         default="UTC",
@@ -80,7 +80,7 @@ def _facts(queue: Queue, seen: ScheduleStatus) -> dict[str, Any]:
 
 @operation("GET", "/schedules")
 def list_schedules(session: InProcess, query: SchedulesQuery) -> catalogs.Schedules:
-    """List schedules by name, without the text of catalogs; fewer than `limit` where they are long."""
+    """List schedules by name, without catalog texts; a page of large ones can have fewer than `limit`."""
     rows, size = list[catalogs.ScheduleRow](), 0
     for seen in session.queue.schedules.each(query.after, query.failing):
         facts = _facts(session.queue, seen)
@@ -96,7 +96,7 @@ def list_schedules(session: InProcess, query: SchedulesQuery) -> catalogs.Schedu
 
 @operation("POST", "/schedules")
 def add_schedule(session: InProcess, body: Kept) -> catalogs.ScheduleNext:
-    """Submit a request, or a catalog, at regular times."""
+    """Submit a request or a catalog on a schedule."""
     return catalogs.ScheduleNext(name=body.name, next=session.queue.schedules.add(body.schedule(session, body.name)))
 
 
@@ -133,14 +133,14 @@ def show_schedule(session: InProcess, name: str) -> catalogs.Schedule:
 
 @operation("GET", "/schedules/{name}/preview")
 def preview_schedule(session: InProcess, name: str) -> catalogs.SchedulePreview:
-    """Show what would become of a schedule that fires now, and the job that stands in its way."""
+    """Show what would happen if a schedule ran now, and which job would block it."""
     outcome, job = session.queue.schedules.preview(name)
     return catalogs.SchedulePreview(name=name, outcome=outcome, job=job)
 
 
 @operation("POST", "/schedules/{name}/catalog")
 def set_catalog(session: InProcess, name: str, body: Submission) -> catalogs.ScheduleSet:
-    """Have a schedule submit a catalog as it is now; its times and its past runs stay."""
+    """Update the catalog that a schedule submits; keep its times and past runs."""
     definition = body.definition(session.caller)
     session.queue.schedules.set_catalog(name, definition)
     return catalogs.ScheduleSet(name=name, digest=definition.digest)
@@ -148,14 +148,14 @@ def set_catalog(session: InProcess, name: str, body: Submission) -> catalogs.Sch
 
 @operation("POST", "/schedules/{name}/run")
 def run_schedule(session: InProcess, name: str) -> catalogs.ScheduleFired:
-    """Fire a schedule now, in addition to its times."""
+    """Run a schedule now, in addition to its regular times."""
     done = session.queue.schedules.run(name)
     return catalogs.ScheduleFired.of(done, name=name, waits=session.queue.waits(bulk=True))
 
 
 @operation("POST", "/schedules/{name}/pause")
 def pause_schedule(session: InProcess, name: str) -> catalogs.ScheduleNext:
-    """Pause a schedule; a job that it fired continues."""
+    """Pause a schedule; a job that it started continues."""
     session.queue.schedules.pause(name)
     return catalogs.ScheduleNext(name=name, next=None)
 
@@ -168,6 +168,6 @@ def resume_schedule(session: InProcess, name: str) -> catalogs.ScheduleNext:
 
 @operation("DELETE", "/schedules/{name}")
 def remove_schedule(session: InProcess, name: str) -> catalogs.ScheduleRemoved:
-    """Remove a schedule; a job that it fired continues."""
+    """Remove a schedule; a job that it started continues."""
     session.queue.schedules.remove(name)
     return catalogs.ScheduleRemoved(name=name, removed=True)

@@ -49,13 +49,13 @@ def test_check_says_what_can_be_done_and_queues_nothing(reshard: Run, namespace:
     assert facts["gated"] == [namespace.repo("three")]
     assert (facts["unchanged"], facts["drift"]) == (None, None)
     assert facts["unwritable"] == []
-    assert "3, of which 3 can be done" in reshard("catalog", "check", file, env=env).out
+    assert "3 (3 ready)" in reshard("catalog", "check", file, env=env).out
     env["HF_TOKEN"] = namespace.admin.create_token(namespace.name, role="read")
     reads = reshard("catalog", "check", file, env=env)
     assert reads.code == 0
     assert (
         f"HF_TOKEN, which is {namespace.name}'s, may not write to {namespace.name} on {namespace.endpoint}:"
-        f" {namespace.repo('one-cut')} and 2 more; control and workers may have another token\n"
+        f" {namespace.repo('one-cut')} and 2 more (control and workers may use another token)\n"
     ) in reads.out
     none = reshard("catalog", "check", file, env={"HF_ENDPOINT": namespace.endpoint}).out
     assert f"no token here may write to {namespace.name} on {namespace.endpoint}: " in none
@@ -119,36 +119,36 @@ def test_with_a_broker_check_counts_what_stands_and_what_may_grow(
     file.write_text("name: mine\ndefaults: {to: 'us/{name}'}\nentries:\n- query: {author: nobody-of-this-name}\n")
     (facts,) = reshard("catalog", "check", file, "--json", env=env).documents
     assert (facts["models"], facts["unchanged"], facts["drift"], facts["empty"]) == (0, 0, [], [0])
-    assert re.search(r"^warning +entries\[0\] finds no model$", reshard("catalog", "check", file, env=env).out, re.M)
+    assert re.search(r"^warning +entries\[0\] matches no models$", reshard("catalog", "check", file, env=env).out, re.M)
     with JobStore.at(url) as store:
         catalogs = Cursor(store)
         catalogs.submit(Definition(name="mine", text=file.read_text()))
         assert catalogs.fill("mine", catalogs.claim("mine", "token"), "token", [], [0])
-    assert "entries[0] finds no model" in reshard("catalog", "status", "mine", env=env).out
-    assert "1 entry that finds no model" in reshard("catalog", "status", env=env).out
+    assert "entries[0] matches no models" in reshard("catalog", "status", "mine", env=env).out
+    assert "1 entry matches no models" in reshard("catalog", "status", env=env).out
     report = tmp_path / "night.md"
     said = reshard("catalog", "status", "mine", "--report", report, env=env).out
     assert said.splitlines()[-1].split(maxsplit=1) == ["report", f"written to {report}"]
-    assert "**entries[0] finds no model**" in report.read_text()
+    assert "**entries[0] matches no models**" in report.read_text()
 
 
 @pytest.mark.slow
 def test_a_catalog_from_its_submission_to_its_end(queue: Queue, tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("name: mine\nentries:\n- {repo: a/b, to: c/d}\n")
-    assert queue("catalog", "status").out == "no catalogs\n"
+    assert queue("catalog", "status").out == "No catalogs\n"
     refused = queue("catalog", "submit", file, "--max-bytes", "lots").err
     assert refused.startswith("error[usage.size]: --max-bytes lots: ")
     submitted = queue("catalog", "submit", file, "--max-bytes", "1GB")
-    assert submitted.out.startswith("catalog mine is submitted\n")
-    assert "neither worker nor control is running" in submitted.err
+    assert submitted.out.startswith("Submitted catalog mine\n")
+    assert "no worker or control is running" in submitted.err
     (again,) = queue("catalog", "submit", file, "--json").documents
     assert again["existed"] is True
     (seen,) = queue("catalog", "status", "mine", "--json").documents
     assert (seen["state"], seen["digest"]) == ("expanding", again["digest"])
-    assert queue("catalog", "failures", "mine").out == "no failures\n"
+    assert queue("catalog", "failures", "mine").out == "No failures\n"
     assert queue("catalog", "resume", "mine").err.startswith("error[queue.catalog_state]: catalog mine is expanding")
-    assert queue("catalog", "pause", "mine").out == "catalog mine is paused\n"
+    assert queue("catalog", "pause", "mine").out == "Paused catalog mine\n"
     assert "`reshard catalog resume mine`" in queue("catalog", "status", "mine").out
     assert "continue it with `reshard catalog resume mine`, or see" in queue("catalog", "watch", "mine").err
     assert queue("catalog", "retry", "mine").code == 10
@@ -159,7 +159,7 @@ def test_a_catalog_from_its_submission_to_its_end(queue: Queue, tmp_path: Path) 
     assert bogus.code == 2
     assert bogus.err.startswith("error[usage.only]: --only bogus: no model of mine failed with it; there is nothing")
     report = tmp_path / "report.md"
-    assert queue("catalog", "cancel", "mine").out == "catalog mine is cancelled, and 0 jobs of it\n"
+    assert queue("catalog", "cancel", "mine").out == "Cancelled catalog mine and 0 jobs\n"
     assert queue("catalog", "status", "mine", "--report", report, "--quiet").out == "cancelled\n"
     assert report.read_text().startswith("# Catalog mine: cancelled\n")
     refused = queue("catalog", "status", "mine", "--report", tmp_path / "nowhere" / "report.md")
@@ -169,8 +169,8 @@ def test_a_catalog_from_its_submission_to_its_end(queue: Queue, tmp_path: Path) 
     assert head == ["CATALOG", "STATE", "SINCE", "LAST SUCCESS", "MODELS"]
     assert (row[:2], row[3]) == (["mine", "cancelled"], "none yet") and re.fullmatch(WHEN, row[2])
     assert queue("catalog", "failures", "none").err.startswith("error[queue.no_catalog]: ")
-    assert queue("catalog", "remove", "mine").out.startswith("catalog mine is removed; its targets stay as they are")
-    assert queue("catalog", "status").out == "no catalogs\n"
+    assert queue("catalog", "remove", "mine").out.startswith("Removed catalog mine; its targets are unchanged")
+    assert queue("catalog", "status").out == "No catalogs\n"
     assert queue("catalog", "remove", "mine").err.startswith("error[queue.no_catalog]: ")
 
 
@@ -198,8 +198,8 @@ def test_a_schedule_submits_a_catalog_or_a_request_but_not_both(queue: Queue, tm
     (kept,) = queue("schedule", "show", "nightly", "--json").documents
     limits = {name: kept["catalog"][name] for name in ("at_once", "max_failures", "max_bytes")}
     assert limits == {"at_once": 2, "max_failures": 0, "max_bytes": 10**9}
-    assert queue("schedule", "run", "nightly").out == "schedule nightly: its catalog was submitted\n"
-    assert "its catalog was still at work" in queue("schedule", "run", "nightly").out
+    assert queue("schedule", "run", "nightly").out == "Schedule nightly: submitted its catalog\n"
+    assert "skipped: previous run was still in progress" in queue("schedule", "run", "nightly").out
     (shown,) = queue("schedule", "show", "nightly", "--json").documents
     (seen,) = queue("catalog", "status", "mine", "--json").documents
     assert shown["digest"] == seen["digest"]
@@ -211,7 +211,7 @@ def test_a_schedule_submits_a_catalog_or_a_request_but_not_both(queue: Queue, tm
     assert refused.startswith("error[queue.catalog_state]: catalog mine is expanding: only one whose jobs have all")
     queue("catalog", "cancel", "mine")
     removed = queue("catalog", "remove", "mine").out
-    assert "schedule nightly submits it again: `reshard schedule remove nightly`" in removed
+    assert "Schedule nightly will submit it again; to stop that, run `reshard schedule remove nightly`" in removed
     assert "catalog mine, removed since" in queue("schedule", "list").out
 
 
@@ -229,25 +229,25 @@ def test_a_schedule_with_an_older_text_is_said_until_the_command_that_is_named_u
     file.write_text(text + "- {repo: a/e, to: c/f}\n")
     submitted = queue("catalog", "submit", file)
     update = f"reshard schedule set nightly --catalog {shlex.quote(str(file))}"
-    assert f"schedule nightly still submits an older text of it; `{update}` updates it\n" in submitted.out
+    assert f"Schedule nightly still submits an older version; update it with `{update}`\n" in submitted.out
     (again,) = queue("catalog", "submit", file, "--json").documents
     assert again["outdated_schedules"] == ["nightly"], "each time"
     assert queue("catalog", "cancel", "mine").code == 0
     for _ in range(2):
-        said = "schedule nightly: its text is older than the last submission of catalog mine; `reshard schedule set"
-        assert said in queue("schedule", "list").out
-        assert "its text is older than" in queue("schedule", "show", "nightly").out
+        newer = "catalog mine has been submitted with a newer text; update it with `reshard schedule set nightly"
+        assert f"schedule nightly: {newer}" in queue("schedule", "list").out
+        assert newer in queue("schedule", "show", "nightly").out
         assert queue("schedule", "run", "nightly").code == 0  # and it brings the older text back
         assert queue("catalog", "cancel", "mine").code == 0
 
     before = queue("schedule", "show", "nightly", "--json").documents[0]
     assert before["outdated"] is True
     updated = queue(*shlex.split(update)[1:])
-    assert updated.out == f"schedule nightly submits catalog mine, {again['digest'][:12]} from now on\n", updated.err
+    assert updated.out == f"Updated schedule nightly: submits catalog mine, {again['digest'][:12]}\n", updated.err
     after = queue("schedule", "show", "nightly", "--json").documents[0]
     assert (after["digest"], after["catalog"]["at_once"], after["outdated"]) == (again["digest"], 2, False)
     assert [after[kept] for kept in ("cron", "next", "runs")] == [before[kept] for kept in ("cron", "next", "runs")]
-    assert "older" not in queue("schedule", "list").out + queue("catalog", "submit", file).out
+    assert "newer" not in queue("schedule", "list").out and "older" not in queue("catalog", "submit", file).out
     assert queue(*shlex.split(update)[1:], "--at-once", "3").code == 0
     assert queue("schedule", "show", "nightly", "--json").documents[0]["catalog"]["at_once"] == 3
 
@@ -258,7 +258,7 @@ def test_a_schedule_that_is_newer_than_the_last_submission_is_not_outdated(queue
     assert queue("catalog", "submit", file).code == 0
     file.write_text("name: mine\nentries:\n- {repo: a/e, to: c/f}\n")
     assert queue("schedule", "add", "nightly", "--cron", "0 3 * * *", "--catalog", file).code == 0
-    assert "older" not in queue("schedule", "list").out
+    assert "newer" not in queue("schedule", "list").out
 
 
 def test_a_schedule_is_set_to_no_other_catalog_than_its_own(queue: Queue, tmp_path: Path) -> None:
@@ -294,17 +294,19 @@ def test_a_dry_run_of_a_schedule_says_which_models_would_get_a_job_and_queues_no
     assert done.code == 0, done.err
     _, *rows = (line.split(maxsplit=1) for line in done.out.splitlines())
     assert dict(rows[:-1]) == {
-        "now": "it would be submitted",
+        "now": "would be submitted",
         "catalog": "mine",
-        "models": "3, of which 1 would get a job",
+        "models": "3 (1 would get a job)",
         "job": f"{namespace.repo('two')} -> {namespace.repo('two-cut')}",
         "unchanged": "1 model",
     }, "as the last commit of the target says, of which the broker knows nothing"
     assert rows[-1][0] == "wrong" and "source.not_found" in rows[-1][1]
     (facts,) = reshard("schedule", "next", "nightly", "--dry-run", "--json", env=env).documents
     assert (facts["would"]["outcome"], facts["would"]["catalog"]["unchanged"]) == ("fired", 1)
-    assert reshard("catalog", "status", env=env).out == "no catalogs\n"
+    assert reshard("catalog", "status", env=env).out == "No catalogs\n"
     assert reshard("schedule", "show", "nightly", "--json", env=env).documents[0]["runs"] == []
-    assert reshard("list", env=env).out == "no jobs\n"
+    assert reshard("list", env=env).out == "No jobs\n"
     assert reshard("schedule", "run", "nightly", env=env).code == 0
-    assert "left out: its catalog is still at work" in reshard("schedule", "next", "nightly", "--dry-run", env=env).out
+    assert (
+        "skipped: previous run is still in progress" in reshard("schedule", "next", "nightly", "--dry-run", env=env).out
+    )

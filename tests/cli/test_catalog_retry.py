@@ -39,13 +39,13 @@ def test_what_only_the_file_can_mend_is_left_out_and_said(queue: Queue) -> None:
         re.M,
     )
     said = queue("catalog", "failures", "mirror").out.splitlines()
-    assert said[-2].split(maxsplit=1) == ["next", "once fixed, `reshard catalog retry mirror --only CODE`"]
-    assert said[-1].strip() == "usage.collision: correct the file, then `reshard catalog submit FILE`"
+    assert said[-2].split(maxsplit=1) == ["next", "once fixed, run `reshard catalog retry mirror --only CODE`"]
+    assert said[-1].strip() == "usage.collision: fix the file, then run `reshard catalog submit FILE`"
     first, second = queue("catalog", "retry", "mirror").out.splitlines()
-    assert first == "retrying 1 model of mirror"
-    assert second == "left alone: 2 models, usage.collision: correct the file, then `reshard catalog submit FILE`"
+    assert first == "Retrying 1 model of catalog mirror"
+    assert second == "Skipped 2 models with usage.collision: fix the file, then run `reshard catalog submit FILE`"
     assert queue("catalog", "retry", "mirror", "--only", "usage.collision").out.splitlines() == [
-        "retrying no model of mirror",
+        "Retrying 0 models of catalog mirror",
         second,
     ]
     (facts,) = queue("catalog", "retry", "mirror", "--only", "usage.collision", "--json").documents

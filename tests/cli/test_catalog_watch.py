@@ -46,7 +46,7 @@ def test_when_every_model_is_done_the_exit_code_is_0(
     assert jobs(catalogs) == []
     done = watched("watch", "mirror")
     assert done.code == 0, done.err
-    assert done.out.startswith("catalog mirror done: 2 models: 2 same; ")
+    assert done.out.startswith("Catalog mirror: done, 2 models (2 same) in ")
     begin(catalogs, definition(2))  # and nothing changed
     assert watched("watch", "mirror", "--quiet").out == "done\n"
 
@@ -62,7 +62,7 @@ def test_when_a_model_failed_the_exit_code_is_11(
     assert jobs(catalogs) == []
     done = watched("watch", "mirror")
     assert done.code == 11
-    assert done.out.startswith("catalog mirror failed: 3 models: 1 same, 2 failed; ")
+    assert done.out.startswith("Catalog mirror: failed, 3 models (1 same, 2 failed) in ")
     *_, told, error, hint = done.err.splitlines()
     assert told.startswith("them/m2: source.no_weights: ")
     assert error == "error[job.catalog]: catalog mirror failed: 2 of 3 models failed: source.no_weights 2"
@@ -162,10 +162,10 @@ def test_progress_is_shown_at_each_look_on_a_terminal_and_every_ten_seconds_in_a
         assert jobs(catalogs) == []
         ended = piped.look()
     assert ended is not None and ended.state == "failed"
-    failure, last = "them/m1: source.no_weights: ", "1 of 3 models done, 1 at work, 1 failed"
+    failure, last = "them/m1: source.no_weights: ", "1 of 3 models done, 1 running, 1 failed"
     said = [line.partition("; waiting: ")[0] for line in capsys.readouterr().err.splitlines()]
     assert [line.startswith(failure) for line in said] == [False, True, False, False]
-    assert [said[0], *said[2:]] == ["running: 0 of 3 models done, 3 at work, 0 failed", *[f"running: {last}"] * 2]
+    assert [said[0], *said[2:]] == ["running: 0 of 3 models done, 3 running, 0 failed", *[f"running: {last}"] * 2]
     assert terminal.lines[0].startswith(failure) and terminal.lines[1:] == [f"running 1/3: {last}"] * 2
 
 
@@ -187,6 +187,6 @@ def test_ctrl_c_leaves_the_catalog_at_work_and_says_how_to_follow_it_again(
     watching.send_signal(signal.SIGINT)
     out, err = watching.communicate(timeout=60)
     assert said and watching.returncode == 130
-    assert out == "catalog mirror is submitted\n"
-    assert "catalog mirror continues; follow it again with `reshard catalog watch mirror`" in err
+    assert out == "Submitted catalog mirror\n"
+    assert "Catalog mirror is still running; follow it with `reshard catalog watch mirror`" in err
     assert catalogs.get("mirror").state == "expanding"

@@ -50,3 +50,8 @@ def test_schedules_and_catalogs_are_completed_by_their_names(
 def test_nothing_is_offered_and_nothing_said_without_a_broker(reshard: Run) -> None:
     assert offered(reshard, "reshard watch ") == []
     assert offered(reshard, "reshard watch ", RESHARD_BROKER_URL="redis://127.0.0.1:1/0") == []
+
+
+def test_an_option_that_help_shows_only_with_all_others_is_offered_too(reshard: Run) -> None:
+    assert offered(reshard, "reshard run --pa") == ["--pack"]
+    assert {"--size", "--help-all", "--credential"} <= {*offered(reshard, "reshard submit --")}

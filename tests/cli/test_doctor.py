@@ -56,7 +56,7 @@ def test_an_adapter_alone_is_no_healthy_repository(reshard: Run, tmp_path: Path)
 def test_what_only_require_model_refuses_is_no_problem_and_told(reshard: Run, model: Path) -> None:
     done = reshard("doctor", model)
     assert done.code == 0
-    assert done.out.splitlines()[-1].startswith("--require model would refuse it, proof.model_required: ")
+    assert done.out.splitlines()[-1].startswith("--require model would fail with proof.model_required: ")
 
 
 def test_hooks_are_tried_when_asked(reshard: Run, tmp_path: Path) -> None:

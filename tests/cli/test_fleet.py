@@ -22,7 +22,7 @@ from tests.worker.conftest import Wakes, ask, followed
 def test_a_paused_service_says_so_wherever_somebody_waits_for_it(queue: Queue, tmp_path: Path) -> None:
     (paused,) = queue("fleet", "pause", "--reason", "the line is down", "--json").documents
     assert paused["paused"]["reason"] == "the line is down"
-    said = "the service is paused since "
+    said = "the service has been paused since "
     submitted = queue("submit", "a/model", "--to", "b/paused", "--json")
     (job,) = submitted.documents
     assert job["waits"].startswith(said)
@@ -42,9 +42,9 @@ def test_a_paused_service_says_so_wherever_somebody_waits_for_it(queue: Queue, t
     assert said in queue("schedule", "run", "nightly").err
 
     again = queue("fleet", "pause").out
-    assert again.startswith("paused already: the service is paused since ")
+    assert again.startswith("Already paused: the service has been paused since ")
     assert "the line is down" in again
-    assert queue("fleet", "resume").out == "resumed\n"
+    assert queue("fleet", "resume").out == "Resumed the service\n"
     assert said not in queue("status").out
 
 
@@ -61,7 +61,7 @@ def test_a_watch_says_once_that_it_is_paused(clean: dict[str, str], url: str) ->
             store.cancel(job)
             rest = list(said)
         Fleet(store).resume()
-    assert waits.startswith("the service is paused since ")
+    assert waits.startswith("the service has been paused since ")
     assert not any(document.keys() == {"schema", "waits"} for document in rest)
 
 
@@ -72,7 +72,7 @@ def test_limits_are_set_shown_and_taken_off(queue: Queue) -> None:
     )  # fmt: skip
     assert done.code == 0
     shown = queue("fleet", "status").out
-    for what in ("at most 200.0 MB/s", "at most 2.0 TB", "22:00-06:00 in Europe/Berlin", "none is running"):
+    for what in ("limit 200 MB/s", "limit 2.0 TB per day", "22:00-06:00 (Europe/Berlin)", "not running"):
         assert what in shown
     (facts,) = queue("fleet", "status", "--json").documents
     assert facts["limits"] == {
@@ -83,7 +83,7 @@ def test_limits_are_set_shown_and_taken_off(queue: Queue) -> None:
     }
     (job,) = queue("submit", "a/model", "--to", "b/bulk", "--priority", "bulk", "--json").documents
     if facts["bulk_rests"] is not None:  # what time it is
-        assert job["waits"].startswith("bulk work rests until ")
+        assert job["waits"].startswith("bulk jobs are on hold until ")
     (facts,) = queue("fleet", "limit", "--closed", "00:00-23:59", "--bandwidth", "none", "--json").documents
     assert facts["limits"]["window"] == "23:59-00:00"
     assert facts["limits"]["bandwidth"] is None
@@ -115,21 +115,23 @@ def test_a_worker_is_drained_and_shown_so(queue: Queue, url: str) -> None:
 
         assert alive("fleet", "drain", "he", "--quiet").out == "here:7\n"
         shown = alive("status").out
-        assert re.search(rf"here:7: drained, 1, started {WHEN} \(.* ago\), 2 copies at once", shown), shown
+        assert re.search(rf"here:7: drained, up to 2 copies at once, version 1, started {WHEN} \(.* ago\)", shown), (
+            shown
+        )
         *_, head, row = (line.split() for line in alive("fleet", "status").out.splitlines())
         assert head == ["WORKER", "STATE", "STARTED", "COPIES", "VERSION", "NOW"]
         assert (row[:2], row[-2:]) == (["here:7", "drained"], ["2", "1"])
         assert re.fullmatch(WHEN, " ".join(row[2:-2]))
         job = store.submit(ask("drained")).id
-        said = "every worker is drained; `reshard fleet undrain here:7` lets it take work again"
+        said = "all workers are drained; to undo that, run `reshard fleet undrain here:7`"
         assert alive("status", job, "--json").documents[0]["waits"] == said
-        assert alive("fleet", "undrain", "here:7").out == "worker here:7 takes work again\n"
+        assert alive("fleet", "undrain", "here:7").out == "Worker here:7 takes work again\n"
         (facts,) = alive("fleet", "status", "--json").documents
     process = {"name": "here:7", "concurrency": 2, "started": 0.0, "version": "1"}
     assert facts["workers"] == [process | {"state": "takes work", "at": []}]
 
 
-def test_beside_each_worker_is_what_it_has_and_why_it_rests(queue: Queue, url: str) -> None:
+def test_beside_each_worker_is_what_it_has_and_why_it_paused_itself(queue: Queue, url: str) -> None:
     with JobStore.at(url) as store:
         job = store.submit(ask("had")).id
         lease = Leases(store, Wakes(), "there:7.1").claim(job)
@@ -142,11 +144,11 @@ def test_beside_each_worker_is_what_it_has_and_why_it_rests(queue: Queue, url: s
         store.cancel(job)
     (head,) = (line for line in said if line.startswith("WORKER"))
     seven, eight = said[-2:]
-    assert [line.split()[:2] for line in (seven, eight)] == [["there:7", "takes"], ["there:8", "resting"]], said
-    assert seven.index("takes work") == eight.index("resting") == head.index("STATE")
+    assert [line.split()[:2] for line in (seven, eight)] == [["there:7", "ready"], ["there:8", "paused"]], said
+    assert seven.index("ready") == eight.index("paused itself") == head.index("STATE")
     now = head.index("NOW")
     assert seven[now:] == f"{job} plan"
-    assert eight[now:].startswith("began to rest ") and "/scratch" in eight
+    assert eight[now:].startswith("paused itself on ") and "/scratch" in eight
 
 
 def test_usage_tells_what_jobs_took_by_submitter_catalog_and_day(queue: Queue, url: str) -> None:
@@ -154,7 +156,7 @@ def test_usage_tells_what_jobs_took_by_submitter_catalog_and_day(queue: Queue, u
         followed(store)
         for key in store.redis.scan_iter("reshard:spent:*"):  # of the tests before
             store.redis.delete(key)
-        assert queue("usage", "--days", "7").out == "no job ended in the last 7 days\n"
+        assert queue("usage", "--days", "7").out == "No jobs ended in the last 7 days\n"
         now = server_ms(store.redis)
         for by, ago, read in (("ada", 0, 2_000_000), ("catalog mirror", 0, 3_000_000), ("ada", 40, 500_000)):
             moved = {"read": str(read), "uploaded": "1000", "deduplicated": "0"}
@@ -162,7 +164,7 @@ def test_usage_tells_what_jobs_took_by_submitter_catalog_and_day(queue: Queue, u
             append(store.redis, "spent", at, job="j", unit="plan", by=by, took="61000", calls="7", **moved)
         followed(store)
     rows = [re.split(r" {2,}", line.strip()) for line in queue("usage", "--by", "catalog").out.splitlines()]
-    assert rows[0] == ["CATALOG", "JOBS", "FAILED", "READ", "SENT", "DEDUPLICATED", "HUB CALLS", "WORKER TIME"]
+    assert rows[0] == ["CATALOG", "JOBS", "FAILED", "READ", "UPLOADED", "DEDUPLICATED", "HUB CALLS", "WORKER TIME"]
     assert rows[1:] == [
         ["mirror", "0", "0", "3.0 MB", "1.0 kB", "0 bytes", "7", "1 min 1 s"],
         ["(none)", "0", "0", "2.0 MB", "1.0 kB", "0 bytes", "7", "1 min 1 s"],

@@ -13,6 +13,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
+from docs.generate import commands
 from reshard.cli.main import app, main
 from reshard.pipeline.places import parse_place
 
@@ -31,6 +32,16 @@ def screens(command: Any, *words: str) -> Iterator[tuple[tuple[str, ...], Any]]:
 SCREENS = dict(screens(typer.main.get_command(app)))
 
 
+def takes_all(command: Any) -> bool:
+    """Whether its help shows only some options at first."""
+    return any("--help-all" in param.opts for param in command.params)
+
+
+def options(shown: str) -> list[str]:
+    """Those of a help screen, in its order."""
+    return re.findall(r"^  (?:-\w, )?--(\S+)", shown, re.MULTILINE)
+
+
 @pytest.mark.parametrize("words", [words for words in SCREENS if words], ids=" ".join)
 def test_a_summary_is_one_short_imperative_sentence(words: tuple[str, ...]) -> None:
     summary = SCREENS[words].help.split("\n\n")[0]
@@ -40,7 +51,8 @@ def test_a_summary_is_one_short_imperative_sentence(words: tuple[str, ...]) -> N
 
 @pytest.mark.parametrize("words", SCREENS, ids=lambda words: " ".join(words) or "reshard")
 def test_a_help_screen_cuts_nothing_off(words: tuple[str, ...]) -> None:
-    shown = CliRunner().invoke(app, [*words, "--help"], terminal_width=COLUMNS)
+    asked = "--help-all" if takes_all(SCREENS[words]) else "--help"
+    shown = CliRunner().invoke(app, [*words, asked], terminal_width=COLUMNS)
     assert shown.exit_code == 0
     assert max(map(len, shown.output.splitlines())) <= COLUMNS
     _, _, rest = shown.output.partition("\n\n")
@@ -67,15 +79,34 @@ def test_a_command_has_an_example_that_can_be_typed(words: tuple[str, ...]) -> N
 
 def test_commands_and_options_stand_in_sections_the_common_ones_first() -> None:
     def headings(*words: str) -> list[str]:
-        shown = CliRunner().invoke(app, [*words, "--help"], terminal_width=COLUMNS).output
+        shown = CliRunner().invoke(app, words, terminal_width=COLUMNS).output
         return re.findall(r"^(\S.+):$", shown, re.MULTILINE)
 
-    assert headings() == ["Reshard", "Jobs", "Catalogs and schedules", "Service", "Options"]
-    sections = ["Weights", "Files beside the weights", "Publishing", "Access and transport", "Output"]
-    assert headings("run") == ["Arguments", "Options", *sections]
-    common = CliRunner().invoke(app, ["run", "-h"], terminal_width=COLUMNS).output
-    common = common.partition("\nOptions:")[2].partition("\nWeights:")[0]
-    assert re.findall(r"^  --(\S+)", common, re.MULTILINE) == ["to", "size", "revision", "dtype", "overwrite"]
+    assert headings("--help") == ["Reshard", "Jobs", "Catalogs and schedules", "Service", "Options"]
+    sections = ["Weights", "Other files", "Publishing", "Access and transfer", "Output"]
+    assert headings("run", "--help-all") == ["Arguments", "Options", *sections]
+    assert headings("plan", "--help-all") == ["Arguments", "Options", *sections[:-1], "Devices", "Output"]
+    assert headings("run", "--help") == ["Arguments", "Options", "Output"]
+
+
+@pytest.mark.parametrize(("word", "own"), [("run", ["jobs"]), ("submit", ["watch"])])
+def test_help_shows_the_ten_options_that_most_people_use_and_says_how_to_see_the_others(
+    word: str, own: list[str]
+) -> None:
+    shown = CliRunner().invoke(app, [word, "-h"], terminal_width=COLUMNS).output
+    common = ["to", "size", "dtype", "revision", "private", "pr", "overwrite", *own]
+    assert options(shown) == [*common, "help", "help-all", "verbose", "json"]
+    assert shown.endswith("\n\nRun with --help-all for all options.\n")
+
+
+@pytest.mark.parametrize("words", [words for words, command in SCREENS.items() if takes_all(command)], ids=" ".join)
+def test_all_help_and_the_reference_show_every_option(words: tuple[str, ...]) -> None:
+    taken = {name.removeprefix("--") for param in SCREENS[words].params for name in param.opts if name[:2] == "--"}
+    shown = CliRunner().invoke(app, [*words, "--help-all"], terminal_width=COLUMNS)
+    assert shown.exit_code == 0 and "Run with --help-all" not in shown.output
+    assert {*options(shown.output)} == taken | {"help"}
+    (page,) = [part for part in commands().split("\n## ") if part.startswith(f"`reshard {' '.join(words)}`")]
+    assert options(page) == options(shown.output)
 
 
 @pytest.mark.parametrize("words", [[], ["run"], ["fleet"], ["fleet", "drain"]], ids=" ".join)

@@ -81,29 +81,29 @@ OUT = Folder(path="/out")
 
 def test_one_line_says_where_the_result_is_and_what_it_took() -> None:
     said = summary(done(HUB, PASSED + SKIPPED, seconds=94.2), HUB, 12, 2_070_000_000)
-    assert said == "published https://hub.example/us/m: 12 files, 2.1 GB, 1 min 34 s, 3 checks passed, 1 skipped"
-    assert summary(done(OUT, PASSED), OUT, 12, 10) == "wrote /out: 12 files, 10 bytes, 1 s, 3 checks passed"
+    assert said == "Published https://hub.example/us/m: 12 files, 2.1 GB, 3 checks passed, 1 skipped (1 min 34 s)"
+    assert summary(done(OUT, PASSED), OUT, 12, 10) == "Wrote /out: 12 files, 10 bytes, 3 checks passed (1 s)"
 
 
 def test_what_was_there_already_is_no_work_unless_this_job_did_it() -> None:
-    assert summary(done(OUT, found=True), OUT, 1, 10) == "nothing to do: /out has this already, 1 s"
+    assert summary(done(OUT, found=True), OUT, 1, 10) == "Nothing to do: /out already has this (1 s)"
     nothing = summary(done(HUB, found=True), HUB, 1, 10)
-    assert nothing == f"nothing to do: https://hub.example/us/m has this already, commit {'c' * 12}, 1 s"
+    assert nothing == f"Nothing to do: https://hub.example/us/m already has this, commit {'c' * 12} (1 s)"
     assert in_short(done(HUB, found=True), HUB, []) == [], "which says it all"
-    assert summary(done(OUT, PASSED, found=True), OUT, 1, 10).startswith("wrote /out: 1 file, ")
+    assert summary(done(OUT, PASSED, found=True), OUT, 1, 10).startswith("Wrote /out: 1 file, ")
 
 
 def test_a_few_lines_follow_and_a_folder_has_neither_uploads_nor_a_branch() -> None:
     levels = {"checked": ["a", "b"], "as delivered": ["c"]}
     assert in_short(done(HUB, PASSED + SKIPPED, source_bytes=levels), HUB, []) == [
         ("commit", "cccccccccccc on main"),
-        ("moved", "read 2.0 MB, sent 1.0 kB, 500.0 kB were there"),
-        ("source", "2 files checked by sha256, 1 file as delivered"),
+        ("moved", "read 2.0 MB, uploaded 1.0 kB (500 kB deduplicated)"),
+        ("source", "2 files, sha256 verified; 1 file, no upstream hash"),
         ("reload model", "skipped: no class"),
     ]
-    assert ("source", "1 file signed") in in_short(done(OUT, source_bytes={"signed": ["a"]}), OUT, [])
+    assert ("source", "1 file, signed") in in_short(done(OUT, source_bytes={"signed": ["a"]}), OUT, [])
     rows = in_short(done(OUT, PASSED, source_bytes=levels), OUT, [])
-    assert rows == [("source", "2 files checked by sha256, 1 file as delivered")]
+    assert rows == [("source", "2 files, sha256 verified; 1 file, no upstream hash")]
     assert len(in_short(done(HUB, MANY, source_bytes=levels), HUB, [])) == SHORT_ROWS
 
 
@@ -119,9 +119,9 @@ def test_the_end_tells_what_a_cast_made_infinite_and_no_other_reason_of_what_pas
 @pytest.mark.parametrize(
     ("target", "options", "says"),
     [
-        ("us/m", {}, "`reshard rollback us/m@main` brings it back"),
-        ("us/m", {"branch": "cut"}, "`reshard rollback us/m@cut` brings it back"),
-        ("/us/m", {}, "`reshard rollback /us/m` brings it back until the next run"),
+        ("us/m", {}, "undo with `reshard rollback us/m@main`"),
+        ("us/m", {"branch": "cut"}, "undo with `reshard rollback us/m@cut`"),
+        ("/us/m", {}, "undo with `reshard rollback /us/m` before the next run"),
         ("us/m", {"pr": True}, None),
     ],
 )
@@ -130,7 +130,7 @@ def test_the_end_of_a_job_in_place_says_how_it_is_undone(
 ) -> None:
     request = Request.of(target, target, **options)
     rows = undo_rows(request)
-    assert rows == ([("undo", f"the source itself was changed; {says}")] if says else [])
+    assert rows == ([("changed", f"the source itself; {says}")] if says else [])
     assert in_short(done(request.target, MANY), request.target, rows)[:1] == (rows or ANY)
     assert "the source itself" not in ended(done(request.target), request, 1, 10, changes_source=False)
 
@@ -157,13 +157,13 @@ def test_a_job_between_two_tries_says_when_the_next_one_is(monkeypatch: pytest.M
 
     def trouble(**facts: float) -> str:
         job = replace(told, last_error=error | {"facts": error["facts"] | facts})
-        return dict(describe(document(job)))["trouble"]
+        return dict(describe(document(job)))["last error"]
 
     assert trouble(retry_at=1_090.0).endswith(
-        " (tried again in 1 min 30 s; at once after `reshard cancel id` and `reshard retry id`)"
+        " (retrying in 1 min 30 s; to retry now, run `reshard cancel id` and `reshard retry id`)"
     )
-    assert trouble(retry_at=999.0).endswith(" (tried again)")
-    assert trouble().endswith(" (tried again)"), "a job of an older release"
+    assert trouble(retry_at=999.0).endswith(" (retrying)")
+    assert trouble().endswith(" (retrying)"), "a job of an older release"
 
 
 def claim(waits: str) -> Claim:

@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from reshard.cli.output import human_bytes
 from reshard.cli.plan_text import occupied
 from reshard.client.models.plans import Plan, Replaced, Transports
 from tests.cli.conftest import Run
@@ -23,11 +24,12 @@ from tests.support.giants import save_sparse
 def test_a_plan_shows_what_would_be_written_and_writes_nothing(reshard: Run, model: Path, tmp_path: Path) -> None:
     done = reshard("plan", model, "--to", tmp_path / "out", "--size", "3300B")
     assert done.code == 0, done.err
-    assert "files of at most 3,300 bytes" in done.out
-    assert "10 tensors" in done.out
+    assert re.search(
+        r"^10 tensors in 1 file \([\d,]+ bytes\) -> 4 files \([\d,]+ bytes\) of at most 3,300 bytes$", done.out, re.M
+    )
     assert "model-00001-of-00004.safetensors  3," in done.out
-    assert "carried   2 files: config.json, tokenizer.json" in done.out
-    assert "left out  optimizer.pt" in done.out
+    assert "copied    2 files: config.json, tokenizer.json" in done.out
+    assert "skipped   optimizer.pt" in done.out
     assert "card      README.md, with a block" in done.out
     assert not (tmp_path / "out").exists()
 
@@ -53,8 +55,8 @@ def test_a_plan_without_a_target_is_of_the_cut_alone(reshard: Run, model: Path) 
     assert facts["transports"] == {"source": "file", "target": ""}
     assert facts["target"] is None and not facts["deletes"] and not facts["in_place"] and not facts["needs"]["target"]
     said = reshard("plan", model, "--size", "3300B").out
-    assert re.match(rf"{model}@\w+, files of at most 3,300 bytes\n", said), said
-    for of_a_target in ("deletes", "overwrites", "warning", "writes", "beside", "rollback", "->  "):
+    assert re.match(rf"{model}@\w+\n10 tensors in .* of at most 3,300 bytes\n", said), said
+    for of_a_target in ("deletes", "overwrites", "warning", "writes", "for the target", "rollback", "->  "):
         assert of_a_target not in said, said
 
 
@@ -73,7 +75,7 @@ def test_a_plan_names_the_largest_file_and_tensor_and_says_how_much_is_read_for_
     assert moves["amplification"] == round(moves["read"] / moves["written"], 4)
     said = reshard(*typed).out
     assert f"largest   {facts['files'][60]['path']}, " in said
-    assert f"{moves['amplification']:.2f} times what is written" in said
+    assert f"moves     reads {human_bytes(moves['read'])}\n" in said
 
 
 def test_a_size_that_changes_nothing_is_told(reshard: Run, model: Path, tmp_path: Path) -> None:
@@ -106,8 +108,8 @@ def test_a_long_plan_is_shown_in_part_or_whole(reshard: Run, model: Path, tmp_pa
     for number in range(30):
         (model / f"left-{number:02}.pkl").write_bytes(b"")
     short = reshard("plan", model, "--to", tmp_path / "out").out
-    assert re.search(r"^  \.\.\. \d+ more, by `plan --all`$", short, re.MULTILINE)
-    assert re.search(r"^left out +1\d more; `reshard plan --all` shows them$", short, re.MULTILINE)
+    assert re.search(r"^  \.\.\. \d+ more; use `reshard plan --all` to show them$", short, re.MULTILINE)
+    assert re.search(r"^skipped +1\d more; use `reshard plan --all` to show them$", short, re.MULTILINE)
     whole = reshard("plan", model, "--to", tmp_path / "out", "--all").out
     assert "more" not in whole.replace("more-", "")
     assert {f"{kind}-{n:02}" for kind in ("more", "extra") for n in range(60)} <= set(re.findall(r"\w+-\d\d", whole))
@@ -123,7 +125,7 @@ def test_tied_names_are_told_with_what_becomes_of_them(reshard: Run, tmp_path: P
     names = ["embed.weight", "head.weight"]
     assert facts["ties"] == [{"names": names, "written": names}]
     said = reshard("plan", tmp_path / "model").out
-    assert "tied      embed.weight, head.weight are stored once; each is written" in said
+    assert "tied      embed.weight, head.weight share one copy in the source; each is written" in said
 
 
 @pytest.mark.slow
@@ -141,16 +143,16 @@ def test_what_others_changed_in_the_target_is_a_warning_of_the_plan_and_the_end_
     typed = (model, "--to", out, "--size", "5kB")
     shown = reshard("plan", *typed)
     assert shown.code == 0, shown.err
-    assert "others changed 26 files of our last publication" in shown.out
-    assert "a run refuses (exit code 7) unless --overwrite" in shown.out
+    assert "others changed 26 files in the target since reshard published; " in shown.out
+    assert "a run fails (exit code 7) unless you use --overwrite" in shown.out
     assert re.search(rf"^drift +{changed[0].name} is another file$", shown.out, re.MULTILINE)
-    assert re.search(r"^drift +6 more; `reshard plan --all` shows them$", shown.out, re.MULTILINE)
+    assert re.search(r"^drift +6 more; use `reshard plan --all` to show them$", shown.out, re.MULTILINE)
     assert "more" not in reshard("plan", *typed, "--all").out.replace("more-", "")
     (facts,) = reshard("plan", *typed, "--json").documents
     assert set(facts["drift"]) == {f"{path.name} is another file" for path in changed} | {"tokenizer.json is gone"}
     assert facts["files"] and facts["overwrite"] is False
     assert reshard("run", *typed).code == 7
-    assert "which is replaced" in reshard("plan", *typed, "--overwrite").out
+    assert "they will be replaced" in reshard("plan", *typed, "--overwrite").out
     assert reshard("run", *typed, "--overwrite").code == 0
     assert reshard("plan", model, "--to", out, "--size", "6kB", "--json").documents[0]["drift"] == []
 
@@ -166,11 +168,11 @@ def test_another_model_in_the_target_is_refused_listed_replaced_when_asked_and_b
     shown = reshard("plan", model, "--to", out, "--size", "3300B").out
     assert re.search(r"^overwrites +config\.json, 2 bytes$", shown, re.MULTILINE)
     assert re.search(r"^deletes +model-00001-of-00002\.safetensors, 6 bytes$", shown, re.MULTILINE)
-    assert "a run refuses (exit code 7) unless --overwrite is given" in shown
+    assert "a run fails (exit code 7) unless you use --overwrite to replace them" in shown
     assert "rollback" in reshard("plan", model, "--to", out, "--size", "3300B", "--overwrite").out
     assert reshard("run", model, "--to", out, "--size", "3300B", "--overwrite").code == 0
     undone = reshard("rollback", out)
-    assert undone.code == 0 and undone.out == f"{out} is as it was before what reshard last wrote to it\n"
+    assert undone.code == 0 and undone.out == f"Rolled back {out} to what it was before reshard last wrote to it\n"
     assert reshard("rollback", out).out == undone.out
     assert sorted(path.name for path in out.iterdir()) == [
         ".reshard",
@@ -182,19 +184,19 @@ def test_another_model_in_the_target_is_refused_listed_replaced_when_asked_and_b
 
 def test_a_plan_and_a_run_in_place_say_how_they_are_undone(reshard: Run, model: Path) -> None:
     typed = (model, "--to", model, "--size", "3300B")
-    back = f"`reshard rollback {model}` brings it back until the next run"
+    back = f"undo with `reshard rollback {model}` before the next run"
     said = reshard("plan", *typed).out
     assert f"warning   this changes the source itself (model.safetensors); {back}\n" in said, said
     done = reshard("run", *typed)
-    assert re.search(rf"^  undo +the source itself was changed; {back}$", done.out, re.MULTILINE), done
+    assert re.search(rf"^  changed +the source itself; {back}$", done.out, re.MULTILINE), done
 
 
 @pytest.mark.parametrize(
     ("undo", "transport", "says"),
     [
-        ("us/m@main", "lfs", "`reshard rollback us/m@main` brings it back"),
-        ("/us/m", "file", "`reshard rollback /us/m` brings it back until the next run"),
-        (None, "lfs", "a pull request replaces it only when it is merged"),
+        ("us/m@main", "lfs", "undo with `reshard rollback us/m@main`"),
+        ("/us/m", "file", "undo with `reshard rollback /us/m` before the next run"),
+        (None, "lfs", "nothing is replaced until the pull request is merged"),
     ],
 )
 def test_a_plan_in_place_says_what_brings_the_source_back(undo: str | None, transport: str, says: str) -> None:
@@ -208,7 +210,7 @@ def test_a_plan_in_place_says_what_brings_the_source_back(undo: str | None, tran
 def test_a_tensor_larger_than_the_size_is_named(reshard: Run, model: Path) -> None:
     done = reshard("plan", model, "--size", "600B")
     assert done.code == 0, done.err
-    assert re.search(r"^  model-00001-of-\d+\.safetensors .+ 1 tensor  above --size$", done.out, re.MULTILINE)
+    assert re.search(r"^  model-00001-of-\d+\.safetensors .+ 1 tensor  over --size$", done.out, re.MULTILINE)
     assert re.search(r"^note +layer\.0\.weight is 1,000 bytes, more than --size allows", done.out, re.MULTILINE)
     refused = reshard("plan", model, "--size", "600B", "--oversize", "fail")
     assert refused.code == 2
@@ -220,9 +222,9 @@ def test_a_run_ends_with_what_was_checked_and_where_it_is(reshard: Run, model: P
     done = reshard("run", model, "--to", out, "--size", "3300B")
     assert done.code == 0, done.err
     head, *rest = done.out.splitlines()
-    assert re.fullmatch(rf"wrote {out}: 4 files, 1\d\.\d kB, \d+ s, 3 checks passed, 1 skipped", head), head
+    assert re.fullmatch(rf"Wrote {out}: 4 files, 1\d\.\d kB, 3 checks passed, 1 skipped \(\d+ s\)", head), head
     assert len(rest) <= 6 and "uploaded" not in done.out
-    assert "source        1 file as delivered" in done.out and "reload model  skipped: " in done.out
+    assert "source        1 file, no upstream hash" in done.out and "reload model  skipped: " in done.out
     assert done.err.splitlines()[0] == "planning"
     weight_map = json.loads((out / "model.safetensors.index.json").read_text())["weight_map"]
     with safe_open(model / "model.safetensors", "np") as source:
@@ -255,16 +257,19 @@ def test_the_same_run_again_says_that_it_was_done(reshard: Run, model: Path, tmp
 
 def test_verbose_shows_the_figures_of_each_check(reshard: Run, model: Path, tmp_path: Path) -> None:
     done = reshard("run", model, "--to", tmp_path / "out", "--size", "3300B", "--verbose")
-    assert done.out.startswith(f"wrote {tmp_path}/out: 4 files, ")
-    for figures in (r"structure +passed \(.*tensors 10, shards 4", r"copy +passed", r"digest +[0-9a-f]{64}"):
+    assert done.out.startswith(f"Wrote {tmp_path}/out: 4 files, ")
+    for figures in (r"structure +passed \(.*tensors: 10, shards: 4", r"copy +passed", r"digest +[0-9a-f]{64}"):
         assert re.search(rf"^  {figures}", done.out, re.MULTILINE), done.out
-    assert "as delivered: model.safetensors" in done.out
+    assert "no upstream hash: model.safetensors" in done.out
+    assert "  model-00004-of-00004.safetensors  " in done.err and "\nlargest   " in done.err
+    short = reshard("run", model, "--to", tmp_path / "short", "--size", "3300B").err
+    assert re.search(r"\nweights +1 file \(10\.\d kB\) -> 4 files ", short) and "safetensors" not in short
     again = reshard("run", model, "--to", tmp_path / "out", "--size", "3300B")
-    assert re.fullmatch(rf"nothing to do: {tmp_path}/out has this already, \d s\n", again.out)
+    assert re.fullmatch(rf"Nothing to do: {tmp_path}/out already has this \(\d s\)\n", again.out)
     told = reshard("run", model, "--to", tmp_path / "out", "--size", "3300B", "--verbose")
     assert len(re.findall("nothing|already", told.out + told.err)) == 2, "once, in one line"
     planned = reshard("plan", model, "--to", tmp_path / "out", "--size", "3300B").out
-    assert planned.splitlines()[1:] == ["the target has this already: nothing to do"]
+    assert planned.splitlines()[1:] == ["Nothing to do: the target already has this"]
 
 
 def test_quiet_writes_the_commit_and_nothing_else(reshard: Run, model: Path, tmp_path: Path) -> None:
@@ -307,7 +312,7 @@ def floats(folder: Path) -> Path:
 def test_a_cast_halves_the_files_and_takes_the_config_along(reshard: Run, tmp_path: Path) -> None:
     source, out = floats(tmp_path / "source"), tmp_path / "out"
     plan = reshard("plan", source, "--to", out, "--dtype", "float16")
-    assert "edited    config.json: it follows --dtype" in plan.out
+    assert "edited    config.json, to match --dtype" in plan.out
     assert "8 tensors are cast from F32 to F16" in plan.out
     assert reshard("run", source, "--to", out, "--dtype", "float16").code == 0
     assert json.loads((out / "config.json").read_text())["torch_dtype"] == "float16"
@@ -365,7 +370,7 @@ def test_pickled_weights_become_safetensors(reshard: Run, tmp_path: Path) -> Non
     torch.save(weights | {"tied.weight": weights["0.weight"]}, source / "pytorch_model.bin")
     done = reshard("run", source, "--to", out, "--size", "1kB")
     assert done.code == 0, done.err
-    assert "source        1 file checked by CRC" in done.out
+    assert "source        1 file, CRC verified" in done.out
     index = json.loads((out / "model.safetensors.index.json").read_text())
     assert sorted(index["weight_map"]) == sorted([*weights, "tied.weight"])
 

@@ -84,10 +84,11 @@ def test_a_broker_that_wants_another_password_says_so_at_once(reshard: Run, url:
 def test_a_submission_is_queued_and_says_that_nobody_works(queue: Queue) -> None:
     done = queue("submit", "a/model", "--to", "b/queued")
     assert done.code == 0
-    job = done.out.split()[1]
+    assert done.out.startswith("Queued job ")
+    job = done.out.split()[2].removesuffix(":")
     assert f"`reshard watch {job}`" in done.out
-    lacking = "neither worker nor control is running: start both with `reshard up`"
-    assert done.err == f"{lacking}\n"
+    lacking = "no worker or control is running: start both with `reshard up`"
+    assert done.err == f"waiting: {lacking}\n"
     (status,) = queue("status", job, "--json").documents
     assert status["state"] == "queued" and status["waits"] == lacking
     assert status["request"]["source"]["repo"] == "a/model"
@@ -96,9 +97,9 @@ def test_a_submission_is_queued_and_says_that_nobody_works(queue: Queue) -> None
 
 def test_a_submission_of_folders_says_where_they_are_looked_for(queue: Queue, model: Path, tmp_path: Path) -> None:
     said = queue("submit", model, "--to", tmp_path / "out").err
-    assert said.startswith(f"workers look for {model} and {tmp_path / 'out'} on their own machines, ")
+    assert said.startswith(f"warning: {model} and {tmp_path / 'out'} are resolved on the worker, ")
     assert "RESHARD_ALLOWED_FOLDERS" in said and "`reshard run`" in said
-    assert "workers look for" not in queue("submit", "a/model", "--to", "b/no-folder").err
+    assert "resolved on" not in queue("submit", "a/model", "--to", "b/no-folder").err
     assert queue("submit", model, "--to", "b/quiet", "--quiet").err == ""
 
 
@@ -119,7 +120,7 @@ def test_a_watch_ends_with_the_time_since_the_last_retry(queue: Queue, url: str)
         times = {"created": ended - 7_200_000, "started": ended - 5_000, "since": ended}
         store.redis.hset(f"reshard:job:{job}", mapping=times)
     watched = queue("watch", job).out
-    assert watched.startswith("nothing to do: ") and watched.splitlines()[0].endswith(", 5 s"), watched
+    assert watched.startswith("Nothing to do: ") and watched.splitlines()[0].endswith(" (5 s)"), watched
 
 
 def test_figures_of_events_are_numbers_and_times_are_seconds(queue: Queue, url: str, plan: Plan) -> None:
@@ -134,11 +135,11 @@ def test_figures_of_events_are_numbers_and_times_are_seconds(queue: Queue, url: 
 
 def test_a_cancelled_job_ends_its_watch_with_its_code_and_can_be_retried(queue: Queue) -> None:
     job = queue("submit", "a/model", "--to", "b/cancelled", "--quiet").out.strip()
-    assert queue("cancel", job).code == 0
+    assert queue("cancel", job).out == f"Cancelled job {job} (was queued)\n"
     watched = queue("watch", job)
     assert watched.code == 11
     assert watched.err.splitlines()[-2] == f"error[job.cancelled]: job {job} was cancelled"
-    assert "was cancelled already" in queue("cancel", job).out
+    assert queue("cancel", job).out == f"Job {job} was already cancelled\n"
     (again,) = queue("retry", job, "--json").documents
     assert again | {"waits": ""} == {"id": job, "was": "cancelled", "state": "queued", "waits": ""}
     assert queue("status", job, "--quiet").out == "queued\n"
@@ -165,7 +166,7 @@ def test_jobs_are_listed_newest_first_and_by_state(queue: Queue) -> None:
     queue("cancel", old)
     assert queue("list", "--limit", "2", "-q").out.split() == [new, old]
     assert [job["id"] for job in queue("list", "--state", "cancelled", "--limit", "1", "--json").documents] == [old]
-    assert re.search(r"\n[\d,]+ more; --all shows them\n$", queue("list", "--limit", "1").out)
+    assert re.search(r"\n[\d,]+ more; use --all to show them\n$", queue("list", "--limit", "1").out)
     assert "more;" not in queue("list", "--all").out
     head, *rows = queue("list", "--all").out.splitlines()
     assert head.split() == ["JOB", "STATE", "SUBMITTED", "TOOK", "SOURCE", "->", "TARGET"]
@@ -181,7 +182,7 @@ def test_a_list_and_a_status_tell_the_same_percentage(queue: Queue, url: str, pl
         assert leases.renew(group, sealed // 2, progress=True) == "ok"
         seen = store.get(job)
         assert 0 < sealed < seen.bytes_done == sealed + sealed // 2 < seen.bytes
-        percent = f"copying {seen.bytes_done * 100 // seen.bytes} % of "
+        percent = f"copying {seen.bytes_done * 100 // seen.bytes}% of "
         (row,) = (line for line in queue("list").out.splitlines() if job in line)
         assert percent in row and percent in queue("status", job).out
         store.cancel(job)
@@ -194,17 +195,17 @@ def test_a_job_that_waits_says_its_place_and_when_it_begins_or_why_it_does_not(q
             announce(store.redis, one)
         job = [queue("submit", "a/model", "--to", f"b/{name}", "-q").out.strip() for name in "ab"][1]
         another(store).due()
-        assert "queued, 2nd of 2; since" in queue("status", job).out, "no rate is known"
+        assert re.search("^state +queued, 2nd of 2$", queue("status", job).out, re.M), "no rate is known"
         copying_at(store, 1_000_000, mean=600_000_000)
         (said,) = queue("status", job, "--json").documents
         assert (said["place"], said["waiting"], said["waits"]) == (2, 2, None)
         assert 600 <= said["left"] < 700
         for text in (queue("list").out, queue("status", job).out):
-            assert re.search(r"queued, 2nd of 2, about 1[01] min", text), text
+            assert re.search(r"queued, 2nd of 2, starts in about 1[01] min", text), text
         for one in alive:
             withdraw(store.redis, one)
         listed = queue("list")
-        assert "queued, 2nd of 2  " in listed.out and "neither worker nor control is running" in listed.err
+        assert "queued, 2nd of 2  " in listed.out and "no worker or control is running" in listed.err
 
 
 def copying_at(store: JobStore, speed: int, mean: int) -> None:
@@ -229,9 +230,9 @@ def test_a_list_says_once_why_bulk_jobs_wait_and_a_job_at_work_when_it_has_copie
         store.redis.hincrby(job_key(job), "paced_from", -20_000)
         leases.seal(group, receipts(plan, 0)[:1])
         listed = queue("list")
-        assert len(re.findall("bulk work rests until .*outside its window", listed.err)) == 1
-        assert re.search(rf"{job}  copying \d+ % of [^ ]+ kB, about \d+ s left  ", listed.out), listed.out
-        assert re.search(r"copying .*, about \d+ s left; since", queue("status", job).out)
+        assert len(re.findall("bulk jobs are on hold until .*: outside allowed hours", listed.err)) == 1
+        assert re.search(rf"{job}  copying \d+% of [^ ]+ kB, about \d+ s left  ", listed.out), listed.out
+        assert re.search(r"copying .*, about \d+ s left\n", queue("status", job).out)
 
 
 def test_jobs_that_ended_are_deleted_by_id_and_others_refused_with_all_beside_them(queue: Queue) -> None:
@@ -244,7 +245,7 @@ def test_jobs_that_ended_are_deleted_by_id_and_others_refused_with_all_beside_th
         f"hint: `reshard cancel {running}` first, or wait for its end with `reshard watch {running}`",
     ]
     assert queue("status", ended, "-q").out == "cancelled\n"
-    assert queue("delete", ended[:8], ended).out == f"deleted 1 job: {ended}\n"
+    assert queue("delete", ended[:8], ended).out == f"Deleted 1 job: {ended}\n"
     for command in (["status"], ["retry"], ["rollback"], ["watch"], ["delete"]):
         assert queue(*command, ended).err.splitlines()[0] == f"error[job.not_found]: no job {ended}"
     assert ended not in queue("list", "--all", "-q").out
@@ -261,7 +262,7 @@ def test_jobs_are_deleted_by_state_and_age_once_a_trial_has_shown_which(queue: Q
     with JobStore.at(url) as store:
         store.redis.zincrby(f"{PREFIX}jobs:cancelled", -8 * 86_400_000, old)
     chosen = ("delete", "--state", "cancelled", "--older-than", "7d")
-    assert queue(*chosen, "--dry-run").out == f"would delete 1 job: {old}\n"
+    assert queue(*chosen, "--dry-run").out == f"Would delete 1 job: {old}\n"
     assert queue("delete", "--state", "failed", "--json", "--yes").documents == [
         {"deleted": 0, "dry_run": False, "ids": [], "kept": []}
     ]
@@ -271,7 +272,7 @@ def test_jobs_are_deleted_by_state_and_age_once_a_trial_has_shown_which(queue: Q
         assert refused == "error[usage]: 2 jobs would be deleted: add --yes, or see them by --dry-run"
         assert queue(*chosen, "-qy").out == f"{old}\n"
         store.redis.zadd(f"{PREFIX}jobs:cancelled", {"gone": 0})
-    assert queue(*chosen, "--yes").out == "deleted 0 jobs\n"
+    assert queue(*chosen, "--yes").out == "Deleted 0 jobs\n"
     assert queue("delete", "--state", "cancelled", "--state", "done", "--yes", "--json").documents == [
         {"deleted": 1, "dry_run": False, "ids": [new], "kept": []}
     ]
@@ -314,9 +315,9 @@ def test_many_jobs_are_cancelled_and_retried_at_once_once_a_trial_has_shown_whic
     assert queue("status", other, "-q").out == "queued\n"
 
     mixed = queue("retry", one, other, two)
-    assert mixed.code == 11 and mixed.out == f"continued 2 jobs: {one}, {two}\n"
+    assert mixed.code == 11 and mixed.out == f"Retried 2 jobs: {one}, {two}\n"
     assert mixed.err.splitlines()[0] == f"job {other}: job {other} is queued: it is still under way"
-    assert queue("cancel", "--all", "-y").out.startswith("cancelled 3 jobs: ")
+    assert queue("cancel", "--all", "-y").out.startswith("Cancelled 3 jobs: ")
     assert queue("retry", "--all", "-yq").out.split() != []
     assert queue("list", "--state", "queued", "-q").out.count("\n") == 3
 
@@ -329,9 +330,9 @@ def test_on_a_terminal_a_question_counts_the_jobs_that_are_chosen(
         queue("submit", "a/model", "--to", f"b/{name}")
     command = [Path(sys.executable).parent / "reshard", "cancel", "--all"]
     env = os.environ | {"RESHARD_BROKER_URL": url}
-    returned, seen, out = answered(command, env, b"cancel 2 jobs? [y/N]", answer)
+    returned, seen, out = answered(command, env, b"Cancel 2 jobs? [y/N]", answer)
     assert returned == code, seen
-    assert out.startswith(b"cancelled 2 jobs: ") is (code == 0)
+    assert out.startswith(b"Cancelled 2 jobs: ") is (code == 0)
     assert queue("list", "--state", "queued", "-q").out.count("\n") == (0 if code == 0 else 2)
 
 
@@ -368,7 +369,7 @@ def test_jobs_are_listed_by_what_their_records_say(queue: Queue, url: str) -> No
         "--target us/* --catalog night --state queued": {"night"},
     }.items():
         assert {*queue("list", "-q", *words.split()).out.split()} == {ids[name] for name in names}, words
-    assert "there are more; --all shows them" in queue("list", "--target", "us/*", "--limit", "2").out
+    assert "More jobs match; use --all to show them" in queue("list", "--target", "us/*", "--limit", "2").out
     assert queue("list", "--by", "x" * 501).code == 2
 
 
@@ -379,12 +380,12 @@ def test_a_job_that_a_catalog_has_not_noted_yet_is_kept(queue: Queue, url: str, 
     with JobStore.at(url) as store:
         store.redis.sadd(f"{PREFIX}catalogs", "night")
         store.redis.hset(f"{PREFIX}catalog:night:active", "0", job)
-    why = "control has noted in its catalog how it ended"
+    why = "control has recorded the result in the catalog"
     refused = queue("delete", job)
     assert (refused.code, refused.err.splitlines()[0]) == (
         11, f"error[job.state]: job {job} is cancelled: it is kept until {why}",
     )  # fmt: skip
-    assert queue("delete", "--state", "cancelled", "--yes").out.splitlines()[-1] == f"kept 1 job until {why}: {job}"
+    assert queue("delete", "--state", "cancelled", "--yes").out.splitlines()[-1] == f"Kept 1 job until {why}: {job}"
     with JobStore.at(url) as store:
         store.redis.delete(f"{PREFIX}catalog:night:active", f"{PREFIX}catalogs")
     assert queue("delete", job, "-q").out == f"{job}\n"
@@ -400,7 +401,7 @@ def test_the_service_is_shown_with_who_is_missing(queue: Queue, url: str) -> Non
     (facts,) = queue("status", "--json").documents
     assert facts["processes"] == []
     assert facts["broker"] == without_password(url)
-    assert "none is running" in queue("status").out
+    assert "not running" in queue("status").out
 
 
 def test_a_submission_loads_nothing_heavy(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,16 +436,16 @@ def test_up_submit_and_down_do_what_run_does(reshard: Run, model: Path, tmp_path
             refused = reshard("web", env=env)
         assert service["started"] == ["broker", "control", "worker"]
         own, lacking, without = service["notes"]
-        assert own == f"jobs may use your folders: {home}; RESHARD_ALLOWED_FOLDERS names others"
+        assert own == f"jobs can use your folders: {home} (set RESHARD_ALLOWED_FOLDERS to change this)"
         assert lacking.startswith("the worker has no token")
         said = f"RESHARD_WEB_PORT={env['RESHARD_WEB_PORT']}: cannot listen there on 127.0.0.1: Address already in use"
-        assert without == f"the page was not started: {said}" and service["page"] is None
+        assert without == f"the web page was not started: {said}" and service["page"] is None
         assert refused.code == 2 and refused.err.splitlines()[-2] == f"error[usage.setting]: {said}"
 
         again = reshard("up", "--json", "--log-format", "json", env=env).documents[0]
         assert (again["started"], again["found"]) == (["web"], ["broker", "control", "worker"])
         (kept,) = again["notes"]
-        assert kept.startswith("control and worker ran already: they keep the environment")
+        assert kept.startswith("control and worker were already running and keep their environment; ")
         assert again["sign_in"].startswith(f"{again['page']}/sign-in?once=")
         with httpx2.Client(follow_redirects=True) as browser:
             assert browser.get(again["sign_in"]).url.path == "/", "nobody types a token"
@@ -452,7 +453,7 @@ def test_up_submit_and_down_do_what_run_does(reshard: Run, model: Path, tmp_path
         third = reshard("up", "--json", env=env | {"RESHARD_WEB_PORT": ""}).documents[0]
         assert third["started"] == [] and third["page"] == f"http://127.0.0.1:{env['RESHARD_WEB_PORT']}"
         (kept,) = third["notes"]
-        assert kept.startswith("control, worker and web ran already: ")
+        assert kept.startswith("control, worker and web were already running and keep their environment; ")
         asked = {"source": str(model), "target": str(tmp_path / "by-page")}
         sent = httpx2.post(
             f"{third['page']}/api/v1/plan", json=asked, headers={"Authorization": f"Bearer {token}"}
@@ -462,13 +463,13 @@ def test_up_submit_and_down_do_what_run_does(reshard: Run, model: Path, tmp_path
         assert {process["kind"] for process in seen["processes"]} == {"worker", "control"}
         (Path(third["data_dir"]) / "web-tokens").write_text("ada read\n")
         *_, unread = reshard("up", "--json", env=env).documents[0]["notes"]
-        assert unread.startswith("nobody can sign in at the page: RESHARD_WEB_TOKENS=")
+        assert unread.startswith("no one can sign in to the web page: RESHARD_WEB_TOKENS=")
 
         done = reshard("submit", model, "--to", tmp_path / "by-queue", "--size", "3300B", "--watch", env=env)
         assert done.code == 0, done.err
-        assert "10 tensors" in done.err
-        assert "source        1 file as delivered" in done.out
-        job = done.out.split()[1]
+        assert re.search(r"^weights +1 file \(.* kB\) -> 4 files ", done.err, re.M)
+        assert "source        1 file, no upstream hash" in done.out
+        job = done.out.split()[2].removesuffix(":")
         events = reshard("watch", job, "--json", env=env).documents
         assert events[-1]["state"] == "done"
         *_, by_run = reshard("run", model, "--to", tmp_path / "by-run-again", "--size", "3300B", "--json").documents
@@ -480,18 +481,19 @@ def test_up_submit_and_down_do_what_run_does(reshard: Run, model: Path, tmp_path
         (report,) = reshard("status", job, "--report", "--json", env=env).documents
         assert report["result"] == "passed"
         assert report["attested"] == {"as delivered": 1}
-        assert "source bytes  as delivered: 1 file" in reshard("status", job, env=env).out
+        assert "source files  1 file, no upstream hash" in reshard("status", job, env=env).out
         assert [check["name"] for check in report["checks"]] == ["structure", "reload model", "copy", "read back"]
         assert report["checks"][-1]["figures"]["shards"] == 4
-        assert reshard("status", job, "--report", env=env).out.splitlines()[-1] == f"job {job}, done: passed"
+        assert reshard("status", job, "--report", env=env).out.splitlines()[-1] == f"Job {job} (done): passed"
 
         with JobStore.at(broker.broker_url(Settings(data_dir=Path(third["data_dir"])))) as store:
             (worker,) = (process for process in store.processes() if process.kind == "worker")
             os.kill(worker.pid, signal.SIGSTOP)
             store.redis.delete(f"{PREFIX}process:{worker.name}")  # as after twenty seconds
-        says = f"{worker.name} is stopped: `kill -CONT {worker.pid}` lets it go on, `reshard up --restart` replaces it"
+        resume = f"resume it with `kill -CONT {worker.pid}`, or replace it with `reshard up --restart`"
+        says = f"{worker.name} is stopped; {resume}"
         seen = reshard("status", "--json", env=env).documents[0]
-        assert seen["waits"] == f"no worker works: {says}"
+        assert seen["waits"] == f"no worker is working: {says}"
         assert [(one["pid"], one["why"], one["says"]) for one in seen["silent"]] == [(worker.pid, "stopped", says)]
         assert says in reshard("status", env=env).out and says in reshard("doctor", env=env).out
         found = reshard("up", "--json", env=env).documents[0]

@@ -127,21 +127,21 @@ def test_ctrl_c_says_what_is_kept_and_what_to_type(number: int, kept: int, jobs:
     assert reshard("plan", held.source, "--to", held.target, "--size", "4100B", env=held.env).code == 0
     planned = [r for r in held.space.log() if re.search(weights, f"{r['method']} {r['path']}")]
     said = held.interrupt(weights, skip=len(planned), jobs=jobs, noted=kept)
-    ends = f"nothing was published; run the same command again to go on ({kept} of 8 files copied)"
-    assert f"interrupted: {ends}" in " ".join(said.split())
+    ends = f"nothing was published ({kept} of 8 files copied); run the same command again to continue"
+    assert f"Interrupted: {ends}" in " ".join(said.split())
     done = reshard("run", held.source, "--to", held.target, "--size", "4100B", env=held.env)
     assert done.code == 0
-    assert (f"{kept} files of 8 copied by an earlier run" in done.err) is bool(kept)
+    assert (f"Resuming: {kept} of 8 files copied by an earlier run" in done.err) is bool(kept)
 
 
 def test_ctrl_c_while_it_is_planned_says_that_nothing_was_copied(held: Held) -> None:
-    assert "interrupted: nothing was copied" in held.interrupt(f"^GET /api/models/{held.source}/")
+    assert "Interrupted: nothing was copied" in held.interrupt(f"^GET /api/models/{held.source}/")
 
 
 @pytest.mark.parametrize("command", ["doctor", "plan", "verify"])
 def test_ctrl_c_while_something_is_only_looked_at_says_so(command: str, held: Held) -> None:
     said = held.interrupt(f"^GET /api/models/{held.source}/", command=command)
-    assert said.splitlines()[-1] == "interrupted; nothing was changed"
+    assert said.splitlines()[-1] == "Interrupted; nothing changed"
 
 
 def test_what_is_sealed_at_once_is_what_the_docs_say() -> None:

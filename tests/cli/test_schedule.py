@@ -21,14 +21,14 @@ def add(queue: Queue, name: str, *options: str) -> Done:
 def test_a_schedule_from_its_adding_to_its_removal(queue: Queue) -> None:
     added = add(queue, "nightly", "--tz", "Europe/Berlin", "--size", "1MB")
     assert added.code == 0
-    assert "a/model -> b/nightly, files of at most 1,000,000 bytes, first on " in added.out
+    assert "a/model -> b/nightly, files of at most 1,000,000 bytes, first run " in added.out
     assert " 03:00 CE" in added.out
-    assert "no control is running" in added.err
+    assert "control is not running" in added.err
 
     fired = queue("schedule", "run", "nightly", "--quiet").out.strip()
     (job,) = queue("status", fired, "--json").documents
     assert (job["request"]["priority"], job["request"]["options"]["size"]) == ("bulk", 1_000_000)
-    assert "still at work" in queue("schedule", "run", "nightly").out
+    assert "still in progress" in queue("schedule", "run", "nightly").out
     queue("cancel", fired)
 
     days = queue("schedule", "next", "nightly", "-n", "5").out.splitlines()
@@ -48,7 +48,7 @@ def test_a_schedule_from_its_adding_to_its_removal(queue: Queue) -> None:
     assert "missed times run once" in queue("schedule", "show", "nightly").out
 
     assert queue("schedule", "remove", "nightly").code == 0
-    assert queue("schedule", "list").out == "no schedules\n"
+    assert queue("schedule", "list").out == "No schedules\n"
 
 
 def test_a_time_zone_that_only_another_machine_knows_hides_no_schedule(queue: Queue, url: str) -> None:
@@ -108,12 +108,12 @@ def test_a_dry_run_of_a_request_says_what_it_would_write_or_that_nothing_changed
     asked = (model, "--to", tmp_path / "out", "--size", "5kB")
     assert queue("schedule", "add", "folder", *asked, "--cron", "0 3 * * *").code == 0
     _, now, job = queue("schedule", "next", "folder", "--dry-run").out.splitlines()
-    assert now.split(maxsplit=1) == ["now", "it would be submitted"]
+    assert now.split(maxsplit=1) == ["now", "would be submitted"]
     assert job.split(maxsplit=1)[1].startswith(f"{model} -> {tmp_path / 'out'}: 3 files, ")
     assert not (tmp_path / "out").exists()
     assert queue("run", *asked).code == 0
     *_, same = queue("schedule", "next", "folder", "--dry-run").out.splitlines()
-    assert same == f"unchanged  {tmp_path / 'out'} has it already"
+    assert same == f"unchanged  {tmp_path / 'out'} already has this"
     fired = queue("schedule", "run", "folder", "--quiet").out.strip()
     (facts,) = queue("schedule", "next", "folder", "--dry-run", "--json").documents
     assert (facts["would"]["outcome"], facts["would"]["job"]) == ("overlap", fired)

@@ -149,13 +149,13 @@ def test_a_model_on_made_up_parameters_is_inconclusive_and_the_last_line_says_so
     (tmp_path / "room").mkdir()
     (tmp_path / "map.json").write_text('{"": "disk"}')
     env = {"PYTHONPATH": str(tmp_path / "site"), "RESHARD_TMPDIR": str(tmp_path / "room")}
-    done = reshard("verify", headless, "--load", "--device-map", "map.json", "--memory", "4GB", env=env)
+    done = reshard("verify", headless, "--load", "--device-map", "map.json", "--memory", "4GB", "-v", env=env)
     assert done.code == 0, done.err
     assert done.out.splitlines()[-1].endswith(
-        ": inconclusive (2 inconclusive, of 3 checks); bytes were not compared (--deep does)"
+        ": inconclusive (2 inconclusive, of 3 checks); bytes not compared (use --deep)"
     )
     assert "in no file: 1, such as lm_head.weight" in done.out
-    assert "blocks on disk 1" in done.out
+    assert "blocks on disk: 1" in done.out
     assert Path((tmp_path / "site" / "seen").read_text()).parent == tmp_path / "room", "what it offloads lies there"
 
 

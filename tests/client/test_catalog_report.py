@@ -50,9 +50,9 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_figures_add_up() -> None:
     page = markdown(NIGHT)
     assert page.startswith(
-        "# Catalog mirror: failed\n\nBegan 2026-11-21 01:00:00 UTC, failed since 2026-11-21 02:12:10 UTC"
+        "# Catalog mirror: failed\n\nStarted 2026-11-21 01:00:00 UTC, failed since 2026-11-21 02:12:10 UTC"
     )
-    assert ", 1 h 12 min later. Asked for by ann@desk" in page
+    assert " UTC (after 1 h 12 min). Submitted by ann@desk" in page
     assert "| published | 2 | 2.0 GB | 2.0 MB |" in page
     assert "| unchanged | 1 | 0 bytes | 0 bytes |" in page
     assert "| failed | 3 | 30 bytes | 0 bytes |" in page
@@ -74,7 +74,7 @@ def test_each_code_has_its_models_what_to_do_and_the_command_after_that() -> Non
     assert "* them/e is gated, and this token's owner has not been given access; sign in" in page[gated:weights]
     assert "sign in to https://hub/them/d" in page and "sign in to https://hub/them/e" in page
     assert (
-        "check that it is the place of a model. Then `reshard catalog retry mirror --only source.no_weights`"
+        "check that it is the place of a model. Then run `reshard catalog retry mirror --only source.no_weights`"
         in page[weights:]
     )
     assert "* them/f has no weights that reshard reads; it has GGUF files (job `j1`)" in page
@@ -85,7 +85,7 @@ def test_a_night_that_was_stopped_says_why_and_what_is_left() -> None:
     page = markdown(seen(("them/a", None, collide), todo=4, note="more than 0 failed"))
     assert page.startswith("# Catalog mirror: stopped\n")
     assert "\n**more than 0 failed**\n" in page
-    assert "in it does. Then `reshard catalog submit FILE`." in page
+    assert "in it does. Then run `reshard catalog submit FILE`." in page
     assert "| to do | 4 |" in page and "| all | 5 |" in page
     assert "\n* them/a: us/x is where them/a and them/b would both go\n" in page
     assert "## Published" not in page and "(job" not in page

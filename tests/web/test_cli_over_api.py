@@ -99,7 +99,7 @@ def test_what_is_typed_arrives_and_who_asked_is_the_token(
     options = ("--size", "3300B", "--branch", "cut", "--exclude", "*.md", "--config-from", "c/config", "--overwrite")
     typed = ("submit", "a/model@v1", "--to", "b/model", *options, "--priority", "bulk")
     (made,) = api(*typed, "--json").documents
-    assert not made["existed"] and "neither worker nor control" in made["waits"]
+    assert not made["existed"] and "no worker or control" in made["waits"]
     asked = store.get(made["id"]).request
     assert asked.asked_by == "acter"
     (again,) = reshard(*typed, "--json", env={"RESHARD_BROKER_URL": broker.url}).documents
@@ -132,8 +132,8 @@ def test_jobs_are_deleted_over_the_api(both: Both, api: Run, site: Site, store: 
     }
     (done,) = api("delete", first[:8], "--json").documents
     assert done == {"deleted": 1, "dry_run": False, "ids": [first], "kept": []}
-    assert api("delete", "--older-than", "1d", "--yes").out == "deleted 0 jobs\n"
-    assert api("delete", "--state", "cancelled", "--yes").out == f"deleted 1 job: {second}\n"
+    assert api("delete", "--older-than", "1d", "--yes").out == "Deleted 0 jobs\n"
+    assert api("delete", "--state", "cancelled", "--yes").out == f"Deleted 1 job: {second}\n"
     assert [job.id for job in store.recent()] == [third]
     store.cancel(third)
     assert (
@@ -162,11 +162,11 @@ def test_the_fleet_is_steered_over_the_api(both: Both, api: Run, store: JobStore
     assert api("fleet", "pause", "--reason", "lunch", "--json").documents[0]["paused"]["by"] == "acter"
     assert both("fleet", "pause")[0]["paused"]["reason"] == "lunch"
     assert api("fleet", "status").out == api("fleet", "status", scope="read").out
-    assert api("fleet", "resume").out == "resumed\n" and both("fleet", "resume")[0]["was_paused"] is False
+    assert api("fleet", "resume").out == "Resumed the service\n" and both("fleet", "resume")[0]["was_paused"] is False
     assert both("fleet", "drain", "b")[0] == {"name": "box", "drained": True}
     for command in ("drain", "undrain"):
         assert both("fleet", command, "nobody", code=10)[0]["error"]["code"] == "queue.no_worker"
-    assert api("fleet", "undrain", "box").out == "worker box takes work again\n"
+    assert api("fleet", "undrain", "box").out == "Worker box takes work again\n"
     said = "no worker is called ../pause; there are: box"
     assert both("fleet", "drain", "../pause", code=10)[0]["error"]["message"] == said
     assert api("fleet", "pause", scope="read").err.startswith("error[access.scope]: ")
@@ -176,7 +176,7 @@ def test_a_catalog_is_carried_through_over_the_api(both: Both, api: Run, store: 
     file = tmp_path / "mirror.yaml"
     file.write_text(CATALOG)
     (made,) = api("catalog", "submit", str(file), "--at-once", "3", "--json").documents
-    assert (made["name"], made["existed"]) == ("mirror", False) and "neither worker nor control" in made["waits"]
+    assert (made["name"], made["existed"]) == ("mirror", False) and "no worker or control" in made["waits"]
     kept = Catalogs(store).get("mirror").definition
     assert (kept.asked_by, kept.at_once, kept.text) == ("acter", 3, file.read_text())
     assert both("catalog", "submit", str(file), "--at-once", "3")[0]["existed"] is True
@@ -184,12 +184,12 @@ def test_a_catalog_is_carried_through_over_the_api(both: Both, api: Run, store: 
     assert both("catalog", "status", "mirror")[0]["state"] == "expanding"
     assert both("catalog", "failures", "mirror") == [{"name": "mirror", "failures": {}}]
     assert both("catalog", "retry", "mirror", "--only", "a.code", code=2)[0]["error"]["code"] == "usage.only"
-    assert api("catalog", "pause", "mirror").out == "catalog mirror is paused\n"
+    assert api("catalog", "pause", "mirror").out == "Paused catalog mirror\n"
     assert both("catalog", "watch", "mirror", code=10)[-1]["error"]["code"] == "queue.catalog_state"
-    assert api("catalog", "resume", "mirror").out == "catalog mirror is expanding\n"
+    assert api("catalog", "resume", "mirror").out == "Catalog mirror is expanding\n"
     assert both("catalog", "remove", "mirror", code=10)[0]["error"]["code"] == "queue.catalog_state"
     assert api("catalog", "cancel", "mirror", scope="read").code == 4
-    assert api("catalog", "cancel", "mirror").out == "catalog mirror is cancelled, and 0 jobs of it\n"
+    assert api("catalog", "cancel", "mirror").out == "Cancelled catalog mirror and 0 jobs\n"
     report = tmp_path / "report.md"
     assert api("catalog", "status", "mirror", "--report", str(report)).code == 0
     assert report.read_text().startswith("# Catalog mirror: cancelled\n")
@@ -207,7 +207,7 @@ def test_a_schedule_is_kept_over_the_api(both: Both, api: Run, store: JobStore, 
     (added,) = api("schedule", "add", "nightly", "a/model", "--to", "b/model", "--cron", "@daily", "--json").documents
     assert added["name"] == "nightly"
     weekly = ("schedule", "add", "weekly", "--catalog", str(file), "--at-once", "2", "--cron", "0 3 * * 0")
-    assert api(*weekly).out.startswith("schedule weekly: catalog mirror, ")
+    assert api(*weekly).out.startswith("Added schedule weekly: catalog mirror, ")
     assert both(*weekly, code=10)[0]["error"]["code"] == "queue.schedule_exists"
     for wrong in (("Big", "@daily"), ("small", "99 * * * *")):
         typed = ("schedule", "add", wrong[0], "a/model", "--to", "b/model", "--cron", wrong[1])
@@ -224,9 +224,9 @@ def test_a_schedule_is_kept_over_the_api(both: Both, api: Run, store: JobStore, 
     assert both("schedule", "resume", "nightly")[0]["next"] == added["next"]
     (fired,) = api("schedule", "run", "nightly", "--json").documents
     assert store.get(fired["job"]).request.asked_by == "schedule nightly"
-    assert api("schedule", "run", "nightly").out.startswith("schedule nightly: left out: its last job ")
+    assert api("schedule", "run", "nightly").out.startswith("Schedule nightly: skipped: previous job ")
     assert api("schedule", "pause", "weekly", scope="read").code == 4
-    assert api("schedule", "remove", "weekly").out == "schedule weekly is removed\n"
+    assert api("schedule", "remove", "weekly").out == "Removed schedule weekly\n"
     for command in ("show", "next", "run", "pause", "resume", "remove"):
         for name in ("weekly", ".."):
             assert both("schedule", command, name, code=10)[0]["error"]["code"] == "queue.no_schedule"
@@ -359,7 +359,7 @@ def test_catalogs_are_listed_by_one_call(reshard: Run) -> None:
         assert reshard("catalog", "status", "--quiet", env={"RESHARD_API_URL": url}).out == "mirror\nother\n"
     _, mirror, other = done.out.splitlines()
     assert mirror.split()[:2] == ["mirror", "running"] and other.split()[0] == "other"
-    assert mirror.endswith("2 published, 1 failed, 1 at work; 1 entry that finds no model")
+    assert mirror.endswith("2 published, 1 failed, 1 running; 1 entry matches no models")
 
 
 def test_a_connection_that_is_not_safe_is_not_used(site: Site, reshard: Run) -> None:

@@ -141,7 +141,7 @@ def test_the_command_lists_the_others_and_deletes_the_damaged_one(site: Site, st
     damage(store, "not JSON", odd)
     listed = site.machine.run("list")
     assert listed.returncode == 0 and first in listed.stdout and odd not in listed.stdout
-    assert f"the record of job {odd} cannot be read" in listed.stderr
+    assert f"warning: cannot read the record of job {odd}: " in listed.stderr
     assert site.machine.run("status", odd).returncode == JobUnreadable.exit_code
     assert site.machine.run("delete", odd).returncode == 0
     assert odd not in site.machine.run("list").stderr

@@ -123,7 +123,7 @@ def test_the_service_is_paused_and_says_so_on_every_page(site: Site, store: JobS
         assert all("disks are changed" in client.get(path).text for path in PAGES)
         client.post("/fleet/resume")
         assert "disks are changed" not in client.get("/").text
-        assert "neither worker nor control is running" in client.get("/").text
+        assert "no worker or control is running" in client.get("/").text
 
 
 def test_errors_are_pages_with_their_status(site: Site, store: JobStore) -> None:

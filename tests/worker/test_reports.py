@@ -49,7 +49,7 @@ def test_a_job_that_is_done_reports_what_was_compared_in_the_copy(bench: Bench) 
     tensors = 24 * (3968 + 64)  # bytes of data in the source
     assert copied["figures"] == {"tensors": 48, "bytes": tensors, "attested": 0}
     assert copied["result"] == "passed"
-    assert f"copy: passed ({copied['level']}); tensors 48, bytes {tensors:,}, attested 0" in text
+    assert f"copy: passed ({copied['level']}); tensors: 48, bytes: {tensors:,}, attested: 0" in text
 
 
 def test_what_the_two_taps_disagree_on_is_named_by_tensor(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

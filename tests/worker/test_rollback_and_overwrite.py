@@ -70,7 +70,7 @@ def test_a_conflict_is_built_upon_when_asked_and_the_commit_taken_back_when_aske
 
     undone = answer(machine, "rollback", job)
     assert undone["commit"] == namespace.admin.head(target) == answer(machine, "status", job)["rolled_back"]
-    assert f"undone by {str(undone['commit'])[:12]}" in machine.run("list").stdout
+    assert f"rolled back by {str(undone['commit'])[:12]}" in machine.run("list").stdout
     assert str(undone["commit"]) in machine.run("status", job).stdout
     assert namespace.admin.read(target, "tokenizer.json") == b"{}"
     assert not [path for path in namespace.admin.files(target) if path.endswith(".safetensors")]
@@ -81,7 +81,7 @@ def test_a_commit_whose_answer_was_lost_can_be_taken_back(namespace: Namespace, 
     namespace.admin.fault(rf"^POST /api/models/{target}/commit/", "lost_response", times=1)
     done = answer(machine, "submit", repo, "--to", target, "--size", "20kB", "--watch")
     assert done["published"]["found"] and done["published"]["commit"] == namespace.admin.head(target)
-    assert "nothing was done" not in machine.run("status", str(done["id"])).stdout
+    assert "nothing was published" not in machine.run("status", str(done["id"])).stdout
     assert answer(machine, "rollback", str(done["id"]))["commit"] == namespace.admin.head(target)
     assert not [path for path in namespace.admin.files(target) if path.endswith(".safetensors")]
 
@@ -111,7 +111,7 @@ def test_a_job_that_made_no_commit_has_nothing_to_take_back(namespace: Namespace
     assert first != second
     refused = machine.run("rollback", second)
     assert refused.returncode == 11 and "published nothing" in refused.stderr
-    assert "nothing was done" in machine.run("status", second).stdout
+    assert "nothing was published" in machine.run("status", second).stdout
 
 
 def test_a_target_outside_the_allowed_namespaces_is_one_line_and_stays_as_it_is(

@@ -45,7 +45,7 @@ Standing = Literal["unchanged", "source", "target", "unknown"]
 
 
 class Definition(Strict):
-    """What is submitted: the file's text, and how much of it at once and at most."""
+    """A catalog as submitted: its text and limits."""
 
     name: str = Field(max_length=NAME_MAX)
     text: str = Field(max_length=CATALOG_MAX)

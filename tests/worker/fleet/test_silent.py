@@ -50,7 +50,7 @@ def test_a_stopped_one_is_told_from_one_that_hangs_and_from_one_that_died(store:
     late(store, idle.name)
     (hangs,) = silent(store.redis)
     assert (hangs.process, hangs.why) == (idle, "hangs")
-    assert f"{idle.name} hangs" in str(hangs) and f"kill -KILL {idle.pid}" in str(hangs)
+    assert f"{idle.name} is hung" in str(hangs) and f"kill -KILL {idle.pid}" in str(hangs)
     os.kill(idle.pid, signal.SIGSTOP)
     wait_for(lambda: silent(store.redis)[0].why == "stopped", "its being stopped")
     assert f"kill -CONT {idle.pid}" in str(silent(store.redis)[0])
@@ -76,6 +76,6 @@ def test_one_of_another_machine_is_named_for_an_hour(store: JobStore, monkeypatc
     now = time.time()
     monkeypatch.setattr(module.time, "time", lambda: now + 40)
     (one,) = silent(store.redis)
-    assert one.why == "unknown" and str(one) == "there:7 has given no sign of life for 40 s: look at it on its machine"
+    assert one.why == "unknown" and str(one) == "there:7 has not responded for 40 s; check it on its machine"
     monkeypatch.setattr(module.time, "time", lambda: now + REMEMBERED + 1)
     assert silent(store.redis) == [] and not store.redis.exists(SEEN)
