@@ -79,7 +79,8 @@ def test_what_was_found_is_a_page_with_bars(pages: Path) -> None:
     page, bars = (pages / "PAGE").read_text(), (pages / "BARS").read_text()
     assert "| slow | 3 x | 2 x (aim) | **missed** |" in page and "| it | 1 s |  |  |" in page
     assert f"Python {platform.python_version()}; torch {version('torch')}, " in page
-    assert "## Missed: slow" in page and "2 cores had 4.00 s of processor time. They were busy for 3.50 s: 1.50 s with" in page
+    assert "## Missed: slow" in page
+    assert "2 cores had 4.00 s of processor time. They were busy for 3.50 s: 1.50 s with" in page
     assert r"| reshard-sha256 | `lane.py: step(view) \| 0` | 1.90 | 1.50 | 0.25 |" in page
     assert "| reshard | 1.00 | 2.00 | 3 MB | 5 MB | 6 MB | 7 MB |" in page
     assert "a &amp; b" in bars and bars.count("<rect") == 4

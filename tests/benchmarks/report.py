@@ -131,8 +131,8 @@ def headline(facts: Mapping[str, Any]) -> str:
     ours, checked, peer = costs[OURS], costs[CLASS], costs[TRANSFORMERS]
     text = (
         f"Measured with `make bench`: {race['name']} take {ours.wall / costs[COPY].wall:.1f} times as long"
-        f" as `cp` and sync, in {ours.peak / MB:.0f} MB of memory (0.8 to 2.0 times, depending on the state of memory and"
-        " disk: [performance](docs/performance.md#beside-cp)). With the model class checked, it takes"
+        f" as `cp` and sync, in {ours.peak / MB:.0f} MB of memory (0.8 to 2.0 times, depending on the state of memory"
+        " and disk: [performance](docs/performance.md#beside-cp)). With the model class checked, it takes"
         f" {checked.wall / peer.wall:.2f} times as long as loading and saving with transformers, which needs"
         f" {peer.peak / MB:,.0f} MB ([benchmarks](docs/benchmarks.md))."
     )
@@ -146,8 +146,8 @@ def page(facts: Mapping[str, Any]) -> str:
     rows = [[f["name"], f"{f['value']:.3g} {f['unit']}", _target(f), _result(f)] for f in facts["figures"]]
     parts = [
         "# Benchmarks",
-        "Written by `make bench`; do not edit. Contenders take turns. Each run is a separate process with an empty home,"
-        " and the figures are medians. The source is in the page cache. The Hub is a server on loopback, which uses the"
+        "Written by `make bench`; do not edit. Contenders take turns. Each run is a separate process with an empty"
+        " home, and the figures are medians. The source is in the page cache. The Hub is a server on loopback, which uses the"
         " same cores as the contenders, so no figure includes the Internet. Only ratios carry over to other machines.",
         f"Measured {facts['measured']} on {on['processor']}, {on['cores']} cores, {on['memory_gb']} GB,"
         f" {on['system']}, files on {on['disk']}, Python {on['python']}; {told}.",

@@ -91,8 +91,8 @@ def render(found: Mapping[str, list[Check]]) -> str:
 def _lines(found: Mapping[str, list[Check]]) -> Iterator[str]:
     by_column = {column: sum(column in caught(found[m.what]) for m in MUTATIONS) for column in COLUMNS}
     undecided = sum(not mutation.proven for mutation in MUTATIONS)
-    yield f"{len(MUTATIONS)} mutations; `--against --deep` passes none of them. `x`: failed. `?`: inconclusive, as for the"
-    yield f"{undecided} that are not shown to affect a loader. Results of each check alone:"
+    yield f"{len(MUTATIONS)} mutations; `--against --deep` passes none of them. `x`: failed. `?`: inconclusive, as for"
+    yield f"the {undecided} that are not shown to affect a loader. Results of each check alone:"
     yield ""
     yield "| change to a good output | " + " | ".join(COLUMNS) + " |"
     yield "| --- |" + " :-: |" * len(COLUMNS)
