@@ -147,8 +147,9 @@ def page(facts: Mapping[str, Any]) -> str:
     parts = [
         "# Benchmarks",
         "Written by `make bench`; do not edit. Contenders take turns. Each run is a separate process with an empty"
-        " home, and the figures are medians. The source is in the page cache. The Hub is a server on loopback, which uses"
-        " the same cores as the contenders, so no figure includes the Internet. Only ratios carry over to other machines.",
+        " home, and the figures are medians. The source is in the page cache. The Hub is a server on loopback, which"
+        " uses the same cores as the contenders, so no figure includes the Internet. Only ratios carry over to other"
+        " machines.",
         f"Measured {facts['measured']} on {on['processor']}, {on['cores']} cores, {on['memory_gb']} GB,"
         f" {on['system']}, files on {on['disk']}, Python {on['python']}; {told}.",
         "![Seconds of each contender](benchmarks.svg)",
