@@ -166,7 +166,7 @@ def page(facts: Mapping[str, Any]) -> str:
             ]
     if facts["missing"]:
         missing = "\n".join(f"* `{name}` {why}" for name, why in facts["missing"].items())
-        parts.append(f"## Missing\n\nNo figures of these:\n\n{missing}")
+        parts.append(f"## Missing\n\nNot measured:\n\n{missing}")
     for race in facts["races"]:
         parts += [f"## {race['name']}", _costs({name: Cost(**cost) for name, cost in race["costs"].items()})]
     return "\n\n".join(parts) + "\n"
