@@ -132,7 +132,7 @@ def headline(facts: Mapping[str, Any]) -> str:
     text = (
         f"Measured with `make bench`: {race['name']} take {ours.wall / costs[COPY].wall:.1f} times as long"
         f" as `cp` and sync, in {ours.peak / MB:.0f} MB of memory (0.8 to 2.0 times, depending on the state of memory"
-        " and disk: [performance](docs/performance.md#beside-cp)). With the model class checked, it takes"
+        " and disk: [performance](docs/performance.md#compared-with-cp)). With the model class checked, it takes"
         f" {checked.wall / peer.wall:.2f} times as long as loading and saving with transformers, which needs"
         f" {peer.peak / MB:,.0f} MB ([benchmarks](docs/benchmarks.md))."
     )
