@@ -53,36 +53,36 @@ entries:
 # What a person does, and the command that says no to it.
 MISTAKES = {
     "A folder without `./`": "reshard plan mine/model",
-    "A name without its owner": "reshard plan gpt2",
-    "A repository that is not there": "reshard plan them/modle --size 200MB",
-    "A revision that is not there": "reshard plan them/model@v9",
+    "A name without an owner": "reshard plan gpt2",
+    "A repository that does not exist": "reshard plan them/modle --size 200MB",
+    "A revision that does not exist": "reshard plan them/model@v9",
     "A dataset": "reshard plan datasets/them/words",
     "An adapter without its base model": "reshard plan them/adapter",
     "ONNX files": "reshard plan them/onnx",
-    "A class that only the repository has": "reshard run them/own-code --to ./out --require model",
-    "A file that was not downloaded whole": "reshard plan ./broken",
+    "A class that is code in the repository": "reshard run them/own-code --to ./out --require model",
+    "An incomplete download": "reshard plan ./broken",
     "A size in bits": "reshard plan ./mine/model --size 200Mb",
     "A size without a unit": "reshard plan ./mine/model --size 200",
-    "A size in two words": "reshard plan ./mine/model --size 200 MB",
-    "A tensor that is larger than every file may be": "reshard plan ./mine/model --size 2kB --oversize fail",
-    "Weights that are left out": "reshard plan ./mine/model --exclude '*.safetensors'",
-    "Two answers to one question": "reshard plan ./mine/model --size 1GB --single",
+    "A size with a space": "reshard plan ./mine/model --size 200 MB",
+    "A tensor larger than the size": "reshard plan ./mine/model --size 2kB --oversize fail",
+    "No weights left": "reshard plan ./mine/model --exclude '*.safetensors'",
+    "Conflicting options": "reshard plan ./mine/model --size 1GB --single",
     "No target": "reshard run them/model",
     "A target that is a file": "reshard run ./mine/model --to ./notes.txt",
     "A target inside the source": "reshard run ./mine/model --to ./mine/model/out",
     "A target that holds another model": "reshard run them/model --to ./mine/model",
     "A pull request on a folder": "reshard run them/model --to ./out --pr",
-    "Somebody else's namespace": "reshard run ./mine/model --to them/mine",
+    "Another user's namespace": "reshard run ./mine/model --to them/mine",
     "No token": "HF_TOKEN= reshard run ./mine/model --to you/mine",
-    "A result that is not its source": "reshard verify ./mine/model --against them/model",
-    "A queue that nobody started": "reshard submit them/model --to you/model",
-    "An extra that is not installed": "reshard up",
+    "A result that differs from its source": "reshard verify ./mine/model --against them/model",
+    "A queue that is not running": "reshard submit them/model --to you/model",
+    "A missing extra": "reshard up",
 }
 
 # What else to know of it.
 BESIDE = {
-    "Somebody else's namespace": "`reshard plan` and the page say this beforehand: `note  a run is refused: ...`. What"
-    ' cannot be asked (without a token, for\na pull request, or on a Hub that does not tell) is "not checked".',
+    "Another user's namespace": "`reshard plan` and the page warn about this in a note. If access cannot be checked"
+    ' (without a token, for a pull\nrequest, or on a Hub that does not report it), they say "not checked".',
 }
 ADDED = f"uv tool install --force '/home/you/dist/reshard-{version('reshard')}-py3-none-any.whl[worker]'"
 
@@ -230,10 +230,10 @@ def _refusals(hub: HubProcess, here: Path) -> str:
     os.truncate(first, first.stat().st_size - 1000)
     page = [
         "<!-- Written by `make docs` from real runs; `make test-all` fails when it is out of date. -->",
-        "# When it says no",
-        "Every error is one line that says what and where, with a code to search for, and one that says what to type"
-        " next. Nothing is lost or half done after any of these. All codes are in"
-        " [the reference](reference/errors.md), with their exit codes.",
+        "# Common mistakes",
+        "Every error has one line with the problem and a code to search for, and a hint with the next step. None of"
+        " them loses anything or leaves it half done. [The reference](reference/errors.md) lists all codes with their"
+        " exit codes.",
     ]
     for mistake, typed in MISTAKES.items():
         env = _environment(hub, here)

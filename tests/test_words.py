@@ -31,6 +31,8 @@ BANNED = re.compile(
     | heed(s|ed)? | mend(s|ed|ing)? | anew | blanks? | bear | asked(?!\ questions) | sealed? | seals | taps?
     | (may|might)\ (see|read|write|act|not)\b | be\ (let|lent) | (is|are)\ to\ be | as\ delivered | attest(s|ed)?
     | nights? | units?\ (of\ work|that|is|are|was) | its\ owner's | lets?\ (be|it) | there\ for | in\ vain
+    | (some|every)body | unasked | (tells?|told|says|said)\ of | hangs?\ on | in\ (its|their)\ turn
+    | takes?\ (it|them)\ up
     )\b""",
     re.IGNORECASE | re.VERBOSE,
 )

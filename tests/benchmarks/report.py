@@ -130,11 +130,10 @@ def headline(facts: Mapping[str, Any]) -> str:
     costs = {name: Cost(**cost) for name, cost in race["costs"].items()}
     ours, checked, peer = costs[OURS], costs[CLASS], costs[TRANSFORMERS]
     text = (
-        f"Measured by `make bench`, {race['name']} take {ours.wall / costs[COPY].wall:.1f} times as long"
-        f" as `cp` and sync, in {ours.peak / MB:.0f} MB of memory; by the state of the"
-        " machine's memory and disk it is 0.8 to 2.0 times ([performance](docs/performance.md#beside-cp))."
-        f" With the model's class checked it takes"
-        f" {checked.wall / peer.wall:.2f} of the time of transformers' load and save, which needs"
+        f"Measured with `make bench`: {race['name']} take {ours.wall / costs[COPY].wall:.1f} times as long"
+        f" as `cp` and sync, in {ours.peak / MB:.0f} MB of memory (0.8 to 2.0 times, depending on the state of memory"
+        " and disk: [performance](docs/performance.md#compared-with-cp)). With the model class checked, it takes"
+        f" {checked.wall / peer.wall:.2f} times as long as loading and saving with transformers, which needs"
         f" {peer.peak / MB:,.0f} MB ([benchmarks](docs/benchmarks.md))."
     )
     return textwrap.fill(text, 120, break_on_hyphens=False) + "\n"
@@ -147,10 +146,10 @@ def page(facts: Mapping[str, Any]) -> str:
     rows = [[f["name"], f"{f['value']:.3g} {f['unit']}", _target(f), _result(f)] for f in facts["figures"]]
     parts = [
         "# Benchmarks",
-        "Written by `make bench`; do not edit. Contenders take turns, each run in a process of its own with an empty"
-        " home, and medians are shown; the source is in the page cache. The Hub is a server on loopback of the same"
-        " machine, so its work costs all contenders the same cores, and no figure is one of the Internet's. Only ratios"
-        " travel.",
+        "Written by `make bench`; do not edit. Contenders take turns. Each run is a separate process with an empty"
+        " home, and the figures are medians. The source is in the page cache. The Hub is a server on loopback, which"
+        " uses the same cores as the contenders, so no figure includes the Internet. Only ratios carry over to other"
+        " machines.",
         f"Measured {facts['measured']} on {on['processor']}, {on['cores']} cores, {on['memory_gb']} GB,"
         f" {on['system']}, files on {on['disk']}, Python {on['python']}; {told}.",
         "![Seconds of each contender](benchmarks.svg)",
@@ -166,8 +165,8 @@ def page(facts: Mapping[str, Any]) -> str:
                 _table(PROFILE_HEAD, _stages(profile)),
             ]
     if facts["missing"]:
-        missing = "\n".join(f"* {name} {why}" for name, why in facts["missing"].items())
-        parts.append(f"## Missing\n\nWhat these would have added is not above or below:\n\n{missing}")
+        missing = "\n".join(f"* `{name}` {why}" for name, why in facts["missing"].items())
+        parts.append(f"## Missing\n\nNot measured:\n\n{missing}")
     for race in facts["races"]:
         parts += [f"## {race['name']}", _costs({name: Cost(**cost) for name, cost in race["costs"].items()})]
     return "\n\n".join(parts) + "\n"
@@ -190,9 +189,9 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _limit(profile: Profile) -> str:
     """What the machine had, and what of it was used."""
     return (
-        f"A run that was looked at took {profile.wall:.2f} s, in which {profile.cores} cores had"
-        f" {profile.wall * profile.cores:.2f} s to give. They were busy for {profile.machine:.2f} s:"
-        f" {profile.processor:.2f} s with the processes of the run, and the rest with others."
+        f"The profiled run took {profile.wall:.2f} s, so {profile.cores} cores had"
+        f" {profile.wall * profile.cores:.2f} s of processor time. They were busy for {profile.machine:.2f} s:"
+        f" {profile.processor:.2f} s with processes of the run, and the rest with others."
     )
 
 

@@ -50,10 +50,10 @@ def _kinds(folder: Path) -> None:
 CASES: dict[str, tuple[Any, str, int]] = {
     "split": (_one, "one file", 200_000),
     "merged": (_parts, "5 parts", SINGLE),
-    "cut anew": (_parts, "5 parts", 150_000),
-    "left in one file": (_one, "one file", SINGLE),
+    "re-cut": (_parts, "5 parts", 150_000),
+    "kept in one file": (_one, "one file", SINGLE),
     "aligned to 4096": (_aligned, "one file", 200_000),
-    "five quantisations and a projector": (_kinds, "4 files, 3 parts, mmproj", 200_000),
+    "five quantizations and a projector": (_kinds, "4 files, 3 parts, mmproj", 200_000),
 }
 
 

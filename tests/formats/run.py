@@ -243,14 +243,14 @@ def _plan_lines(report: Report) -> Iterator[str]:
     read, written = _count(len(plan.files), "file"), _count(len(plan.shards), "file")
     yield f"{read} read, {_count(tensors, 'tensor')}, {written} written"
     yield f"the largest {largest:,} bytes" + "".join(f", index `{path}`" for path in indexes)
-    yield f"carried: {', '.join(f'`{f.path}`' for f in plan.carried)}"
+    yield f"copied unchanged: {', '.join(f'`{f.path}`' for f in plan.carried)}"
     if plan.edits:
-        yield f"follows the cast: {', '.join(f'`{edit.path}`' for edit in plan.edits)}"
+        yield f"changed by the cast: {', '.join(f'`{edit.path}`' for edit in plan.edits)}"
     for path, why in plan.left_out:
         if path != ".gitattributes":
-            yield f"left out: `{path}`, {why}"
+            yield f"skipped: `{path}`, {why}"
     yield from (f"note: {note}" for note in plan.notes)
-    yield f"bytes attested: {', '.join(sorted(set(report.attested.values()))) or 'as delivered'}"
+    yield f"source bytes: `{', '.join(sorted(set(report.attested.values()))) or 'as delivered'}`"
 
 
 def _count(number: int, what: str) -> str:

@@ -30,7 +30,7 @@ def rendered(rows: Sequence[Row], refused: Sequence[Refusal], gguf: Sequence[Ggu
         case = CASES[row.name]
         lines += [f"**{case.what}** (`{row.name}`): {row.plan[0]}", "", *(f"* {line}" for line in row.plan[1:]), ""]
     lines += ["### GGUF, read by llama.cpp's `gguf`", ""]
-    lines += _heads("what", "saved as", "cut by", "written", "tensors", "keys", "carried")
+    lines += _heads("what", "saved as", "cut by", "written", "tensors", "keys", "copied")
     lines += [_line(*row) for row in gguf]
     lines += ["", "### Refused", "", *_heads("what", "error", "says")]
     lines += [_line(r.what, f"`{r.code}`", r.message) for r in refused]

@@ -59,7 +59,7 @@ def _(out: Folder) -> None:
     out.shards[3].unlink()
 
 
-@mutation(FILES, "three shards are missing, and the index was written without them")
+@mutation(FILES, "three shards are missing, and the index does not name them")
 def _(out: Folder) -> None:
     for path in out.shards[4:7]:
         path.unlink()
@@ -71,7 +71,7 @@ def _(out: Folder) -> None:
     (out / INDEX).unlink()
 
 
-@mutation(FILES, "the index is that of another model")
+@mutation(FILES, "the index belongs to another model")
 def _(out: Folder) -> None:
     out.index(lambda i: i.update(weight_map={f"other.{n}.weight": "model-00001-of-00002.safetensors" for n in "ab"}))
 
@@ -86,7 +86,7 @@ def _(out: Folder) -> None:
     out.index(lambda i: i["weight_map"].update({"ghost.weight": out.shards[0].name}))
 
 
-@mutation(FILES, "the index says that a tensor is in another file")
+@mutation(FILES, "the index names the wrong file for a tensor")
 def _(out: Folder) -> None:
     out.index(lambda i: i["weight_map"].update({NORM: next(p.name for p in out.shards if p != out.home(NORM))}))
 
@@ -101,7 +101,7 @@ def _(out: Folder) -> None:
     out.index(lambda i: i.pop("metadata"))
 
 
-@mutation(FILES, "the index is cut off")
+@mutation(FILES, "the index is truncated")
 def _(out: Folder) -> None:
     (out / INDEX).write_text((out / INDEX).read_text()[:-30])
 
@@ -124,14 +124,14 @@ def _(out: Folder) -> None:
         (out / name).rename(out / new)
 
 
-@mutation(FILES, "index and shards are in a folder of their own")
+@mutation(FILES, "index and shards are in a subfolder")
 def _(out: Folder) -> None:
     (out / "weights").mkdir()
     for path in (*out.shards, out / INDEX):
         path.rename(out / "weights" / path.name)
 
 
-@mutation(FILES, "the index has a tensor twice")
+@mutation(FILES, "the index lists a tensor twice")
 def _(out: Folder) -> None:
     text = (out / INDEX).read_text()
     (out / INDEX).write_text(text.replace('"weight_map": {', f'"weight_map": {{"{NORM}": "{out.shards[0].name}", '))
@@ -143,18 +143,18 @@ def _(out: Folder) -> None:
     (out / INDEX).write_bytes(content)
 
 
-@mutation(FILES, "the index leads out of the folder")
+@mutation(FILES, "the index points outside the folder")
 def _(out: Folder) -> None:
     shutil.copy(out.home(NORM), out.path.parent / "outside.safetensors")
     out.index(lambda i: i["weight_map"].update({NORM: "../outside.safetensors"}))
 
 
-@mutation(FILES, "a single file of older weights lies beside the index")
+@mutation(FILES, "a single file with older weights is beside the index")
 def _(out: Folder) -> None:
     write(out / "model.safetensors", {NORM: out.get(NORM)})
 
 
-@mutation(FILES, "a shard of an older cut is left over")
+@mutation(FILES, "a shard of an earlier cut is left over")
 def _(out: Folder) -> None:
     shutil.copy(out.shards[0], out / "model-00002-of-00003.safetensors")
 
@@ -165,13 +165,13 @@ def _(out: Folder) -> None:
     write(other, read(other) | {NORM: out.get(NORM)})
 
 
-@mutation(FILES, "a shard ends early")
+@mutation(FILES, "a shard is truncated")
 def _(out: Folder) -> None:
     content = out.shards[2].read_bytes()
     out.shards[2].write_bytes(content[:-1])
 
 
-@mutation(FILES, "a shard goes on after its end")
+@mutation(FILES, "a shard has extra bytes at its end")
 def _(out: Folder) -> None:
     with out.shards[2].open("ab") as file:
         file.write(b"\0")
@@ -182,7 +182,7 @@ def _(out: Folder) -> None:
     out.shards[1].write_bytes(b"")
 
 
-@mutation(FILES, "a shard is the pointer of git-lfs to it")
+@mutation(FILES, "a shard is only its git-lfs pointer")
 def _(out: Folder) -> None:
     pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 1234\n"
     out.shards[1].write_text(pointer)
@@ -193,7 +193,7 @@ def _(out: Folder) -> None:
     write(out.shards[1], read(out.shards[1]), metadata={})
 
 
-@mutation(FILES, "two shards have each other's names")
+@mutation(FILES, "two shards have swapped names")
 def _(out: Folder) -> None:
     first, second = out.shards[1], out.shards[2]
     one, other = first.read_bytes(), second.read_bytes()
@@ -218,12 +218,12 @@ def _(out: Folder) -> None:
     path.write_bytes(path.read_bytes().replace(b'"model.norm.weight"', b'"model.norm.weighu"'))
 
 
-@mutation(HEADERS, "a header calls bfloat16 float16")
+@mutation(HEADERS, "a header says float16 for bfloat16")
 def _(out: Folder) -> None:
     spoil_header(out.home(Q), lambda h: h[Q].update(dtype="F16"))
 
 
-@mutation(HEADERS, "a header has two tensors overlap")
+@mutation(HEADERS, "two tensors overlap in a header")
 def _(out: Folder) -> None:
     def overlap(header: dict[str, Any]) -> None:
         header["again"] = dict(next(entry for name, entry in header.items() if name != "__metadata__"))
@@ -231,7 +231,7 @@ def _(out: Folder) -> None:
     spoil_header(out.shards[0], overlap)
 
 
-@mutation(HEADERS, "a header has two equal tensors change places")
+@mutation(HEADERS, "a header swaps two tensors of the same shape")
 def _(out: Folder) -> None:
     first, second = (f"{EXPERT}.w{n}.weight" for n in "13")
     if out.home(first) != out.home(second):
@@ -259,7 +259,7 @@ def _(out: Folder) -> None:
     out.drop(NORM)
 
 
-@mutation(TENSORS, "the output head is missing, which is tied and was stored all the same")
+@mutation(TENSORS, "the output head, which is tied but was stored, is missing")
 def _(out: Folder) -> None:
     out.drop(HEAD)
 
@@ -284,12 +284,12 @@ def _(out: Folder) -> None:
     out.drop(*[name for name in out.names() if ".layers.1." in name and name.endswith(".w2.weight")])
 
 
-@mutation(TENSORS, "the draft head is missing, of which the class knows nothing")
+@mutation(TENSORS, "the draft head, which the class ignores, is missing")
 def _(out: Folder) -> None:
     out.drop(MTP)
 
 
-@mutation(TENSORS, "the scale of a quantised matrix is missing")
+@mutation(TENSORS, "the scale of a quantized matrix is missing")
 def _(out: Folder) -> None:
     out.drop("mtp.layers.0.packed.weight_scale_inv")
 
@@ -299,28 +299,28 @@ def _(out: Folder) -> None:
     (out / "mtp.safetensors").unlink()
 
 
-@mutation(TENSORS, "a tensor is there that the source does not have")
+@mutation(TENSORS, "there is a tensor that the source does not have")
 def _(out: Folder) -> None:
     home = out.shards[0]
     write(home, read(home) | {"extra.weight": out.get(NORM)})
     out.mend()
 
 
-@mutation(TENSORS, "a buffer is there that loaders ignore")
+@mutation(TENSORS, "there is a buffer that loaders ignore")
 def _(out: Folder) -> None:
     home = out.shards[0]
     write(home, read(home) | {"model.layers.0.self_attn.rotary_emb.inv_freq": Array("F32", (4,), b"\1" * 16)})
     out.mend()
 
 
-@mutation(TENSORS, "the experts have the names of another version of the loader")
+@mutation(TENSORS, "the experts are named as in another version of the loader")
 def _(out: Folder) -> None:
     for path in out.shards:
         write(path, {n.replace("block_sparse_moe", "mlp"): a for n, a in read(path).items()})
     out.mend()
 
 
-@mutation(TENSORS, "two tensors of one shape have each other's names")
+@mutation(TENSORS, "two tensors of one shape have swapped names")
 def _(out: Folder) -> None:
     one, other = out.get(Q), out.get(O)
     out.put(Q, other)
@@ -358,7 +358,7 @@ def _(out: Folder) -> None:
     out.mend()
 
 
-@mutation(KINDS, "a norm is of bytes")
+@mutation(KINDS, "a norm has the dtype int8")
 def _(out: Folder) -> None:
     out.put(NORM, Array("I8", out.get(NORM).shape, b"\1" * 32))
 
@@ -382,7 +382,7 @@ def _(out: Folder) -> None:
     out.put(Q, array._replace(data=np.frombuffer(array.data, "<u2").reshape(array.shape).T.tobytes()))
 
 
-@mutation(KINDS, "a matrix has another shape of as many elements")
+@mutation(KINDS, "a matrix has another shape with the same number of elements")
 def _(out: Folder) -> None:
     array = out.get(K)
     out.put(K, array._replace(shape=array.shape[::-1]))
@@ -412,7 +412,7 @@ def _(out: Folder) -> None:
     out.shards[-1].write_bytes(content)
 
 
-@mutation(BYTES, "half of a shard reads as zeros, as of a file that was never filled")
+@mutation(BYTES, "half of a shard is zeros, as in a file that was never filled")
 def _(out: Folder) -> None:
     content = bytearray(out.shards[2].read_bytes())
     half = len(content) // 2
@@ -430,7 +430,7 @@ def _(out: Folder) -> None:
     out.change(Q, lambda data: data.__setitem__(slice(None), data[-2:] + data[:-2]))
 
 
-@mutation(BYTES, "a stretch of a tensor is there twice, and the next one not at all")
+@mutation(BYTES, "part of a tensor is repeated over the next part")
 def _(out: Folder) -> None:
     out.change(Q, lambda data: data.__setitem__(slice(512, 1024), data[:512]))
 
@@ -456,7 +456,7 @@ def _(out: Folder) -> None:
     out.change(HEAD, lambda data: data.__setitem__(40, data[40] ^ 2))
 
 
-@mutation(BYTES, "a tensor is another model's")
+@mutation(BYTES, "a tensor comes from another model")
 def _(out: Folder) -> None:
     random = np.random.default_rng(1)
     out.change(O, lambda data: data.__setitem__(slice(None), random.bytes(len(data))))
@@ -474,7 +474,7 @@ def _(out: Folder) -> None:
 OTHERS = "config, tokenizer, processor, code"
 
 
-@mutation(OTHERS, "the tokenizer is another model's")
+@mutation(OTHERS, "the tokenizer belongs to another model")
 def _(out: Folder) -> None:
     save_tokenizer(out.path, [line[::-1] for line in LINES])
 
@@ -489,7 +489,7 @@ def _(out: Folder) -> None:
     (out / "tokenizer.json").unlink()
 
 
-@mutation(OTHERS, "the tokenizer's end of a text is another token")
+@mutation(OTHERS, "the tokenizer has another end-of-text token")
 def _(out: Folder) -> None:
     out.json("tokenizer_config.json", lambda t: t.update(eos_token="<pad>"))
 
@@ -509,12 +509,12 @@ def _(out: Folder) -> None:
     (out / "preprocessor_config.json").unlink()
 
 
-@mutation(OTHERS, "the processor takes images of another mean")
+@mutation(OTHERS, "the processor has another image mean")
 def _(out: Folder) -> None:
     out.json("preprocessor_config.json", lambda p: p.update(image_mean=[0.4, 0.5, 0.5]))
 
 
-@mutation(OTHERS, "the processor puts images and text together otherwise")
+@mutation(OTHERS, "the processor combines images and text differently")
 def _(out: Folder) -> None:
     out.json("processor_config.json", lambda p: p.update(image_seq_length=17))
 
@@ -524,7 +524,7 @@ def _(out: Folder) -> None:
     (out / "config.json").unlink()
 
 
-@mutation(OTHERS, "the config has a layer less")
+@mutation(OTHERS, "the config has one layer fewer")
 def _(out: Folder) -> None:
     out.json("config.json", lambda c: c.update(num_hidden_layers=1))
 
@@ -534,12 +534,12 @@ def _(out: Folder) -> None:
     out.json("config.json", lambda c: c.update(architectures=["MixtralForSequenceClassification"]))
 
 
-@mutation(OTHERS, "the config says nothing of the tie")
+@mutation(OTHERS, "the config says that the weights are not tied")
 def _(out: Folder) -> None:
     out.json("config.json", lambda c: c.update(tie_word_embeddings=False))
 
 
-@mutation(OTHERS, "the settings for generation are missing")
+@mutation(OTHERS, "the generation config is missing")
 def _(out: Folder) -> None:
     (out / "generation_config.json").unlink()
 
@@ -550,17 +550,17 @@ def _(out: Folder) -> None:
     path.write_text(path.read_text().replace("32", "23"))
 
 
-@mutation(OTHERS, "code is there that the source does not have")
+@mutation(OTHERS, "there is code that the source does not have")
 def _(out: Folder) -> None:
     (out / "modeling_own.py").write_text("# what a config may name\n")
 
 
-@mutation(OTHERS, "settings of a quantiser are there that the source does not have")
+@mutation(OTHERS, "there is a quantizer config that the source does not have")
 def _(out: Folder) -> None:
     (out / "quantize_config.json").write_text('{"bits": 4}')
 
 
-@mutation(OTHERS, "an adapter is there, which loaders attach by themselves")
+@mutation(OTHERS, "there is an adapter, which loaders attach automatically")
 def _(out: Folder) -> None:
     (out / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 1}')
     write(out / "adapter_model.safetensors", {"lora_A.weight": out.get(NORM)})
@@ -578,7 +578,7 @@ def _(out: Folder) -> None:
     )
 
 
-@mutation(OTHERS, "the tokenizer cuts long texts off")
+@mutation(OTHERS, "the tokenizer truncates long texts")
 def _(out: Folder) -> None:
     settings = {"direction": "Right", "max_length": 100_000, "strategy": "LongestFirst", "stride": 0}
     out.json("tokenizer.json", lambda t: t.update(truncation=settings))
@@ -590,37 +590,37 @@ def _(out: Folder) -> None:
     out.json("tokenizer.json", lambda t: t.update(padding=settings | {"strategy": "BatchLongest"}))
 
 
-@mutation(OTHERS, "a special token takes the blanks before it")
+@mutation(OTHERS, "a special token strips the spaces before it")
 def _(out: Folder) -> None:
     added_token(out, lambda token: token.update(lstrip=True))
 
 
-@mutation(OTHERS, "a special token is found in whole words only")
+@mutation(OTHERS, "a special token matches whole words only")
 def _(out: Folder) -> None:
     added_token(out, lambda token: token.update(single_word=True))
 
 
-@mutation(OTHERS, "a special token is an ordinary one", proven=False)
+@mutation(OTHERS, "a special token is no longer special", proven=False)
 def _(out: Folder) -> None:
     added_token(out, lambda token: token.update(special=False))
 
 
-@mutation(OTHERS, "the tokenizer has a special token more")
+@mutation(OTHERS, "the tokenizer has an extra special token")
 def _(out: Folder) -> None:
     out.json("tokenizer_config.json", lambda t: t.update(extra_special_tokens={"image_token": "<pad>"}))
 
 
-@mutation(OTHERS, "the tokenizer cleans up blanks", proven=False)
+@mutation(OTHERS, "the tokenizer cleans up spaces", proven=False)
 def _(out: Folder) -> None:
     out.json("tokenizer_config.json", lambda t: t.update(clean_up_tokenization_spaces=True))
 
 
-@mutation(OTHERS, "the tokenizer's config has a setting that nobody knows here", proven=False)
+@mutation(OTHERS, "the tokenizer's config has an unknown setting", proven=False)
 def _(out: Folder) -> None:
     out.json("tokenizer_config.json", lambda t: t.update(spaces_between_special_tokens=False))
 
 
-@mutation(OTHERS, "the config has another setting for generation")
+@mutation(OTHERS, "the config has another generation setting")
 def _(out: Folder) -> None:
     out.json("config.json", lambda c: c.update(repetition_penalty=1.5))
 
@@ -630,33 +630,33 @@ def _(out: Folder) -> None:
     out.json("config.json", lambda c: c.update(transformers_version="0.0.1", _name_or_path="another/model"))
 
 
-@mutation(OTHERS, "a template for other chats is there that the source does not have")
+@mutation(OTHERS, "there is a chat template that the source does not have")
 def _(out: Folder) -> None:
     (out / "additional_chat_templates").mkdir()
     (out / "additional_chat_templates" / "tool_use.jinja").write_text("{{ messages }}")
 
 
-@mutation(OTHERS, "code for generation is there that the source does not have")
+@mutation(OTHERS, "there is generation code that the source does not have")
 def _(out: Folder) -> None:
     (out / "custom_generate").mkdir()
     (out / "custom_generate" / "generate.py").write_text("def generate(model, **_): ...\n")
 
 
-@mutation(OTHERS, "a torch file with other weights is there beside the good ones")
+@mutation(OTHERS, "there is a torch file with other weights")
 def _(out: Folder) -> None:
     torch.save({NORM: torch.zeros(32)}, out / "pytorch_model.bin")
 
 
-@mutation(OTHERS, "a file is there that no loader reads", proven=False)
+@mutation(OTHERS, "there is a file that no loader reads", proven=False)
 def _(out: Folder) -> None:
     (out / "notes.txt").write_text("added by hand\n")
 
 
-@mutation(OTHERS, "the licence is missing")
+@mutation(OTHERS, "the license is missing")
 def _(out: Folder) -> None:
     (out / "LICENSE").unlink()
 
 
-@mutation(OTHERS, "the licence is another one")
+@mutation(OTHERS, "the license was replaced")
 def _(out: Folder) -> None:
     (out / "LICENSE").write_text("Do as we please.\n")

@@ -91,10 +91,10 @@ def render(found: Mapping[str, list[Check]]) -> str:
 def _lines(found: Mapping[str, list[Check]]) -> Iterator[str]:
     by_column = {column: sum(column in caught(found[m.what]) for m in MUTATIONS) for column in COLUMNS}
     undecided = sum(not mutation.proven for mutation in MUTATIONS)
-    yield f"{len(MUTATIONS)} mutations; `--against --deep` passes none of them. `x` failed, `?` is inconclusive, as of"
-    yield f"{undecided} that are not shown to change what a loader does. Of each check alone:"
+    yield f"{len(MUTATIONS)} mutations; `--against --deep` passes none of them. `x`: failed. `?`: inconclusive, as for"
+    yield f"the {undecided} that are not shown to affect a loader. Results of each check alone:"
     yield ""
-    yield "| what was done to a good output | " + " | ".join(COLUMNS) + " |"
+    yield "| change to a good output | " + " | ".join(COLUMNS) + " |"
     yield "| --- |" + " :-: |" * len(COLUMNS)
     for kind, mutations in groupby(MUTATIONS, key=lambda mutation: mutation.kind):
         yield f"| **{kind}** |" + " |" * len(COLUMNS)
