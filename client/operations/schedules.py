@@ -63,7 +63,7 @@ class Edited(Body):
 
 
 class Kept(Edited):
-    """The same, and its name."""
+    """A schedule by its name."""
 
     name: str = Field(
         max_length=NAME_MAX, pattern=f"^{NAME.pattern}$", description="small letters, digits, dots, - and _"
