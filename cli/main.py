@@ -33,6 +33,7 @@ COMMANDS = {
     "status": CommandListing(JOBS, "jobs:status", "Show one job, or without JOB the queue and its workers."),
     "list": CommandListing(JOBS, "jobs:list_", "List jobs, newest first."),
     "watch": CommandListing(JOBS, "jobs:watch", "Follow a job to its end and exit with its exit code."),
+    "logs": CommandListing(JOBS, "jobs:logs", "Print what workers logged of a job."),
     "cancel": CommandListing(JOBS, "jobs:cancel", "Stop jobs before their commits."),
     "retry": CommandListing(JOBS, "jobs:retry", "Continue failed or cancelled jobs with what they had copied."),
     "rollback": CommandListing(JOBS, "jobs:rollback", "Undo the commit of a job, or the last one to DST."),

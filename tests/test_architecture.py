@@ -182,7 +182,7 @@ ROOMS = {
         {"remote", "served"},
         {"operations"},
         {"plan", "acts", "catalog_report", "events"},
-        {"facts"},
+        {"facts", "files"},
         {"queue", "text"},
         {"models"},
     ],
