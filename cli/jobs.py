@@ -182,6 +182,24 @@ def watch(*, job: Job, verbose: Verbose = False, output: Output) -> None:
         follow(session, operations.show(session, job).id, output, verbose)
 
 
+@takes(output=read_output)
+def logs(*, job: Job, output: Output) -> None:
+    """Print what workers logged of a job.
+
+    The last 200 lines of all its workers, without secrets; of a job that is done, for an hour after its end.
+
+    Example: reshard logs pkgd
+    """
+    with connect() as session:
+        log = operations.log(session, job)
+    older = log.logged - len(log.lines)
+    if older and log.lines:
+        output.say(f"{count(older, 'older line', 'is gone')}")
+    rows = [(when(line.at, "%b %d %H:%M:%S"), line.level, line.unit, line.text) for line in log.lines]
+    none = "its log is gone" if older else f"no worker has logged anything of job {log.id}"
+    output.result(log, lines(rows) or none, "\n".join(line.text for line in log.lines))
+
+
 @takes(choice=read_choice, output=read_output)
 def cancel(*, choice: Choice, output: Output) -> None:
     """Cancel jobs before they publish.

@@ -33,6 +33,7 @@ COMMANDS = {
     "status": CommandListing(JOBS, "jobs:status", "Show a job, or the queue and its workers."),
     "list": CommandListing(JOBS, "jobs:list_", "List jobs, newest first."),
     "watch": CommandListing(JOBS, "jobs:watch", "Follow a job to its end and exit with its exit code."),
+    "logs": CommandListing(JOBS, "jobs:logs", "Print the log lines of a job's workers."),
     "cancel": CommandListing(JOBS, "jobs:cancel", "Cancel jobs before they publish."),
     "retry": CommandListing(JOBS, "jobs:retry", "Retry failed or cancelled jobs, reusing what they copied."),
     "rollback": CommandListing(JOBS, "jobs:rollback", "Undo the commit of a job, or reshard's last commit to DST."),

@@ -185,9 +185,9 @@ def ago(moment: float) -> str:
     return f"{figures.long(max(0, int(time.time() - moment)))} ago"
 
 
-def when(moment: float) -> str:
+def when(moment: float, form: str = "%b %d %H:%M") -> str:
     """``Jun 01 22:00``, in the time zone of this machine; ``moment`` is in seconds since the epoch."""
-    return datetime.fromtimestamp(moment).astimezone().strftime("%b %d %H:%M")
+    return datetime.fromtimestamp(moment).astimezone().strftime(form)
 
 
 def dated(moment: float) -> str:

@@ -22,6 +22,7 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
     "status": (jobs.JobNow, jobs.Service, jobs.JobReport),
     "list": (jobs.JobNow,),
     "watch": _FOLLOWED,
+    "logs": (jobs.JobLog,),
     "cancel": (jobs.Cancelled, jobs.Acted),
     "retry": (jobs.Retried, jobs.Acted, *_FOLLOWED),
     "rollback": (jobs.RolledBack,),

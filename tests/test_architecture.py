@@ -182,7 +182,7 @@ ROOMS = {
         {"remote", "served"},
         {"operations"},
         {"plan", "dry_run", "acts", "catalog_report", "events"},
-        {"facts"},
+        {"facts", "files"},
         {"queue", "text"},
         {"models"},
     ],

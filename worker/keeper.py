@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from reshard.pipeline.copying.loop import Moved, Reason, Stopped
 from reshard.pipeline.planning.model import Receipt
-from reshard.worker import tracing
+from reshard.worker import logs, tracing
 from reshard.worker.fleet import drain
 from reshard.worker.fleet.bandwidth import BandwidthLimiter
 from reshard.worker.queue.leases import NOTHING, Lease, Leases
@@ -62,6 +62,7 @@ class LeaseKeeper:
         self._unsaved: list[Receipt] = []
         self._uncounted = Moved()
         self.counted = Moved()  # in this claim
+        self._untold: list[str] = []  # lines of the log
         self._saving = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="reshard-keeper", daemon=True)
@@ -167,13 +168,18 @@ class LeaseKeeper:
         self.begun = True
 
     def finish(self, step: Callable[[], str]) -> str:
-        """Hand in what was done, behind all that was sealed, waiting for the broker if need be.
+        """Hand in what was done, behind all that was sealed and logged, waiting for the broker if need be.
 
         From here on nothing is interrupted. Raises Stopped when the unit is not ours any more.
         """
         self._interruptible = False
         self.patiently(self._save)
-        return self._heed(self.patiently(step))
+
+        def hand_in() -> str:
+            self._tell()
+            return step()
+
+        return self._heed(self.patiently(hand_in))
 
     def patiently(self, step: Callable[[], R]) -> R:
         """``step``, tried again while the broker is unavailable; what it raises after that patience is over."""
@@ -212,12 +218,12 @@ class LeaseKeeper:
             self._save()
             self._note()
             answer = self._heed(self._leases.renew(self.lease, self._bytes, progress, self._told))
+            self._yield |= answer == "yield"
+            self._tell()
         except BROKER_UNAVAILABLE as error:
             log.warning("cannot renew %s of %s, the broker is unavailable: %s", self.lease.unit, self.lease.job, error)
         except Stopped as stopped:
             self._stop = stopped.reason
-        else:
-            self._yield |= answer == "yield"
 
     def _note(self) -> None:
         if read := self._read - self._noted:
@@ -229,6 +235,14 @@ class LeaseKeeper:
             if self._unsaved or any(self._uncounted):
                 self._heed(self._leases.seal(self.lease, self._unsaved, self._uncounted))
                 self._unsaved, self._uncounted = [], Moved()
+
+    def _tell(self) -> None:
+        """Hand on what was logged; where the unit is another's by now, it is kept in this worker's own log alone."""
+        with self._saving:
+            self._untold = [*self._untold, *logs.taken()][-logs.LINES :]
+            if self._untold:
+                self._leases.log(self.lease, self._untold)
+                self._untold = []
 
     def _hand_over(self) -> None:
         """The time to end is over, and the work did not heed it: give the unit back and end this process."""

@@ -1,5 +1,7 @@
 """What workers and control log: text or JSON, and one line for the start and one for the end of each job.
 
+What a worker logs while it has a unit is also kept with the job (keeper.py hands it on).
+
 A job starts when a worker first claims it after a submit or a retry, and that worker logs it. Control logs each end
 from the stream of events (followers/counters.py), whatever becomes of who brought it about.
 """
@@ -8,20 +10,25 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 
 from reshard.pipeline.errors import JobNotFound, JobUnreadable
 from reshard.pipeline.request import Request
-from reshard.pipeline.text import guard_logs, without_secrets
+from reshard.pipeline.text import guard_logs, printable, without_secrets
 from reshard.worker.queue.events import Event
 from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.record import LogLine
 from reshard.worker.settings import LogFormat
 
 log = logging.getLogger("reshard.jobs")
 
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+LINES = 200  # of a job that are kept: several hundred attempts fail in one way, and the last ones tell which
+LINE_MAX = 500  # characters of one; no line of ours is longer, and a library may log a whole answer
 _at_work: dict[str, object] = {}  # what this process does; of its threads, too, and it does one unit at a time
 _OF_EVERY_RECORD = logging.makeLogRecord({}).__dict__.keys() | {"message", "asctime"}
 
@@ -43,12 +50,39 @@ class JsonFormatter(logging.Formatter):
         return without_secrets(json.dumps(data, default=str))  # what ``extra`` adds is in no message
 
 
+class _OfTheUnit(logging.Handler):
+    """Keeps what is logged during a unit until it is taken; where that takes long, the oldest lines go."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        self.lines: deque[LogLine] = deque(maxlen=LINES)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not _at_work:
+            return
+        unit, worker = str(_at_work["unit"]), str(_at_work["worker"])
+        for text in without_secrets(self.format(record)).split("\n"):  # a traceback has several
+            text = printable(text)
+            text = text if len(text) <= LINE_MAX else f"{text[: LINE_MAX - 1]}…"
+            self.lines.append(LogLine(round(record.created, 3), record.levelname, unit, worker, text))
+
+
+_of_the_unit = _OfTheUnit()
+
+
+def taken() -> list[str]:
+    """The lines of the unit at work since the last call, as they are stored; ``LINES`` at most."""
+    lines = _of_the_unit.lines
+    return [json.dumps(asdict(lines.popleft())) for _ in range(len(lines))]
+
+
 def configure(how: LogFormat) -> None:
     """Log to stderr from INFO on, warnings of Python included, and of Celery and HTTP no more than warnings."""
     guard_logs()
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if how == "json" else logging.Formatter(TEXT))
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.basicConfig(level=logging.INFO, handlers=[handler, _of_the_unit], force=True)
     logging.captureWarnings(True)
     for chatty in ("celery", "httpx", "httpx2"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
@@ -63,12 +97,13 @@ def _without_traceback(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def at_work(fields: Mapping[str, object]) -> Iterator[None]:
-    """Inside, every JSON line of this process has the fields, whoever writes it."""
+    """Inside, every JSON line of this process has the fields, whoever writes it, and is kept for the job."""
     _at_work.update(fields)
     try:
         yield
     finally:
         _at_work.clear()
+        _of_the_unit.lines.clear()  # what was not handed on in time is in this process's own log
 
 
 def job_started(id: str, request: str | bytes, worker: str) -> None:

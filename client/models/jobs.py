@@ -93,6 +93,7 @@ class Job(Document):
     error: Problem | None
     last_error: Problem | None
     note: str | None
+    logged: int = Field(default=0, description="lines that workers logged of it; `log` has the last ones")
     notes: list[str]
     checked: list[Check]
     published: Published | None
@@ -179,6 +180,43 @@ class JobReport(Document):
     checks: list[Check]
     attested: dict[str, int]
     error: Problem | None
+
+
+class JobFile(Document):
+    """A file that a job writes, and how far it is."""
+
+    path: str
+    size: Bytes
+    tensors: int
+    unit: str = Field(description="that copies it; empty once the plan is gone")
+    state: Literal["waiting", "copying", "sealed"] = "waiting"
+    done: Bytes = 0
+    rate: float | None = Field(default=None, description="bytes a second while it is copied; null: not known")
+    left: Seconds | None = Field(default=None, description="until it is copied; null: not known")
+
+
+class JobFiles(Document):
+    """The files of a job's plan; once that is gone, the first ones."""
+
+    files: list[JobFile]
+    more: int = Field(description="files that are not listed")
+
+
+class LogLine(Document):
+    """What a worker logged while it had a unit of a job; its text is printable and without secrets."""
+
+    at: Moment
+    level: str
+    unit: str
+    worker: str
+    text: str
+
+
+class JobLog(Document):
+    id: str
+    state: State
+    logged: int = Field(description="all lines that there were")
+    lines: list[LogLine] = Field(description="the last ones, the newest last")
 
 
 class Submitted(Document):
@@ -367,6 +405,9 @@ class Progress(Document):
     shards: int
     shards_done: int
     note: str | None
+    rate: float | None
+    claims: list[Claim]
+    logged: int
 
 
 class Changes(Document):

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 
 from reshard.client import PAGE_MAX
 from reshard.client.facts import happened
+from reshard.client.files import files_of
 from reshard.client.models import jobs
 from reshard.client.models.plans import Plan, Planned
 from reshard.client.models.records import Problem
@@ -289,10 +290,25 @@ def show_plan(session: InProcess, job: str) -> Plan:
 
     found, plan = session.queue.jobs.get(job), session.queue.jobs.plan(job)
     if plan is None:
-        raise WrongState(
-            job=found.id, state=found.state, why="its plan is gone" if found.state.ended else "it has no plan yet"
-        )
+        why = "it ended before it had a plan" if found.state.ended else "it has no plan yet"
+        why = "its plan is gone" if session.queue.jobs.plan_digest(found.id) else why
+        raise WrongState(job=found.id, state=found.state, why=why)
     return document_of(found.request, plan)
+
+
+@operation("GET", "/jobs/{job}/files")
+def files(session: InProcess, job: str) -> jobs.JobFiles:
+    """Show the files that a job writes, and how far each is."""
+    found = session.queue.jobs.get(job)
+    known = files_of(session.queue, found)
+    return jobs.JobFiles(files=known, more=max(0, found.shards - len(known)))
+
+
+@operation("GET", "/jobs/{job}/log")
+def log(session: InProcess, job: str) -> jobs.JobLog:
+    """Show the last lines that workers logged of a job; of one that is done, for an hour after its end."""
+    found = session.queue.jobs.get(job)
+    return jobs.JobLog.of(found, lines=session.queue.jobs.log(found.id))
 
 
 @operation("GET", "/jobs/{job}/attested")

@@ -9,10 +9,11 @@ from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache, lru_cache
+from itertools import accumulate, starmap
 from typing import Any, NamedTuple
 
 from reshard.pipeline.checkpoint.formats.gguf import MAGIC
-from reshard.pipeline.limits import CHUNK
+from reshard.pipeline.limits import CHUNK, OUTLINE_FILES, OUTLINE_PATHS
 from reshard.pipeline.planning.model import (
     Cut,
     Edit,
@@ -161,6 +162,25 @@ def decode_head(head: bytes) -> Plan:
         takes=data["takes"],
         submitted=data["submitted"],
     )
+
+
+class PlannedFile(NamedTuple):
+    """What a plan says of one of its shards, in short."""
+
+    path: str
+    size: int  # bytes
+    tensors: int
+
+
+def outline(plan: Plan) -> bytes:
+    """The first OUTLINE_FILES of its shards, whose paths have OUTLINE_PATHS characters at most: 1.7 kB for 200."""
+    paths = accumulate(len(shard.path) for shard in plan.shards[:OUTLINE_FILES])
+    kept = plan.shards[: sum(length <= OUTLINE_PATHS for length in paths)]
+    return _pack([[s.path for s in kept], [s.size for s in kept], [len(s.entries) for s in kept]])
+
+
+def decode_outline(data: bytes) -> list[PlannedFile]:
+    return list(starmap(PlannedFile, zip(*_unpack(data), strict=True)))
 
 
 def decode_shard(data: bytes) -> Shard:

@@ -46,6 +46,7 @@ def test_every_command_answers_as_it_is_documented(
 
     job = str(answers("submit", "a/model", "--to", "b/model")[0]["id"])
     answers("status")
+    answers("logs", job)
     answers("list")
     answers("cancel", job)
     answers("retry", job)

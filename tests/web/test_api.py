@@ -77,6 +77,8 @@ def test_the_openapi_document_has_every_endpoint(site: Site) -> None:
         ("get", f"{JOBS}/{{job}}", None),
         ("get", f"{JOBS}/{{job}}/changes", None),
         ("get", f"{JOBS}/{{job}}/plan", None),
+        ("get", f"{JOBS}/{{job}}/files", None),
+        ("get", f"{JOBS}/{{job}}/log", None),
         ("post", f"{JOBS}/{{job}}/retry", {"anew": True}),
         ("get", "/api/v1/service", None),
         ("get", "/api/v1/fleet", None),

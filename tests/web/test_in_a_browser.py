@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,18 +31,16 @@ CATALOG = "name: mirror\ndefaults: {to: 'you/{name}-c', size: 10kB}\nentries:\n-
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """The service with two workers, a control and a Hub that has a model."""
+    """The service with two workers, a control and a Hub that has a model, and one that takes a while."""
     folder, port = tmp_path_factory.mktemp("site"), free_port()
     tokens = {scope: add_token(folder / "tokens", scope, Scope(scope)) for scope in ("read", "act")}
-    with (
-        HubProcess(users=["them:hf_them", "you:hf_you"]) as hub,
-        TemporaryDirectory() as model,
-        Broker(folder) as broker,
-    ):
-        save_model(Path(model), 24, 40_000, 3)
-        hub.admin.create_repo("them/model")
-        files = {path.name: path.read_bytes() for path in Path(model).iterdir()}
-        hub.admin.put_files("them/model", files, lfs=[name for name in files if name.endswith(".safetensors")])
+    with HubProcess(users=["them:hf_them", "you:hf_you"]) as hub, Broker(folder) as broker:
+        for repo, *shape in (("them/model", 24, 40_000, 3), ("them/large", 64, 400_000, 4)):
+            with TemporaryDirectory() as model:
+                save_model(Path(model), *shape)
+                hub.admin.create_repo(repo)
+                files = {path.name: path.read_bytes() for path in Path(model).iterdir()}
+                hub.admin.put_files(repo, files, lfs=[name for name in files if name.endswith(".safetensors")])
         with Machine(folder, broker.url, HF_ENDPOINT=hub.endpoint, HF_TOKEN="hf_you") as machine:
             process = start(machine, folder / "tokens", port)
             machine.control()
@@ -80,10 +79,10 @@ def shows(browser: Browser, text: str, css: str = "main") -> None:
     assert browser.script("return window.same") is True
 
 
-def submit(browser: Browser, source: str, target: str) -> str:
+def submit(browser: Browser, source: str, target: str, size: str = "300kB") -> str:
     """By the form; returns the job that the page shows."""
     browser.open("/plan")
-    browser.fill(source=source, target=target, size="300kB")
+    browser.fill(source=source, target=target, size=size)
     browser.press("Submit")
     return browser.chrome.current_url.rpartition("/")[2]
 
@@ -106,6 +105,57 @@ def test_a_job_is_planned_submitted_and_watched_to_its_end(browser: Browser, sto
     assert browser.serious() == []
     severe = [line for line in browser.chrome.get_log("browser") if line["level"] == "SEVERE"]
     assert [line for line in severe if "401" not in line["message"]] == [], "the sign-in asks whether it is needed"
+
+
+# Of each file, how much of it is copied and what is said of that, and when the job was submitted.
+MOVING = """
+const bars = [...document.querySelectorAll("#files progress")];
+const told = bars.map((bar) => [bar.value, bar.parentElement.innerText]);
+return [told, document.querySelector("#head .figure").innerText, document.querySelector("#head dd time").innerText];
+"""
+INSIDE = """
+const box = document.querySelector("#log .scroll"), rows = box.querySelectorAll("tbody tr");
+const [outer, last] = [box, rows[rows.length - 1]].map((one) => one.getBoundingClientRect());
+return [rows.length, box.scrollHeight > box.clientHeight, outer.top <= last.top && last.bottom <= outer.bottom + 1];
+"""
+
+
+def test_a_jobs_page_moves_while_it_is_read_and_nothing_is_fetched(browser: Browser, store: JobStore) -> None:
+    Fleet(store).limit({"bandwidth": "300kB/s"})
+    try:
+        job = submit(browser, "them/large", "you/moving", "3MB")
+        shows(browser, "/s", "#files")
+        shows(browser, "left", "#files")
+        shows(browser, "attempt 1", "#log")
+        browser.script("window.bar = document.querySelector('#files progress')")
+        browser.script("window.fetch = () => new Promise(() => {})")
+        files, whole, submitted = browser.script(MOVING)
+
+        def moved() -> bool:
+            now, whole_now, submitted_now = browser.script(MOVING)
+            grown = [(was, is_) for was, is_ in zip(files, now, strict=True) if is_[0] > was[0] and is_[1] != was[1]]
+            return bool(grown) and whole_now != whole and submitted_now != submitted
+
+        wait_for(moved, "bars, figures and times that go on", END)
+        assert browser.script("return window.bar.isConnected"), "no part was drawn anew"
+    finally:
+        Fleet(store).limit({"bandwidth": "none"})
+    browser.open(f"/jobs/{job}")
+    shows(browser, "done", "h1")
+    shows(browser, "confirm of job", "#log")
+    severe = [line for line in browser.chrome.get_log("browser") if line["level"] == "SEVERE"]
+    assert [line for line in severe if "401" not in line["message"]] == []
+
+
+def test_a_log_is_read_from_its_end(browser: Browser, store: JobStore) -> None:
+    Fleet(store).pause("a test", None)
+    job = store.submit(Request(source=Hub(repo="them/model"), target=Hub(repo="you/logged"))).id
+    said = {"at": 1.5, "level": "WARNING", "unit": "plan", "worker": "w", "text": "a line of some length " * 20}
+    store.redis.rpush(f"reshard:job:{job}:log", *[json.dumps(said)] * 100)
+    browser.open(f"/jobs/{job}")
+    assert browser.script(INSIDE) == [100, True, True]
+    assert browser.serious() == []
+    store.cancel(job)
 
 
 def test_a_paused_service_says_so_and_a_job_is_cancelled_and_retried(browser: Browser, store: JobStore) -> None:

@@ -48,6 +48,7 @@ def test_no_log_of_a_service_has_a_signature_or_a_token(
         namespace.admin.fault("GET /_(cdn|cas/xorbs)/", "status", status=503, times=4)
         job = site.post("/api/v1/jobs", asked)["id"]
         wait_for(lambda: site.get(f"/api/v1/jobs/{job}", "act")["state"] == "done", "the job's end", 120)
+        told = [line["text"] for line in site.get(f"/api/v1/jobs/{job}/log", "act")["lines"]]
         assert post(site, pushed(source, "1" * 40)).status_code == 200
         assert httpx2.get(f"{url}/api/v1/jobs?token={token}", headers={"Authorization": "Bearer x"}).status_code == 401
         site.process.terminate()
@@ -58,6 +59,8 @@ def test_no_log_of_a_service_has_a_signature_or_a_token(
     assert len(signatures) > 3, "signed URLs were followed"
     logs = {path: path.read_text(errors="replace") for path in tmp_path.rglob("*.log")} | {tmp_path: ran.stderr}
     assert {path.name.partition("-")[0] for path in logs} >= {"web", "worker", "control"}
+    assert any("HTTP Request: GET " in line and "?..." in line for line in told), "of signed URLs, too"
+    logs[tmp_path / "kept with the job"] = "\n".join(told)
     whole = "".join(logs.values())
     assert "DEBUG" in whole and "httpcore2" in whole, "libraries do log"
     assert not any(path.stat().st_size for path in tmp_path.rglob("xet_*.log")), "hf_xet's own lines pass no filter"

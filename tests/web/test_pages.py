@@ -246,7 +246,7 @@ def test_the_overview_tells_the_speed_of_a_job_and_reads_no_long_history(
         pipe.execute()
     claimed(leases, job, "check")
     lease = claimed(leases, job, "group:00000")
-    store.redis.hincrby(job_key(job), "paced_from", -20_000)
+    store.redis.hincrby(job_key(job, "units"), "group:00000.paced_from", -20_000)
     assert leases.seal(lease, receipts(plan, 0)[:1]) == "ok"
     before = store.redis.info("stats")["total_net_output_bytes"]
     with signed_in(site) as client:

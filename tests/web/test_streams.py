@@ -122,11 +122,14 @@ def test_a_reader_that_comes_back_gets_each_event_once_also_over_a_restart(own: 
 
 def test_progress_of_what_is_at_work_comes_between_and_has_no_id(site: Site, store: JobStore, plan: Plan) -> None:
     with closing(Reader(site)) as reader:
-        job, _ = copying(store, another(store), plan)
-        while (found := reader.next())[0] != "progress" or found[1]["progress"]["state"] != "copying":
+        worker = another(store)
+        job, lease = copying(store, worker, plan)
+        worker.renew(lease, 123, progress=True)
+        while (found := reader.next())[0] != "progress" or found[1]["progress"]["bytes_done"] != 123:
             pass
         said, before = found[1]["progress"], reader.last
     assert said["id"] == job and said["shards"] == len(plan.shards) and found[1]["schema"] == 1
+    assert {claim["unit"]: claim["bytes"] for claim in said["claims"]} == {"check": 0, lease.unit: 123}
     assert before in {id.decode() for id, _ in store.redis.xrange(EVENTS)}
 
 

@@ -18,30 +18,15 @@ from reshard.client.queue import Queue
 from reshard.client.served import Served
 from reshard.client.text import human_bytes, lasted
 from reshard.pipeline.errors import by_code
+from reshard.pipeline.limits import OUTLINE_FILES
 from reshard.web.pages.picture import Drawing, drawing, picture
 from reshard.web.pages.site import Call, Fields, Page, Reply, act, page
 
 LISTED = 100  # jobs of a page
 WITHIN = {"3600": "hour", "86400": "day", "604800": "week", "2592000": "30 days"}  # seconds
 EVENTS_SHOWN = 200  # the newest
+FILES_SHOWN = OUTLINE_FILES  # as many as are known once the plan is gone
 DRAWINGS = 16  # plans whose picture is kept: a live page asks for it again and again
-
-
-class File(NamedTuple):
-    """A file of a plan, the group that copies it, and how far it is."""
-
-    path: str
-    size: int
-    tensors: int
-    digest: str
-    group: str
-    state: str = "waiting"
-    done: int = 0
-
-
-class Drawn(NamedTuple):
-    files: list[File]
-    drawing: Drawing
 
 
 class Many(NamedTuple):
@@ -137,14 +122,17 @@ def job(call: Call) -> Reply:
     """One job."""
     queue, seen = call.queue, operations.changes(call.session, call.path["job"], operations.Since())
     job, events = seen.job, seen.events
-    digest = queue.jobs.plan_digest(job.id)
-    drawn = _drawn(queue, job.id, digest) if digest else None
+    files, digest = operations.files(call.session, job.id), queue.jobs.plan_digest(job.id)
     shown = {
         "job": job,
         "result": operations.report_of(job).result,
         "took": seconds_of(job),
-        "drawing": drawn and drawn.drawing,
-        "files": _files(queue, job, drawn.files) if drawn else [],
+        "planned": digest is not None,
+        "drawing": _drawn(queue, job.id, digest) if digest and not files.more else None,
+        "states_of_files": [file.state for file in files.files],
+        "files": files.files[:FILES_SHOWN],
+        "more": job.shards - min(len(files.files), FILES_SHOWN),
+        "log": operations.log(call.session, job.id),
         "states": _states(events, job),
         "events": [(event.at, event.kind, _told(event)) for event in events[: -EVENTS_SHOWN - 1 : -1]],
         "older": max(0, len(events) - EVENTS_SHOWN),
@@ -155,32 +143,10 @@ def job(call: Call) -> Reply:
 
 
 @lru_cache(maxsize=DRAWINGS)
-def _drawn(queue: Queue, id: str, digest: str) -> Drawn | None:
+def _drawn(queue: Queue, id: str, digest: str) -> Drawing | None:
     """The plan of that ``digest``; None once it is gone."""
-    if (plan := queue.jobs.plan(id)) is None:
-        return None
-    groups = {number: f"group:{group.number:05d}" for group in plan.groups for number in group.shards}
-    files = [
-        File(shard.path, shard.size, len(shard.entries), shard.digest, groups.get(number, ""))
-        for number, shard in enumerate(plan.shards)
-    ]
-    return Drawn(files, drawing(picture(plan)))
-
-
-def _files(queue: Queue, job: JobNow, files: Sequence[File]) -> list[File]:
-    """How far each file is. What a group has copied since its last seal counts for its files in their order."""
-    sealed = queue.jobs.sealed(job.id, [file.digest for file in files])
-    over = job.state in {"done", "published_unverified"}
-    left = {claim.unit: claim.bytes for claim in job.claims}
-    found = []
-    for file, stored in zip(files, sealed, strict=True):
-        if over or stored:
-            file = file._replace(state="sealed", done=file.size)
-        elif file.group in left:
-            file = file._replace(state="copying", done=min(file.size, left[file.group]))
-            left[file.group] -= file.done
-        found.append(file)
-    return found
+    plan = queue.jobs.plan(id)
+    return None if plan is None else drawing(picture(plan))
 
 
 def _states(events: Sequence[Happened], job: JobNow) -> list[dict[str, Any]]:
@@ -198,9 +164,9 @@ def _told(event: Happened) -> str:
             return str(fields["state"]).replace("_", " ")
         case "claimed":
             again = f", attempt {event.attempt}" if (event.attempt or 1) > 1 else ""
-            return f"{fields['worker']} took {unit}{again}"
+            return f"{fields['worker']} started {unit}{again}"
         case "sealed":
-            return f"{unit}: a file of {human_bytes(event.bytes or 0)} is in the target's store"
+            return f"{unit}: stored a file of {human_bytes(event.bytes or 0)}"
         case "finished":
             return f"{unit}, in {lasted(event.took)}" if event.took is not None else unit
         case "lost":

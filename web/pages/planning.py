@@ -31,7 +31,7 @@ FORM = Form(
     "Plan a job",
     [[PLACES[0], TARGET, *SIZE, *inputs(Drafted, "priority")]],
     OPTIONS,
-    Button("Show what would come out", "/plan"),
+    Button("Preview", "/plan"),
     Button("Submit", "/jobs"),
 )
 
@@ -44,7 +44,7 @@ def form(call: Call) -> Reply:
 
 @page("POST", "/plan")
 def preview(call: Call) -> Reply:
-    """What would come out; nothing is changed."""
+    """A preview; changes nothing."""
     try:
         request = _drafted(call.body).request(call.caller.name)
         call.session.allow(request, has_target=request.target != NOWHERE)

@@ -33,6 +33,7 @@ def _environment() -> Environment:
     made.filters |= {
         "bytes": human_bytes, "when": when, "clock": clock, "lasted": lasted, "words": words, "figure": figure,
         "expected": expected, "count": count, "moment": moment, "sentence": sentence, "told": told,
+        "left": left,
     }  # fmt: skip
     made.globals |= {"into": into, "where": page}
     return made
@@ -50,12 +51,20 @@ def when(moment: float | None) -> str:
     if not moment:
         return ""
     distance = round(time.time() - moment)
-    text = f"in {long(-distance)}" if distance < 0 else f"{long(distance)} ago"
-    return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(
-        clock(moment, "%Y-%m-%dT%H:%M:%SZ"), clock(moment), text
+    return _time(moment, f"in {long(-distance)}" if distance < 0 else f"{long(distance)} ago")
+
+
+def left(seconds: float) -> str:
+    """``about 6 min left``, which the page counts down."""
+    return _time(time.time() + seconds, f"about {long(round(seconds))} left", Markup(" data-left"))
+
+
+def _time(moment: float, text: str, more: str = "") -> str:
+    return Markup('<time datetime="{}" title="{} UTC"{}>{}</time>').format(
+        clock(moment, "%Y-%m-%dT%H:%M:%SZ"), clock(moment), more, text
     )
 
 
 def words(name: object) -> str:
-    """``published_unverified`` as people read it."""
-    return str(name).replace("_", " ")
+    """``published_unverified`` as people read it; a file that is ``sealed`` is stored."""
+    return "stored" if name == "sealed" else str(name).replace("_", " ")

@@ -177,7 +177,7 @@ async def _sign_in(site: Site, request: Request) -> Response:
         if once and request.method == "GET":
             if token := await run_in_threadpool(_of_link, site, once):
                 return _signed_in(request, goes_to, token)
-            wrong = "This link was used, or is older than ten minutes. Run `reshard up` again for another."
+            wrong = "This link has been used or has expired. Run `reshard up` again for a new one."
         if request.method == "POST":
             if not same_site(request.headers):
                 return failed(request, CrossSite())

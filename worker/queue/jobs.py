@@ -34,7 +34,7 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.credentials import default_endpoint
 from reshard.worker.queue.listing import page
-from reshard.worker.queue.record import Job, read
+from reshard.worker.queue.record import Job, LogLine, read
 from reshard.worker.queue.scripts import (
     BROKER_UNAVAILABLE,
     PREFIX,
@@ -53,6 +53,7 @@ from reshard.worker.queue.wakes import QUEUES
 from reshard.worker.settings import max_queued
 
 if TYPE_CHECKING:
+    from reshard.pipeline.planning.codec import PlannedFile
     from reshard.pipeline.planning.model import Plan
 
 SOCKET_TIMEOUT = 10.0  # seconds; an answer of Redis takes milliseconds
@@ -300,9 +301,21 @@ class JobStore:
         return replace(decode_head(fields[b"head"]), shards=tuple(shards))
 
     def plan_digest(self, id: str) -> str | None:
-        """The digest of the plan, while it is kept."""
+        """The digest of the plan, once it was made; also when it is gone."""
         digest = cast("bytes | None", self.redis.hget(job_key(id), "digest"))
         return None if digest is None else digest.decode()
+
+    def outline(self, id: str) -> list[PlannedFile]:
+        """What the plan said of its first files, as long as the job is kept; nothing before there was a plan."""
+        from reshard.pipeline.planning.codec import decode_outline
+
+        kept = cast("bytes | None", self.redis.get(job_key(id, "files")))
+        return decode_outline(kept) if kept else []
+
+    def log(self, id: str) -> list[LogLine]:
+        """The last lines that workers logged of the job, in the order they came; none some time after it is done."""
+        kept = cast("list[bytes]", self.redis.lrange(job_key(id, "log"), 0, -1))
+        return [known_fields(LogLine, line) for line in kept]
 
     def sealed(self, id: str, digests: Sequence[str]) -> list[bool]:
         """Which of these shards the target's store has answered for."""

@@ -19,13 +19,13 @@ from pydantic import ValidationError
 
 from reshard.pipeline.copying.loop import Moved
 from reshard.pipeline.limits import COPIES
-from reshard.pipeline.planning.codec import decode_head, decode_shard, encode
+from reshard.pipeline.planning.codec import decode_head, decode_shard, encode, outline
 from reshard.pipeline.planning.estimate import forecast
 from reshard.pipeline.planning.model import SCHEMA, Plan, Receipt, Shard
 from reshard.pipeline.request import Request
 from reshard.pipeline.validation import unknown_names
 from reshard.worker.fleet.fleet import Fleet
-from reshard.worker.logs import job_started
+from reshard.worker.logs import LINES, job_started
 from reshard.worker.queue.events import append
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.scripts import job_key, ms, server_ms, texts
@@ -156,13 +156,17 @@ class Leases(Wakes):
         """Keep receipts, which is lasting progress, and count what moved for them."""
         return self._answer(lease, "seal", *moved, *(x for r in receipts for x in (r.shard, r.to_json(), r.size)))
 
+    def log(self, lease: Lease, lines: Sequence[str]) -> StepAnswer:
+        """Keep what was logged of the unit with its job: the last LINES of all units, each as ``logs.taken`` has it."""
+        return self._answer(lease, "log", LINES, *lines)
+
     def planned(self, lease: Lease, plan: Plan) -> StepAnswer:
         """Write the plan, once, and open its units."""
         stored = encode(plan)
         rows = [x for i, shard in enumerate(plan.shards) for x in (shard.digest, shard.size, stored.shards[i])]
         return self._answer(
             lease, "planned", str(plan.schema), plan.digest, stored.head,
-            len(plan.groups), json.dumps(plan.notes), forecast(plan).uploaded, *rows,
+            len(plan.groups), json.dumps(plan.notes), forecast(plan).uploaded, outline(plan), *rows,
         )  # fmt: skip
 
     def done(self, lease: Lease, result: object) -> StepAnswer:

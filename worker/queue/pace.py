@@ -25,12 +25,15 @@ class Place(NamedTuple):
     ahead: float | None
 
 
-def rate(fields: Mapping[str, str], now: int) -> float | None:
-    """Bytes a second of a hash that `paced` of common.lua keeps, ``now`` in ms; None where nothing came lately."""
-    if "paced_at" not in fields or now - (at := int(fields["paced_at"])) > 2 * FADES:
+def rate(fields: Mapping[str, str], now: int, of: str = "") -> float | None:
+    """Bytes a second of a hash that `paced` of common.lua keeps, ``now`` in ms; None where nothing came lately.
+
+    ``of`` is what its fields begin with.
+    """
+    if f"{of}paced_at" not in fields or now - (at := int(fields[f"{of}paced_at"])) > 2 * FADES:
         return None
-    since = now - int(fields["paced_from"])
-    if since < LEAST or not (left := float(fields["paced"])):
+    since = now - int(fields[f"{of}paced_from"])
+    if since < LEAST or not (left := float(fields[f"{of}paced"])):
         return None
     return left * exp((at - now) / FADES) / (FADES / 1000 * (1 - exp(-since / FADES)))
 

@@ -26,6 +26,18 @@ class Claim:
     bytes: int  # copied since its last seal
     attempt: int
     waits: str = ""  # why it waits for the Hub, if it does
+    rate: float | None = None  # bytes a second, of the last ten minutes at most
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """What a worker logged while it had a unit; without secrets and printable, as in its own log."""
+
+    at: float  # seconds since the epoch, by the worker's clock
+    level: str
+    unit: str
+    worker: str
+    text: str  # who says it, and what
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +63,7 @@ class Job:
     error: dict[str, Any] | None = None  # why it ended, as ReshardError.to_dict
     last_error: dict[str, Any] | None = None  # what went wrong last, and is tried again
     note: str | None = None  # why it waits
+    logged: int = 0  # lines that workers logged of it, of which the last are kept
     notes: tuple[str, ...] = ()  # the plan's
     checked: list[dict[str, Any]] = field(default_factory=list)  # the checks of the reload
     published: dict[str, Any] | None = None  # commit, ref, found, source, attested, and the checks of the copy
@@ -77,7 +90,7 @@ def _job(fields: dict[str, str], units: dict[str, str], now: int) -> Job:
         return json.loads(fields[name]) if fields.get(name) else default
 
     request, unknown = Request.known(fields["request"])
-    claims = tuple(_claim(name.removesuffix(".token"), units) for name in sorted(units) if name.endswith(".token"))
+    claims = tuple(_claim(name.removesuffix(".token"), units, now) for name in sorted(units) if name.endswith(".token"))
     return Job(
         id=fields["id"],
         state=JobState.known(fields["state"]),
@@ -98,6 +111,7 @@ def _job(fields: dict[str, str], units: dict[str, str], now: int) -> Job:
         error=parsed("error"),
         last_error=parsed("last_error"),
         note=fields.get("note"),
+        logged=int(fields.get("logged", 0)),
         notes=(*parsed("notes", ()), *(f"a newer release asked for {name}, unknown to this one" for name in unknown)),
         checked=parsed("checked", []),
         published=parsed("published"),
@@ -106,7 +120,7 @@ def _job(fields: dict[str, str], units: dict[str, str], now: int) -> Job:
     )
 
 
-def _claim(unit: str, units: dict[str, str]) -> Claim:
+def _claim(unit: str, units: dict[str, str], now: int) -> Claim:
     return Claim(
         unit=unit,
         worker=units.get(f"{unit}.worker", ""),
@@ -114,4 +128,5 @@ def _claim(unit: str, units: dict[str, str]) -> Claim:
         bytes=int(units.get(f"{unit}.bytes", 0)),
         attempt=int(units.get(f"{unit}.attempts", 0)),
         waits=units.get(f"{unit}.waits", ""),
+        rate=rate(units, now, f"{unit}."),
     )

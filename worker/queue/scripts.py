@@ -16,7 +16,7 @@ from reshard.worker.queue.states import CANCELLABLE, ENDED, JobState
 
 PREFIX = "reshard:"  # of every key that this service writes
 # The steps of a worker that has a unit; owned.lua begins them.
-OWNED = frozenset({"begin", "done", "fail", "hand_over", "invalidate", "planned", "release", "renew", "seal"})
+OWNED = frozenset({"begin", "done", "fail", "hand_over", "invalidate", "log", "planned", "release", "renew", "seal"})
 NOT_BEGUN = 1 << 50  # of a rank in the order of jobs; more than will ever be submitted
 FADES = 300_000  # ms until bytes that came weigh a third of what they did, so that a rate is that of some ten minutes
 _FOLDER = Path(__file__).with_name("lua")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reshard.pipeline.planning.codec import shard_digest
+from reshard.pipeline.limits import OUTLINE_FILES, OUTLINE_PATHS
+from reshard.pipeline.planning.codec import PlannedFile, decode_outline, outline, shard_digest
 from reshard.pipeline.planning.model import Entry, Scale
 from reshard.pipeline.planning.pack import Heading, header_of
 from reshard.pipeline.request import key_of
 from reshard.pipeline.tensors import Piece, Pin, StoredFile, Tensor
+from tests.pipeline.planning.builders import opened_of, plan_of
 
 PIN = Pin("https://hub.example", "a/b", "c" * 40)
 FILES = (
@@ -50,3 +54,15 @@ def test_a_shards_digest_is_the_one_that_receipts_of_earlier_releases_have() -> 
         shard_digest(header, [Entry(tensor, "F32")], FILES, PIN)
         == "d2ade4775c3e4d6500e16f96359a86d0a6a0e91e389082b82159a2235812766f"
     )
+
+
+def test_an_outline_has_the_first_files_of_a_plan_in_two_kilobytes() -> None:
+    plan = plan_of(opened_of([[900] * 30]), size=2000)
+    assert decode_outline(outline(plan)) == [PlannedFile(s.path, s.size, len(s.entries)) for s in plan.shards]
+    many = OUTLINE_FILES + 1
+    names = [f"model-{number + 1:05d}-of-{many:05d}.safetensors" for number in range(many)]
+    shards = [replace(plan.shards[0], path=name, size=10**8 + 7919**n % 10**8) for n, name in enumerate(names)]
+    kept = outline(replace(plan, shards=tuple(shards)))
+    assert [file.path for file in decode_outline(kept)] == names[:OUTLINE_FILES] and len(kept) < 2000
+    long = [replace(plan.shards[0], path=f"{number}" * 1000) for number in range(1, 10)]
+    assert len(decode_outline(outline(replace(plan, shards=tuple(long * 10))))) == OUTLINE_PATHS // 1000

@@ -3,7 +3,7 @@
 "use strict";
 
 const PAUSE = Number(document.body.dataset.pause); // ms between two fetches of the page, however much happens
-const AGO = 15000; // ms between two looks at how long ago things were
+const SECOND = 1000; // ms between two looks at how long ago things were, and how long others still take
 const sent = new Map(); // id of a part -> its markup as the server sent it last
 let waiting = null;
 let fetched = 0;
@@ -69,7 +69,7 @@ function soon() {
 
 // Figures as the server writes them: decimal units.
 function bytes(size) {
-  if (size < 1000) return `${size} B`;
+  if (size < 1000) return `${Math.round(size)} ${Math.round(size) === 1 ? "byte" : "bytes"}`;
   for (const unit of ["kB", "MB", "GB", "TB"]) {
     size /= 1000;
     if (Math.round(size * 10) < 10000) return `${size.toFixed(1)} ${unit}`;
@@ -77,32 +77,40 @@ function bytes(size) {
   return `${(size / 1000).toFixed(1)} PB`;
 }
 
-const before = new Map(); // job -> [when, bytes done], for its rate
 const news = new Map(); // job -> what is to be shown in the next frame
+const logged = new Map(); // job -> how many lines its log has
 function progress(now) {
   if (!news.size) requestAnimationFrame(show);
   news.set(now.id, now);
+  if (document.getElementById("log") && now.logged !== logged.get(now.id)) soon();
+  logged.set(now.id, now.logged);
 }
 
+// "12.0 MB of 40.0 MB, 3.1 MB/s"
+const far = (done, size, rate) => `${bytes(done)} of ${bytes(size)}${rate ? `, ${bytes(rate)}/s` : ""}`;
+
 function show() {
-  const at = Date.now();
   document.querySelectorAll("progress[data-job]").forEach((bar) => {
     const job = news.get(bar.dataset.job);
     if (job) [bar.max, bar.value] = [job.bytes || 1, job.bytes_done];
   });
-  const rates = new Map();
-  for (const { id, bytes_done: done } of news.values()) {
-    const [then, had] = before.get(id) ?? [at, done];
-    if (at > then && done > had) rates.set(id, `, ${bytes(Math.round(((done - had) * 1000) / (at - then)))}/s`);
-    before.set(id, [at, done]);
-  }
   document.querySelectorAll("[data-told]").forEach((told) => {
     const job = news.get(told.dataset.told);
-    if (!job) return;
-    const done = bytes(Math.min(job.bytes_done, job.bytes));
-    told.textContent = `${done} of ${bytes(job.bytes)}${rates.get(job.id) ?? ""}`;
+    if (job) told.textContent = far(Math.min(job.bytes_done, job.bytes), job.bytes, job.rate);
   });
+  const units = new Map([...news.values()].flatMap((job) => job.claims).map((claim) => [claim.unit, { ...claim }]));
+  document.querySelectorAll("progress[data-unit]").forEach((bar) => showFile(bar, units.get(bar.dataset.unit)));
   news.clear();
+}
+
+// Of a page of one job: what a unit has copied since its last seal counts for its files in their order.
+function showFile(bar, claim) {
+  if (!claim) return;
+  const done = Math.min(bar.max, claim.bytes);
+  claim.bytes -= done;
+  if (done && !bar.value) soon(); // another file is at hand
+  bar.value = done;
+  bar.nextElementSibling.textContent = far(done, bar.max, done && done < bar.max ? claim.rate : null);
 }
 
 function tellTimes() {
@@ -111,8 +119,10 @@ function tellTimes() {
     const distance = Math.abs(passed);
     const units = [["d", 86400], ["h", 3600], ["min", 60]];
     const [unit, length] = units.find(([, length]) => distance >= 2 * length) ?? ["s", 1];
-    const text = `${Math.floor(distance / length)} ${unit}`;
-    time.textContent = passed < 0 ? `in ${text}` : `${text} ago`;
+    const span = `${Math.floor(distance / length)} ${unit}`;
+    const text = passed < 0 ? `in ${span}` : `${span} ago`;
+    const shown = "left" in time.dataset ? `about ${passed < 0 ? span : "0 s"} left` : text;
+    if (time.textContent !== shown) time.textContent = shown;
   });
 }
 
@@ -160,7 +170,7 @@ if (address) {
   });
   setInterval(soon, 10 * PAUSE); // what no event tells, as a worker that went away
 }
-setInterval(tellTimes, AGO);
+setInterval(tellTimes, SECOND);
 tellHere();
 
 // A link from elsewhere comes without the cookie, which is of this site alone; asked from here it is there.

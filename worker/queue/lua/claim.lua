@@ -75,8 +75,8 @@ if starts then
   redis.call('HSET', key(id), 'started', t)
 end
 if string.match(name, '^group') then -- its bytes take the time from now on
-  paced(key(id), 0, t)
-  paced(PACE, 0, t)
+  forget_pace(id, name)
+  came(id, name, 0, t)
 end
 return { settle(id, t), name, attempts, unit(id, name, 'error') or '', get(id, 'state'), dead or '',
   get(id, 'priority'), starts and 1 or 0, asked, get(id, 'asked_by') or '' }

@@ -9,9 +9,11 @@
 --   :receipts  hash: shard digest -> receipt
 --   :attested  hash: group -> what attests its bytes
 --   :events    stream, for who watches
+--   :log       list of the last lines that its workers logged
+--   :files     what the plan said of its files, which stays as long as the job does
 
 local PREFIX = 'reshard:'
-local PARTS = { 'todo', 'units', 'plan', 'receipts', 'attested', 'events' }
+local PARTS = { 'todo', 'units', 'plan', 'receipts', 'attested', 'events', 'log' }
 
 local function now()
   local time = redis.call('TIME')
@@ -83,16 +85,27 @@ local function owns(id, name, token)
   return unit(id, name, 'token') == token and redis.call('ZSCORE', key(id, 'todo'), name)
 end
 
--- Bytes that came, in a job's hash or in PACE: each weighs less the longer ago it came (pace.py reads it).
+-- Bytes that came, in a job's hash, of a unit, or in PACE: each weighs less the longer ago it came (pace.py reads it).
 local PACE = PREFIX .. 'pace'
-local function paced(hash, bytes, t)
-  local at = tonumber(redis.call('HGET', hash, 'paced_at') or 0)
+local function paced(hash, of, bytes, t)
+  local paced, paced_at, paced_from = of .. 'paced', of .. 'paced_at', of .. 'paced_from'
+  local at = tonumber(redis.call('HGET', hash, paced_at) or 0)
   if math.abs(t - at) > 2 * FADES then -- a rate would be of a time in which nothing was copied, or of another clock
-    redis.call('HSET', hash, 'paced', 0, 'paced_at', t, 'paced_from', t)
+    redis.call('HSET', hash, paced, 0, paced_at, t, paced_from, t)
   else
-    local left = tonumber(redis.call('HGET', hash, 'paced')) * math.exp(math.min(0, at - t) / FADES)
-    redis.call('HSET', hash, 'paced', string.format('%.0f', left + bytes), 'paced_at', math.max(at, t))
+    local left = tonumber(redis.call('HGET', hash, paced)) * math.exp(math.min(0, at - t) / FADES)
+    redis.call('HSET', hash, paced, string.format('%.0f', left + bytes), paced_at, math.max(at, t))
   end
+end
+
+local function came(id, name, bytes, t)
+  paced(key(id), '', bytes, t)
+  paced(key(id, 'units'), name .. '.', bytes, t)
+  paced(PACE, '', bytes, t)
+end
+
+local function forget_pace(id, name)
+  redis.call('HDEL', key(id, 'units'), name .. '.paced', name .. '.paced_at', name .. '.paced_from')
 end
 
 -- Nobody claims it for `lasts` ms: a lease, or a backoff.
@@ -120,6 +133,7 @@ end
 local function unit_done(id, name, token, t)
   redis.call('ZREM', key(id, 'todo'), name)
   redis.call('HDEL', key(id, 'units'), name .. '.token', name .. '.worker', name .. '.bytes', name .. '.error')
+  forget_pace(id, name)
   set_unit(id, name, 'done_by', token)
   event(id, 'finished', 'unit', name, 'took', t - (unit(id, name, 'since') or t))
 end
@@ -129,6 +143,6 @@ local function free_all(id)
 end
 
 local function drop_plan(id)
-  redis.call('DEL', key(id, 'plan'), key(id, 'attested'), key(id, 'todo'), key(id, 'units'))
+  redis.call('DEL', key(id, 'plan'), key(id, 'files'), key(id, 'attested'), key(id, 'todo'), key(id, 'units'))
   redis.call('HDEL', key(id), 'schema', 'digest')
 end

@@ -4,6 +4,7 @@ local state = get(id, 'state')
 if state and not ENDED[state] then return 0 end
 redis.call('DEL', key(id))
 for _, part in ipairs(PARTS) do redis.call('DEL', key(id, part)) end
+redis.call('DEL', key(id, 'files'))
 redis.call('ZREM', PREFIX .. 'jobs', id)
 redis.call('ZREM', PREFIX .. 'ids', id)
 drop(id, 'due')

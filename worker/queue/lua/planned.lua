@@ -1,9 +1,10 @@
--- schema, digest, head, groups, notes, bytes to upload, then digest, size, shard of each shard
+-- schema, digest, head, groups, notes, bytes to upload, outline, then digest, size, shard of each shard
 -- The plan is written once: by whoever holds the job's planning, and never again under another one's units.
 if name ~= 'plan' then return { 'lost', '' } end
 local shards, bytes, sealed, sealed_bytes = 0, 0, 0, 0
 redis.call('HSET', key(id, 'plan'), 'head', ARGV[6])
-for i = 10, #ARGV, 3 do
+redis.call('SET', key(id, 'files'), ARGV[10])
+for i = 11, #ARGV, 3 do
   redis.call('HSET', key(id, 'plan'), shards, ARGV[i + 2])
   shards, bytes = shards + 1, bytes + tonumber(ARGV[i + 1])
   if redis.call('HEXISTS', key(id, 'receipts'), ARGV[i]) == 1 then

@@ -1,11 +1,8 @@
 -- bytes since the last seal, lease ms, 1 if there was progress, yield pause ms, 1 if the window is shut, why it waits for
 -- the Hub, or '' -> also 'yield'
 -- Without progress the lease runs out by itself, and whoever claims the unit next makes this token worthless.
-local came = tonumber(ARGV[4]) - (unit(id, name, 'bytes') or 0)
-if came > 0 then
-  paced(key(id), came, t)
-  paced(PACE, came, t)
-end
+local more = tonumber(ARGV[4]) - (unit(id, name, 'bytes') or 0)
+if more > 0 then came(id, name, more, t) end
 set_unit(id, name, 'bytes', ARGV[4])
 set_unit(id, name, 'waits', ARGV[9])
 if ARGV[6] == '1' then hold(id, name, t, tonumber(ARGV[5])) end

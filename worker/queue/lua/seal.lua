@@ -16,8 +16,7 @@ if news > 0 or #ARGV < 7 then -- and not the second answer to one question
 end
 if news > 0 then
   local rest = math.max(0, bytes - (unit(id, name, 'bytes') or 0)) -- what was told on the way counts no more
-  paced(key(id), rest, t)
-  paced(PACE, rest, t)
+  came(id, name, rest, t)
   set_unit(id, name, 'bytes', 0)
   set_unit(id, name, 'attempts', 0)
 end
