@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from reshard.cli.output import count, dated, human_bytes, lasted, lines, some
-from reshard.client.facts import into, page, seconds_of, undoable
+from reshard.client.facts import HELD, into, page, seconds_of, undoable
 from reshard.client.text import expected, figure
 from reshard.pipeline.places import AnyTarget
 from reshard.pipeline.request import Request
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from reshard.client.models.jobs import Finished, Job, JobDone, JobNow, JobReport
     from reshard.client.models.records import Check, Commit, Problem
 
-# How the bytes of a source file were checked, as documents name it.
-HELD = {"checked": "sha256 verified", "crc": "CRC verified", "as delivered": "no upstream hash"}
 FOUND = "the target already had this; nothing was published"
 SHORT_ROWS = 6  # below the summary; --verbose has all
 

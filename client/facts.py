@@ -26,6 +26,9 @@ READERS: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("attempt", "bytes"), int),
 }
 
+# How a source file was checked, in words.
+HELD = {"checked": "sha256 verified", "crc": "CRC verified", "as delivered": "no upstream hash"}
+
 
 def happened(fields: Mapping[str, str]) -> Happened:
     """An event of the queue; a figure or an error that it has left empty is null. Raises ValueError."""
