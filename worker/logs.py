@@ -27,7 +27,7 @@ from reshard.worker.settings import LogFormat
 log = logging.getLogger("reshard.jobs")
 
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-LINES = 200  # of a job that are kept: several hundred attempts fail in one way, and the last ones tell which
+LINES = 200  # of a job that are kept: most jobs have some ten, of 170 bytes each, and none takes more than 130 kB
 LINE_MAX = 500  # characters of one; no line of ours is longer, and a library may log a whole answer
 _at_work: dict[str, object] = {}  # what this process does; of its threads, too, and it does one unit at a time
 _OF_EVERY_RECORD = logging.makeLogRecord({}).__dict__.keys() | {"message", "asctime"}

@@ -59,7 +59,7 @@ NOTIFY_FOR = 86_400.0  # seconds; a notice that nobody took in a day is old news
 # ------------------------------------------------------------------------------------------------------------- store
 MAX_QUEUED = 20_000  # jobs of one submitter that none has begun; a record takes some 3 kB of the broker's memory
 KEEP_DAYS = 30.0  # days that an ended job can be looked at and retried
-KEEP_DETAILS = 3600.0  # seconds that a finished job keeps its plan, receipts and events, for who is still watching
+KEEP_DETAILS = 3600.0  # seconds that a finished job keeps its plan, receipts, events and log, for who is still watching
 KEEP_TEMP_DIR = 3600.0  # seconds; a temporary folder of nobody that is older goes
 
 

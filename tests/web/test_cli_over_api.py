@@ -67,7 +67,11 @@ def both(api: Run, reshard: Run, broker: Broker) -> Both:
 
 
 def test_what_is_seen_is_the_same_over_the_api(both: Both, store: JobStore, plan: Plan) -> None:
-    job, group = copying(store, another(store), plan)
+    worker = another(store)
+    job, group = copying(store, worker, plan)
+    told = {"at": 1.5, "level": "INFO", "unit": group.unit, "worker": "w", "text": "said"}
+    assert worker.log(group, [json.dumps(told)]) == "ok"
+    assert both("logs", job[:6]) == [{"id": job, "state": "copying", "logged": 1, "lines": [told]}]
     (facts,) = both("status", job)
     assert facts["state"] == "copying" and facts["claims"][-1]["unit"] == group.unit
     assert both("status", job[:6], "--report")[0]["result"] == "unfinished"

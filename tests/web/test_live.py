@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import psutil
@@ -54,6 +55,21 @@ def test_what_is_marked_stays_marked_when_the_list_is_drawn_anew(browser: Browse
     shown(browser, store.submit(ask("later")).id, "#list")
     marked = "return [...document.querySelectorAll('input[name=job]:checked')].map((one) => one.value)"
     assert browser.script(marked) == [job]
+
+
+def test_a_line_of_a_log_is_shown_although_nothing_else_happens(browser: Browser, store: JobStore) -> None:
+    worker = another(store)
+    lease = claimed(worker, store.submit(ask("logged")).id, "plan")
+    no_clock = {"source": "window.setInterval = () => 0;"}
+    added = browser.chrome.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", no_clock)
+    browser.open(f"/jobs/{lease.job}")
+    shown(browser, "live", "#live")
+    shown(browser, "No worker has logged anything", "#log")
+    for text in ("tried again", "and again"):
+        line = {"at": 1.5, "level": "WARNING", "unit": "plan", "worker": "w", "text": text}
+        assert worker.log(lease, [json.dumps(line)]) == "ok"
+        shown(browser, text, "#log")
+    browser.chrome.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
 
 
 @pytest.mark.parametrize("path", ["/jobs", "/"])
