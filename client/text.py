@@ -5,28 +5,13 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from reshard.pipeline.figures import UNITS, human_bytes
 from reshard.pipeline.text import counted as count
 
 if TYPE_CHECKING:
     from reshard.client.models.jobs import JobNow
 
 __all__ = ["UNITS", "clock", "count", "expected", "figure", "finds_none", "human_bytes", "lasted", "long"]
-
-UNITS = ("kB", "MB", "GB", "TB", "PB")
-
-
-def human_bytes(size: float) -> str:
-    """``47.2 MB``: decimal units, as sizes are typed.
-
-    >>> human_bytes(999), human_bytes(47_200_000), human_bytes(999_960)
-    ('999 bytes', '47.2 MB', '1.0 MB')
-    """
-    if size < 1000:
-        return count(round(size), "byte")
-    power = 1
-    while power < len(UNITS) and round(size / 1000**power, 1) >= 1000:
-        power += 1
-    return f"{size / 1000**power:,.1f} {UNITS[power - 1]}"
 
 
 def lasted(seconds: float) -> str:

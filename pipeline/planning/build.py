@@ -22,7 +22,7 @@ from reshard.pipeline.errors import (
     BadSize,
     CarriedTooLarge,
     NameTooLong,
-    NotDequantised,
+    NotDequantized,
     Oversize,
     PathTaken,
     RenameUnused,
@@ -328,7 +328,7 @@ def _cut_gguf(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
     options, files, keys = known.request.options, known.opened.files, GgufKeys(checkpoint.keys)
     if options.dequantize:
         cure = "leave out --dequantize and --dtype, and its quantised tensors are taken over as they are"
-        raise NotDequantised(why=f"{checkpoint.name} is a GGUF model, and no plain ones are made of those", cure=cure)
+        raise NotDequantized(why=f"{checkpoint.name} is a GGUF model, and no plain ones are made of those", cure=cure)
     if options.dtype != "keep":
         raise UsageError(what=f"{checkpoint.name}: --dtype casts no GGUF, which says by itself how it is quantised")
     selection = select(checkpoint, options, {})

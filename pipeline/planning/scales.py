@@ -10,7 +10,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from reshard.pipeline.check import first
-from reshard.pipeline.errors import BadScale, NotDequantised
+from reshard.pipeline.errors import BadScale, NotDequantized
 from reshard.pipeline.planning.model import MXFP4_BYTES, Entry, Scale
 from reshard.pipeline.tensors import Piece, Tensor
 from reshard.pipeline.text import counted
@@ -42,11 +42,11 @@ class Dequantised(NamedTuple):
 def dequantised(tensors: Sequence[Tensor], config: str, modelopt: str | None, as_dtype: str | None) -> Dequantised:
     """``tensors`` with plain weights, of ``as_dtype``, in place of quantised ones and their scales.
 
-    ``config`` and, where there is one, ``modelopt`` say how they were quantised. Raises NotDequantised for what is not
+    ``config`` and, where there is one, ``modelopt`` say how they were quantised. Raises NotDequantized for what is not
     known here, and BadScale.
     """
     if as_dtype is None:
-        raise NotDequantised(why="it needs --dtype, which is what the weights become", cure="add --dtype bfloat16")
+        raise NotDequantized(why="it needs --dtype, which is what the weights become", cure="add --dtype bfloat16")
     known = _known(_settings(config))
     if modelopt is not None:
         _refuse_other_than_fp8(modelopt)
@@ -60,7 +60,7 @@ def dequantised(tensors: Sequence[Tensor], config: str, modelopt: str | None, as
         scaled |= _of_mxfp4(named, as_dtype)
     elif packed := [name for name in named if _has_blocks_and_scales(name, named)]:
         why = f"{min(packed)} and its scales look like mxfp4, and no config says what they are"
-        raise NotDequantised(why=why, cure="bring the config of the same model: --config-from REPO")
+        raise NotDequantized(why=why, cure="bring the config of the same model: --config-from REPO")
     scales = {entry.scale.tensor.name for entry in scaled.values() if entry.scale}
     others = {n for n, tensor in named.items() if scaled and prod(tensor.shape) == 1 and _OF_ACTIVATIONS.search(n)}
     for name in sorted(named.keys() - scales - others):
@@ -187,7 +187,7 @@ def _known(settings: Mapping[str, Any]) -> _Known:
             return _of_groups(settings.get("config_groups"))
         case other:
             method = other if "format" not in settings else f"{other} ({settings['format']})"
-            raise NotDequantised(why=f"weights quantised by {method!r:.100} are not known here")
+            raise NotDequantized(why=f"weights quantised by {method!r:.100} are not known here")
 
 
 def _of_groups(groups: object) -> _Known:
@@ -199,7 +199,7 @@ def _of_groups(groups: object) -> _Known:
     blocks = {_block_size(one.get("block_structure"), "block_structure") for one in weights} - {None}
     in_fp8 = all((one.get("type"), one.get("num_bits")) == ("float", 8) for one in weights)
     if not (each and in_fp8 and each <= {"tensor", "channel", "block"} and len(blocks) == ("block" in each)):
-        raise NotDequantised(why=f"config_groups in config.json are {groups!r:.200}, of which only fp8 is known here")
+        raise NotDequantized(why=f"config_groups in config.json are {groups!r:.200}, of which only fp8 is known here")
     return _Known(frozenset(each), next(iter(blocks), None))
 
 
@@ -209,7 +209,7 @@ def _settings(config: str) -> Mapping[str, Any]:
     inner = [one for one in (raw, *raw.values()) if isinstance(one, dict)] if isinstance(raw, dict) else []
     key, found = next(((k, one[k]) for k in _SETTINGS for one in inner if one.get(k) is not None), ("", {}))
     if not isinstance(found, dict):
-        raise NotDequantised(why=f"{key} in config.json is no JSON object")
+        raise NotDequantized(why=f"{key} in config.json is no JSON object")
     return found
 
 
@@ -218,14 +218,14 @@ def _refuse_other_than_fp8(modelopt: str) -> None:
     settings = raw.get("quantization") if isinstance(raw, dict) else None
     algorithm = settings.get("quant_algo") if isinstance(settings, dict) else None
     if algorithm != "FP8":
-        raise NotDequantised(why=f"{MODELOPT} names {algorithm!r:.100}, and of ModelOpt's only 'FP8' is known here")
+        raise NotDequantized(why=f"{MODELOPT} names {algorithm!r:.100}, and of ModelOpt's only 'FP8' is known here")
 
 
 def _json(text: str, name: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise NotDequantised(why=f"{name} is no JSON ({error})") from None
+        raise NotDequantized(why=f"{name} is no JSON ({error})") from None
 
 
 def _block_size(value: object, name: str) -> tuple[int, int] | None:
@@ -235,7 +235,7 @@ def _block_size(value: object, name: str) -> tuple[int, int] | None:
         case [int(rows), int(columns)] if rows > 0 and columns > 0:
             return rows, columns
         case other:
-            raise NotDequantised(why=f"{name} in config.json is {other!r:.100}, and not two numbers")
+            raise NotDequantized(why=f"{name} in config.json is {other!r:.100}, and not two numbers")
 
 
 def _notes(entries: Sequence[Entry], as_dtype: str, others: Sequence[str]) -> list[str]:

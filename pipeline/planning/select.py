@@ -71,7 +71,7 @@ def select(
     """The entries of ``checkpoint``; ``tied`` says of a model's parameters which one each shares its bytes with.
 
     ``configs`` are the texts, by path, that say how weights are quantised. Raises DuplicateTensor when two names become
-    one without their prefixes, RenameCollision when they do by the rules, BadRename, BadExperts, NotDequantised,
+    one without their prefixes, RenameCollision when they do by the rules, BadRename, BadExperts, NotDequantized,
     BadScale.
     """
     tensors, ties, notes = _unwrapped(checkpoint, options)

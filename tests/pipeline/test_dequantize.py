@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import save_file
 
 from reshard.pipeline.checkpoint.formats.safetensors import build_header
-from reshard.pipeline.errors import BadScale, NotDequantised
+from reshard.pipeline.errors import BadScale, NotDequantized
 from reshard.pipeline.places import Folder
 from reshard.pipeline.planning.codec import decode_shard, encode
 from reshard.pipeline.planning.estimate import forecast, needs
@@ -272,5 +272,5 @@ def test_nothing_says_any_longer_that_it_is_quantised(tmp_path: Path, on_hub: Na
     assert json.loads((out / "config.json").read_text()) == {"hidden_size": 6}
     assert not (out / told.name).exists()
     told.write_text('{"quantization": {"quant_algo": "NVFP4"}}')
-    with pytest.raises(NotDequantised, match="NVFP4"):
+    with pytest.raises(NotDequantized, match="NVFP4"):
         go(source, tmp_path / "refused", **WISHES)

@@ -22,7 +22,7 @@ from reshard.pipeline.errors import (
     BadIndex,
     BadRename,
     ModelCheckRequired,
-    NotDequantised,
+    NotDequantized,
     NotRead,
     NoWeights,
     Oversize,
@@ -340,7 +340,7 @@ def test_what_a_gguf_cannot_be_asked_for_is_refused(model: Path, tmp_path: Path,
     with pytest.raises(UsageError, match="--dtype casts no GGUF"):
         go(model, tmp_path / "out", dtype="float16")
     for dtype in ("keep", "float16"):
-        with pytest.raises(NotDequantised, match="is a GGUF model") as refused:
+        with pytest.raises(NotDequantized, match="is a GGUF model") as refused:
             go(model, tmp_path / "out", dtype=dtype, dequantize=True)
         assert "leave out --dequantize and --dtype" in refused.value.next_step
     with pytest.raises(ModelCheckRequired, match="llama.cpp"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from reshard.pipeline.errors import BadScale, NotDequantised, RenameCollision
+from reshard.pipeline.errors import BadScale, NotDequantized, RenameCollision
 from reshard.pipeline.planning.scales import plain_config
 from reshard.pipeline.planning.select import Selection, edited_config, select
 from reshard.pipeline.request import Options
@@ -169,7 +169,7 @@ def test_scales_and_weights_that_do_not_fit_are_named(changes: dict[str, Any], s
     ],
 )
 def test_other_ways_to_quantise_are_refused(settings: object, says: str) -> None:
-    with pytest.raises(NotDequantised, match=says):
+    with pytest.raises(NotDequantized, match=says):
         chosen(A, settings)
 
 
@@ -195,7 +195,7 @@ def test_of_modelopts_ways_only_fp8_is_known(text: str, says: str) -> None:
     specs: Specs = {"a.weight": SQUARE, "a.weight_scale": ("F32", ()), "a.input_scale": ("F32", ())}
     known = chosen(specs, None, **{"hf_quant_config.json": '{"quantization": {"quant_algo": "FP8"}}'})
     assert [entry.name for entry in known.entries] == ["a.weight"]
-    with pytest.raises(NotDequantised, match=says):
+    with pytest.raises(NotDequantized, match=says):
         chosen(specs, None, **{"hf_quant_config.json": text})
 
 
@@ -232,7 +232,7 @@ def test_blocks_and_scales_of_mxfp4_that_do_not_fit_are_named(changes: dict[str,
 
 @pytest.mark.parametrize("settings", [None, FP8])
 def test_blocks_that_no_config_calls_mxfp4_are_refused_and_others_stay(settings: object) -> None:
-    with pytest.raises(NotDequantised, match="e.up_blocks and its scales look like mxfp4") as refused:
+    with pytest.raises(NotDequantized, match="e.up_blocks and its scales look like mxfp4") as refused:
         chosen(MXFP4, settings)
     assert "--config-from" in refused.value.next_step
     for others in ({"e.up_blocks": MXFP4["e.up_blocks"]}, MXFP4 | {"e.up_scales": ("F32", (2, 6, 3))}):
@@ -240,13 +240,13 @@ def test_blocks_that_no_config_calls_mxfp4_are_refused_and_others_stay(settings:
 
 
 def test_a_dtype_is_needed() -> None:
-    with pytest.raises(NotDequantised, match="it needs --dtype"):
+    with pytest.raises(NotDequantized, match="it needs --dtype"):
         chosen(A, dtype="keep")
 
 
 @pytest.mark.parametrize("text", ["{", "[" * 100_000, '{"a": NaN'])
 def test_a_config_that_is_no_json_is_refused_and_stays(text: str) -> None:
-    with pytest.raises(NotDequantised, match="no JSON"):
+    with pytest.raises(NotDequantized, match="no JSON"):
         chosen({}, **{"config.json": text})
     assert plain_config(text, "bfloat16", quantised=True) == text
 
