@@ -26,7 +26,7 @@ class AmbiguousWeights(BadIndex, code="checkpoint.ambiguous"):
     message = "{file}: {other} next to it {why}"
     hint = "remove the outdated one, or skip one of them with --exclude (of `reshard run` and `reshard plan`)"
 class UnsafePath(CheckpointError, code="checkpoint.unsafe_path", why="points outside the repository"):
-    message = "{file}: unsafe path {path}: it {why}"
+    message = "{file}: unsafe path {path}: {why}"
     hint = "do not use this checkpoint unless you trust its author"
 class FolderLink(UnsafePath, code="checkpoint.unsafe_path.folder"):
     message = "{file}: {path} is a link to a folder, and such links are not followed"
