@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 LIST_HEAD = ("CATALOG", "STATE", "SINCE", "LAST SUCCESS", "MODELS")
 SHOWN = 20  # lines of one kind; --json has all of them
-SUBMIT_AGAIN = "correct the file, then `reshard catalog submit FILE`"
+SUBMIT_AGAIN = "fix the file, then run `reshard catalog submit FILE`"
 
 File = Annotated[Path, argument("FILE", "The catalog, a YAML file.")]
 Name = Annotated[str, argument("NAME", "The catalog's name.", autocompletion=completion.catalogs)]
@@ -211,7 +211,7 @@ def status(
     Example: reshard catalog status nightly
     """
     if report and name is None:
-        raise UsageError(what="--report is about one catalog: give its NAME")
+        raise UsageError(what="--report requires a catalog NAME")
     with connect() as session:
         if name is None:
             found = operations.list_catalogs(session).catalogs

@@ -141,10 +141,10 @@ def _checkpoint(part: FileSet, first: int, contents: Sequence[Contents]) -> Chec
         owner |= dict.fromkeys(names, path)
         for key, value in file.metadata.items():
             if metadata.setdefault(key, value) != value:
-                notes.append(f"{path}: skipped its metadata {key!r}, which differs from the first file's")
+                notes.append(f"{path}: its metadata {key!r} differs from the first file's, which is used")
         for key, values in file.settings.items():
             if settings.setdefault(key, values) != values:
-                notes.append(f"{path}: skipped its settings in {key!r}, which differ from the first file's")
+                notes.append(f"{path}: its settings in {key!r} differ from the first file's, which are used")
         notes += file.notes
     notes += _index_notes(part, owner)
     return Checkpoint(

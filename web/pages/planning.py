@@ -77,7 +77,7 @@ def submit(call: Call) -> Reply:
     try:
         asked = _asked(call.body)
         if asked.target == NOWHERE:
-            raise BadBody(where="target", why="where it goes is missing")
+            raise BadBody(where="target", why="the target is missing")
         made = submit_job(call.session, asked)
     except ReshardError as error:
         return _page(_typed(call.body), error)
@@ -99,7 +99,7 @@ def _asked(body: Fields) -> Drafted:
             options[one.name] = value
     given = body.given(*PLAIN)
     if "source" not in given:
-        raise BadBody(where="source", why="what is to be resharded is missing")
+        raise BadBody(where="source", why="the model is missing")
     return read(Drafted, given | {"options": options}, "the form")
 
 

@@ -33,10 +33,10 @@ class Silent(NamedTuple):
         pid, name = self.process.pid, self.process.name
         match self.why:
             case "stopped":
-                return f"{name} is stopped: `kill -CONT {pid}` lets it go on, `reshard up --restart` replaces it"
+                return f"{name} is stopped: resume it with `kill -CONT {pid}` or replace it with `reshard up --restart`"
             case "hangs":
-                return f"{name} hangs, see its log: `reshard up --restart` replaces it, or `kill -KILL {pid}`"
-        return f"{name} has given no sign of life for {time.time() - self.told:.0f} s: look at it on its machine"
+                return f"{name} hangs (see its log): replace it with `reshard up --restart` or run `kill -KILL {pid}`"
+        return f"{name} has not been heard from for {time.time() - self.told:.0f} s: check it on its machine"
 
 
 def noted(process: Process) -> str:
