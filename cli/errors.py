@@ -90,7 +90,8 @@ def _known(typed: TyperException, command: str, words: Sequence[str]) -> UsageEr
         )
     size = re.search(r"(--[\w-]+)[= ]([\d.]+ [kMGT]?i?B(?:/s)?)(?!\S)", " ".join(words))
     if size and "unexpected extra argument" in typed.format_message():
-        return BadSize(option=size[1], value=size[2], why="your shell split this into two arguments; remove the space")
+        why = f"your shell split this into two arguments; remove the space ({size[2].replace(' ', '')})"
+        return BadSize(option=size[1], value=size[2], why=why)
     return None
 
 

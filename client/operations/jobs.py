@@ -41,7 +41,7 @@ ID_MAX = 100  # characters of an id that is typed; one has ten
 AGE_MAX = 1e11  # seconds; 3,000 years
 RETRIABLE = ENDED - {JobState.done}
 Glob = Annotated[str, Field(max_length=FIELD_MAX)]
-AWAITED = "control has recorded its end in the catalog"
+AWAITED = "control has recorded the end in its catalog"
 
 
 class Asked(Body):

@@ -14,6 +14,7 @@ from reshard.pipeline.errors import BadPlace, RequestTooLarge, ReshardError, Tar
 from reshard.pipeline.figures import human_bytes
 from reshard.pipeline.limits import ASKED_BY_MAX, CATALOG_MAX
 from reshard.pipeline.request import Request, key_of
+from reshard.pipeline.text import counted
 from reshard.pipeline.validation import Strict
 from reshard.worker.queue.record import Job
 from reshard.worker.queue.states import JobState
