@@ -228,7 +228,7 @@ def read_request_or_catalog(**typed: Any) -> Request | tuple[Path, dict[str, int
     limited = [_typed_as(name) for name, value in limits.items() if value is not None]
     if typed["catalog"] is not None:
         if given:
-            raise UsageError(what=f"--catalog FILE already has the models; remove {', '.join(given)}")
+            raise UsageError(what=f"--catalog FILE defines the whole submission; remove {', '.join(given)}")
         return typed["catalog"], read_limits(**limits)
     if not given and not limited:
         raise UsageError(what="nothing to submit: give SRC and --to, or --catalog FILE")

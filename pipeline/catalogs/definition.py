@@ -244,7 +244,8 @@ def request_for(catalog: Catalog, entry: CatalogEntry, repo: str) -> Request:
     try:
         target = _hub(_fill(cut.to or "", fields))
     except ValueError as error:
-        raise BadPlace(value=cut.to, why=str(error)) from None
+        why = str(error).removeprefix(f"{shortened(cut.to or '')}: ")
+        raise BadPlace(value=cut.to, why=why) from None
     source = {"revision": revision, "endpoint": cut.endpoint or place.endpoint, "credential": cut.credential}
     return Request(
         source=place.model_copy(update=source),

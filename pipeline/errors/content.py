@@ -41,7 +41,7 @@ class PathTaken(CheckpointError, code="checkpoint.path_taken"):
     message = "{file} and {other} cannot both be written: {why}"
     hint = "rename one of them in the source or in the target, or skip it with --exclude"
 class DuplicateTensor(CheckpointError, code="checkpoint.duplicate_tensor"):
-    message = "duplicate tensor {tensor}: in {file} and in {other}"
+    message = "duplicate tensor {tensor}: in {file} and again in {other}"
 class BadScale(CheckpointError, code="checkpoint.scale"):
     message = "{tensor}: {why}"
     hint = "the source is broken, or its quantization is not supported; remove --dequantize to copy it unchanged"
@@ -61,7 +61,7 @@ class LfsPointer(CheckpointError, code="checkpoint.pointer"):
     message = "{file} is a Git LFS pointer, not the file itself"
     hint = "run `git lfs install` and `git lfs pull` in that clone, or use the repository instead of the folder"
 class Unsupported(CheckpointError, code="checkpoint.unsupported"):
-    message = "{file}: safetensors cannot store {what}"
+    message = "cannot convert {file} to safetensors: {what}"
     hint = "convert it with the tool that made it, then reshard the result"
 class NotRead(
     Unsupported, code="checkpoint.not_read", cure="convert it with the tool that made it, then reshard the result"

@@ -125,7 +125,7 @@ class SourceGated(SourceError, code="source.gated"):
     message = "{repo} is gated, and the token does not have access"
     hint = "request access at {endpoint}/{repo} with the token's account, then {again}"
 class NoWeights(SourceError, code="source.no_weights", cure="check that this is a model"):
-    message = "no weights that reshard can read in {place}{found}"
+    message = "{place} has no weights that reshard can read{found}"
     hint = "reshard reads .safetensors, .gguf and torch.save files, and FSDP, verl and DeepSpeed checkpoints; {cure}"
 class SourceChanged(SourceError, code="source.changed"):
     message = "{place} changed after it was planned: {what}"

@@ -155,7 +155,7 @@ def make_plan(known: Known) -> Plan:
         notes += [*checkpoint.notes, *made.notes]
         notes += [] if is_gguf else _config_note(checkpoint.name, config, known.listing)
     if same_experts:
-        raise BadExperts(layer="the model", why=f"it has no experts to make {options.experts}")
+        raise BadExperts(layer="the model", why=f"no experts to convert to {options.experts}")
     if unused:
         raise RenameUnused(rule=options.rename[min(unused)])
     written = {s.path for s in shards} | {o.index.path for o in outputs if o.index}

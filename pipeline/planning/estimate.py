@@ -192,10 +192,10 @@ def warnings(
         found.append("the source does not state a license")
     if need.disk > scratch.free:
         free = human_bytes(scratch.free)
-        found.append(f"temporary files need {human_bytes(need.disk)} in {scratch.path}, and {free} is free")
+        found.append(f"temporary files need {human_bytes(need.disk)} in {scratch.path} ({free} free)")
     if target is not None and need.target > target.free:
         needed, free = human_bytes(need.target), human_bytes(target.free)
-        found.append(f"a run will fail: the target needs {needed} next to {target.path}, and {free} is free")
+        found.append(f"a run will fail: the target needs {needed} next to {target.path} ({free} free)")
     if need.api_calls > HUB_CALLS_MAX or need.resolver_calls > HUB_RESOLVES_MAX:
         limit = f"{HUB_CALLS_MAX:,} calls and {HUB_RESOLVES_MAX:,} files in {HUB_WINDOW:.0f} s"
         found.append(f"the Hub's limit without a paid plan is {limit}; the job will wait when it reaches it")

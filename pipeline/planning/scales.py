@@ -131,7 +131,7 @@ def _scale_of(weight: Tensor, named: Mapping[str, Tensor], known: _Known) -> Sca
         left_out = grid[len(tensor.shape) :]  # dimensions of one element may be, at the end
         if tensor.shape + left_out == grid and prod(left_out) == 1:
             return Scale(_with_dimensions(tensor, len(grid)), block)
-    why = f"its shape is {[*tensor.shape]}, and {weight.name} of {[*weight.shape]} has one for each {known.told()}"
+    why = f"its shape is {[*tensor.shape]}, but {weight.name} of {[*weight.shape]} has one value per {known.told()}"
     raise BadScale(tensor=tensor.name, why=why)
 
 

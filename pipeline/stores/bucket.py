@@ -224,7 +224,7 @@ def _meaning(error: Exception, place: Bucket, path: str = "") -> ReshardError | 
     if type(error).__name__ == "InvalidPathError":
         return UnsafePath(file=place, path="of an object", why=_told(error))
     if status in (404, 412, 416) and path:
-        return SourceChanged(place=place, what=f"{path} is {'gone' if status == 404 else 'no longer the same'}")
+        return SourceChanged(place=place, what=f"{path} {'is gone' if status == 404 else 'was replaced'}")
     if status == 404:
         return _not_found(place, _told(error))
     # Nothing follows a redirect: S3 answers so of a bucket in another region.

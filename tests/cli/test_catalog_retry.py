@@ -40,10 +40,10 @@ def test_what_only_the_file_can_mend_is_left_out_and_said(queue: Queue) -> None:
     )
     said = queue("catalog", "failures", "mirror").out.splitlines()
     assert said[-2].split(maxsplit=1) == ["next", "once fixed, `reshard catalog retry mirror --only CODE`"]
-    assert said[-1].strip() == "usage.collision: correct the file, then `reshard catalog submit FILE`"
+    assert said[-1].strip() == "usage.collision: fix the file, then run `reshard catalog submit FILE`"
     first, second = queue("catalog", "retry", "mirror").out.splitlines()
     assert first == "retrying 1 model of mirror"
-    assert second == "left alone: 2 models, usage.collision: correct the file, then `reshard catalog submit FILE`"
+    assert second == "left alone: 2 models, usage.collision: fix the file, then run `reshard catalog submit FILE`"
     assert queue("catalog", "retry", "mirror", "--only", "usage.collision").out.splitlines() == [
         "retrying no model of mirror",
         second,

@@ -82,7 +82,7 @@ def test_a_file_that_is_one_of_several_names_the_folder(tmp_path: Path, go: Run)
     part = min(folder.glob("model-*.safetensors"))
     with pytest.raises(PartOfCheckpoint, match="one of the files of a checkpoint, by its name") as error:
         go(part, tmp_path / "out")
-    assert error.value.next_step == f"give the folder: {folder}"
+    assert error.value.next_step == f"use the folder: {folder}"
     odd = folder / "odd.safetensors"
     part.rename(odd)
     index = folder / "model.safetensors.index.json"
@@ -101,7 +101,7 @@ def test_a_file_that_links_elsewhere_is_refused_and_one_of_no_weights_is_no_plac
     with pytest.raises(UnsafePath, match=r"model\.pth"):
         go(tmp_path / "m" / "model.pth", tmp_path / "out")
     (tmp_path / "m" / "notes.txt").write_text("")
-    with pytest.raises(FolderNotFound, match="a file, and none of weights"):
+    with pytest.raises(FolderNotFound, match="a file, but not a weight file"):
         go(tmp_path / "m" / "notes.txt", tmp_path / "out")
 
 

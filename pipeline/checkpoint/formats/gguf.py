@@ -116,7 +116,7 @@ def parse_header(data: bytes | memoryview, *, file: str, file_size: int) -> Gguf
     try:
         return _Parser(data, file, file_size).header()
     except _Short as short:
-        raise BadLength(file=file, actual=len(data), expected=f"{short.stop} or more") from None
+        raise BadLength(file=file, actual=len(data), expected=f"{short.stop:,} or more") from None
 
 
 class _Parser:

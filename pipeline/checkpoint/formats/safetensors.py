@@ -89,7 +89,7 @@ def header_length(prefix: bytes | memoryview, *, file: str, file_size: int) -> i
     if length > HEADER_MAX:
         raise BadHeader(file=file, why=f"header claims {length:,} bytes, and the limit of the format is {HEADER_MAX:,}")
     if LENGTH_BYTES + length > file_size:
-        raise BadLength(file=file, actual=file_size, expected=f"{LENGTH_BYTES + length} or more")
+        raise BadLength(file=file, actual=file_size, expected=f"{LENGTH_BYTES + length:,} or more")
     return length
 
 

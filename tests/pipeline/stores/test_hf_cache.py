@@ -179,6 +179,6 @@ def test_a_link_to_a_folder_inside_gets_a_hint_that_fits_and_one_out_of_it_a_war
     assert "who made it" not in inside.value.next_step
     (tmp_path / "run" / "latest").unlink()
     (tmp_path / "run" / "latest").symlink_to(tmp_path)
-    with pytest.raises(UnsafePath, match="leaves the repository") as outside:
+    with pytest.raises(UnsafePath, match="points outside the repository") as outside:
         opened(tmp_path / "run")
     assert "who made it" in outside.value.next_step
