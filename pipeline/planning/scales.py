@@ -46,7 +46,7 @@ def dequantised(tensors: Sequence[Tensor], config: str, modelopt: str | None, as
     known here, and BadScale.
     """
     if as_dtype is None:
-        raise NotDequantized(why="it requires --dtype for the result", cure="add --dtype bfloat16")
+        raise NotDequantized(why="--dtype is required for the result", cure="add --dtype bfloat16")
     known = _known(_settings(config))
     if modelopt is not None:
         _refuse_other_than_fp8(modelopt)

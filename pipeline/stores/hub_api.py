@@ -159,7 +159,7 @@ class HubApi:
             return answer
         except ValidationError as error:
             first = first_problem(error)
-            why = f"its answer has an invalid {first.where or 'format'}: {first.why}; is it a Hub?"
+            why = f"invalid answer{f' at {first.where}' if first.where else ''}: {first.why}; is it a Hub?"
             cause: Exception = error
         except (ValueError, RecursionError) as error:
             why, cause = "its answer is not JSON; is it a Hub?", error

@@ -48,8 +48,8 @@ def test_weights_take_the_dtype_their_scales_go_and_all_else_stays() -> None:
     assert made == {"a.weight": ("BF16", (128, 128)), **{name: (kind, None) for name, (kind, _) in others.items()}}
     assert selection.scales == {"a.weight_scale_inv", *activations}
     assert selection.notes == (
-        "1 F8_E4M3 weight becomes BF16; scales are not written",
-        "scales of activations and caches are not written: b.input_scale and 5 more",
+        "1 F8_E4M3 weight is converted to BF16; scales are dropped",
+        "scales of activations and caches are dropped: b.input_scale and 5 more",
     )
 
 
@@ -243,7 +243,7 @@ def test_blocks_that_no_config_calls_mxfp4_are_refused_and_others_stay(settings:
 
 
 def test_a_dtype_is_needed() -> None:
-    with pytest.raises(NotDequantized, match="it requires --dtype"):
+    with pytest.raises(NotDequantized, match="--dtype is required"):
         chosen(A, dtype="keep")
 
 
@@ -300,5 +300,5 @@ def test_no_weight_is_renamed_to_a_scale_that_is_read_under_its_own_name() -> No
     rename = [{r"b\.weight": "a.weight_scale_inv"}]
     options = Options.model_validate({"dtype": "bfloat16", "dequantize": True, "rename": rename})
     texts = {"config.json": json.dumps({"quantization_config": FP8})}
-    with pytest.raises(RenameCollision, match="makes a.weight_scale_inv of two names"):
+    with pytest.raises(RenameCollision, match="two tensors of model the name a.weight_scale_inv"):
         select(Checkpoint(Name("", "model"), (0,), tuple(tensors)), options, {}, texts)

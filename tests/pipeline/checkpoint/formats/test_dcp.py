@@ -100,9 +100,9 @@ def test_what_a_trainer_keeps_beside_the_weights_is_listed(made: Path) -> None:
     contents, _ = opened(made / "trainer")
     assert contents.notes == (
         ".metadata: using the weights under model",
-        ".metadata: left out optim (a dictionary of 2, with tensors)",
-        ".metadata: left out step (a value that is not a tensor)",
-        ".metadata: left out loss (a tensor)",
+        ".metadata: skipped optim (a dictionary of 2, with tensors)",
+        ".metadata: skipped step (a value that is not a tensor)",
+        ".metadata: skipped loss (a tensor)",
     )
 
 

@@ -106,7 +106,7 @@ def test_a_wrapper_is_entered_and_what_lies_beside_it_is_named(tmp_path: Path) -
     notes = assert_equal(tmp_path, {"embed": STATE["embed"]}).notes
     assert notes[1:] == (
         "model_world_size_2_rank_0.pt: using the weights under model",
-        "model_world_size_2_rank_0.pt: left out step (int 3)",
+        "model_world_size_2_rank_0.pt: skipped step (int 3)",
     )
 
 

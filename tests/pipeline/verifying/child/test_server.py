@@ -196,7 +196,7 @@ def test_a_child_that_is_killed_stuck_or_closed_is_inconclusive_and_replaced() -
         third = child_of(meta_loader)
         found, _ = ended_at_work(meta_loader, third, lambda fork: meta_loader.close())
         assert found.result == "inconclusive"
-        assert "longer than" not in found.reason and "no answer" not in found.reason
+        assert "exceeds" not in found.reason and "no answer" not in found.reason
         assert meta_loader.pid is None
 
 
@@ -487,7 +487,7 @@ def test_an_installation_that_breaks_on_import_is_told(bare_python: str, monkeyp
     with closing(MetaLoader(python=bare_python)) as meta_loader:
         found = meta_loader.check(llama(), NORM)
     assert (found.level, found.result) == ("structural", "skipped")
-    assert "cannot start: ModuleNotFoundError: No module named" in found.reason
+    assert "cannot start the reload: ModuleNotFoundError: No module named" in found.reason
 
 
 def test_its_home_is_where_there_is_room_for_what_it_writes(tmp_path: Path) -> None:
@@ -508,7 +508,7 @@ def test_a_python_that_ends_at_once_is_told() -> None:
         found = meta_loader.check(llama(), NORM)
     assert (found.result, found.reason) == (
         "skipped",
-        "the reload cannot start: the reload child ended with code 1",
+        "cannot start the reload: the reload child ended with code 1",
     )
 
 
@@ -518,7 +518,7 @@ def test_an_answer_without_an_end_is_not_kept(tmp_path: Path, monkeypatch: pytes
     endless.chmod(0o755)
     monkeypatch.setattr(limits, "RELOAD_ANSWER", 100_000)
     with closing(MetaLoader(start=2, python=str(endless))) as meta_loader:
-        assert meta_loader.warm() == "the reload cannot start: its answer is longer than 100,000 bytes"
+        assert meta_loader.warm() == "cannot start the reload: its answer exceeds 100,000 bytes"
 
 
 # --------------------------------------------------------------------------------------------------------------- speed
