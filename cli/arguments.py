@@ -63,7 +63,7 @@ def read_output(
     quiet: Annotated[bool, flag("--quiet/-q", "Print only what a script needs.", OUTPUT)] = False,
 ) -> Output:
     if json and quiet:
-        raise UsageError(what="--json and --quiet exclude each other")
+        raise UsageError(what="--json and --quiet cannot be used together")
     return Output(json=json, quiet=quiet)
 
 
@@ -110,7 +110,7 @@ def read_rules(path: Path) -> tuple[Rule, ...]:
         with path.open(encoding="utf-8") as file:
             text = file.read(RENAME_RULES_MAX * 2 * RENAME_TEXT_MAX)
     except (OSError, UnicodeDecodeError) as error:
-        raise BadRename(rules=path, why=error.strerror if isinstance(error, OSError) else "it is not UTF-8") from error
+        raise BadRename(rules=path, why=error.strerror if isinstance(error, OSError) else "not UTF-8") from error
     return parse_rules(text, str(path))
 
 
@@ -148,7 +148,7 @@ def read_request(
 ) -> Request:
     """The request that was typed; raises the UsageError family. ``options`` are the other fields of ``Options``."""
     if public and private:
-        raise UsageError(what="--public and --private exclude each other")
+        raise UsageError(what="--public and --private cannot be used together")
     return Request(
         source=_by("--credential", credential, _source(source, revision)),
         target=_by("--to-credential", to_credential, _target(to, options.get("branch"), options.get("pr", False))),
@@ -166,7 +166,7 @@ def _cut(size: str | None, use: str | None, single: bool) -> dict[str, Any]:
     """The size of files, and the ranks that they are for."""
     ranks, use = (use, None) if use and re.match("(ep|pp)[0-9]", use) else ("", use)
     if sum((size is not None, use is not None, single)) > 1 or (ranks and single):
-        raise UsageError(what="--size, --for and --single exclude each other")
+        raise UsageError(what="--size, --for and --single cannot be used together")
     if use is not None and use not in PROFILES:
         raise UsageError(what=f"--for {use}: expected {USES}, or ranks such as ep8 or pp4")
     if use is not None:
@@ -179,13 +179,13 @@ def _source(value: str, revision: str | None) -> AnyPlace:
     if revision is None:
         return place
     if not place.branch:
-        raise UsageError(what=f"--revision {revision}: only a repository has revisions, and {value} is none")
+        raise UsageError(what=f"--revision {revision}: only repositories have revisions, and {value} is not one")
     try:
         check_revision(revision)
     except ValueError as error:
         raise UsageError(what=f"--revision {shortened(revision)}: {error}") from None
     if place not in (place.at(None), place.at(revision)):
-        raise UsageError(what=f"{value} and --revision {revision} name two revisions")
+        raise UsageError(what=f"{value} and --revision {revision} are two revisions")
     return place.at(revision)
 
 
@@ -194,14 +194,14 @@ def _target(value: str, branch: str | None, pr: bool) -> AnyTarget:
         place = parse_target(value)
     except BadPlace as bad:
         if value.strip() and "/" not in value:
-            bad.facts["cure"] = f"give --to user/repo, or --to ./{value} for a folder here"
+            bad.facts["cure"] = f"use --to user/repo, or --to ./{value} for a folder"
         raise
     if branch and pr:
-        raise UsageError(what="--branch and --pr exclude each other: a pull request goes to the default branch")
+        raise UsageError(what="--branch and --pr cannot be used together: a pull request targets the default branch")
     if branch or pr:
         require_branches(place, value)
     if place != place.at(None):
-        raise UsageError(what=f"--to {value}: a target has no revision; name a branch with --branch")
+        raise UsageError(what=f"--to {value}: a target cannot have a revision; use --branch for a branch")
     return place
 
 
@@ -210,7 +210,7 @@ def _by(option: str, credential: str | None, place: P) -> P:
     if credential is None:
         return place
     if "credential" not in type(place).model_fields:
-        raise UsageError(what=f"{option}: {place} is no repository, and only those are read and written by one")
+        raise UsageError(what=f"{option}: credentials are only for repositories, and {place} is not one")
     try:
         return place.model_copy(update={"credential": check_credential(credential)})
     except ValueError as error:
@@ -243,12 +243,12 @@ def read_request_or_catalog(**typed: Any) -> Request | tuple[Path, dict[str, int
     limited = [_typed_as(name) for name, value in limits.items() if value is not None]
     if typed["catalog"] is not None:
         if given:
-            raise UsageError(what=f"--catalog says all that is submitted: leave out {', '.join(given)}")
+            raise UsageError(what=f"--catalog FILE defines the whole submission; remove {', '.join(given)}")
         return typed["catalog"], read_limits(**limits)
     if not given and not limited:
         raise UsageError(what="nothing to submit: give SRC and --to, or --catalog FILE")
     if limited:
-        raise UsageError(what=f"{', '.join(limited)}: only a catalog has this; give --catalog FILE, or leave it out")
+        raise UsageError(what=f"{', '.join(limited)}: only for catalogs; use --catalog FILE, or remove it")
     if typed["source"] is None:
         raise UsageError(what="SRC is missing" if typed["to"] else "SRC and --to are missing")
     if typed["to"] is None:
@@ -300,7 +300,7 @@ def read_choice(
     if older_than:
         fields["age"] = parse_age(older_than, "--older-than")
     if sum(map(bool, (jobs, fields, all_))) != 1:
-        raise UsageError(what="give JOBs, or choose them by --state, --source and the like, or take --all")
+        raise UsageError(what="give JOBs, select them with --state, --source or another filter, or use --all")
     return Choice(jobs or [], fields or {"all": True}, dry_run, yes)
 
 
@@ -310,7 +310,7 @@ _SECONDS = {"min": 60, "h": 3600, "d": 86400, "w": 604800}
 def parse_age(text: str, option: str) -> float:
     """Seconds; raises UsageError."""
     if (match := re.fullmatch(r"(\d{1,9}) ?(min|h|d|w)", text.strip(), re.ASCII)) is None:
-        raise UsageError(what=f"{option} {text}: not an age like 30min, 12h, 7d or 4w")
+        raise UsageError(what=f"{option} {text}: not a duration such as 30min, 12h, 7d or 4w")
     return float(match[1]) * _SECONDS[match[2]]
 
 

@@ -171,7 +171,7 @@ def status(
     Example: reshard catalog status nightly
     """
     if report and name is None:
-        raise UsageError(what="--report is about one catalog: give its NAME")
+        raise UsageError(what="--report requires a catalog NAME")
     with connect() as session:
         if name is None:
             found = operations.list_catalogs(session).catalogs

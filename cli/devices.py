@@ -35,7 +35,7 @@ _LIMITED = re.compile(r"[0-9]+|cpu")
 def read_placement(device_map: str | None, max_memory: str | None) -> tuple[DeviceMap, Limits]:
     """What --device-map and --max-memory say; raises UsageError, also for devices by module that come with limits."""
     if max_memory and device_map and device_map not in DEVICE_MAPS:
-        raise UsageError(what="--max-memory and --device-map FILE exclude each other")
+        raise UsageError(what="--max-memory and --device-map FILE cannot be used together")
     limits = parse_max_memory(max_memory) if max_memory else None
     return read_device_map(device_map) if device_map else None, limits
 
@@ -46,10 +46,10 @@ def parse_max_memory(value: str) -> dict[str, int]:
     for part in value.split(","):
         device, equals, size = part.strip().partition("=")
         if not equals or not _LIMITED.fullmatch(device):
-            raise UsageError(what=f"--max-memory {part}: give DEVICE=SIZE, where a device is a number or cpu")
+            raise UsageError(what=f"--max-memory {part}: use DEVICE=SIZE, where DEVICE is a number or cpu")
         device = device if device == "cpu" else device.lstrip("0") or "0"
         if device in limits:
-            raise UsageError(what=f"--max-memory {value}: it gives device {device} twice")
+            raise UsageError(what=f"--max-memory {value}: duplicate device {device}")
         try:
             limits[device] = parse_size(size)
         except BadSize as error:
@@ -77,7 +77,7 @@ def read_device_map(value: str) -> str | dict[str, str]:
     devices: dict[str, str] = {}
     for module, device in pairs:
         if module in devices:
-            raise UsageError(what=f"--device-map {path} has {json.dumps(module)} twice")
+            raise UsageError(what=f"--device-map {path} has duplicate key {json.dumps(module)}")
         if isinstance(device, bool) or not isinstance(device, int | str) or not _DEVICE.fullmatch(str(device)):
             where = json.dumps(dict(device) if isinstance(device, tuple) else device)
             why = f"{json.dumps(module)} is on {where}, and a device is a number, cpu, disk or like cuda:0"

@@ -39,7 +39,7 @@ def doctor(
     if place is None:
         _installation(output, notify)
     elif notify:
-        raise UsageError(what="--notify and a repository exclude each other")
+        raise UsageError(what="--notify and a repository cannot be used together")
     else:
         _repository(place, output)
 

@@ -85,10 +85,13 @@ def _known(typed: TyperException, command: str, words: Sequence[str]) -> UsageEr
     if getattr(getattr(typed, "param", None), "name", None) == "to":
         return NoTarget()
     if command == "reshard rollback" and getattr(typed, "option_name", None) == "--pr":
-        return UsageError(what=f"--pr: which one is part of the name: `{command} user/repo@refs/pr/N`", command=command)
+        return UsageError(
+            what=f"--pr: the pull request is part of the name: `{command} user/repo@refs/pr/N`", command=command
+        )
     size = re.search(r"(--[\w-]+)[= ]([\d.]+ [kMGT]?i?B(?:/s)?)(?!\S)", " ".join(words))
     if size and "unexpected extra argument" in typed.format_message():
-        return BadSize(option=size[1], value=size[2], why="it is two words to the shell; write it without the blank")
+        why = f"your shell split this into two arguments; remove the space ({size[2].replace(' ', '')})"
+        return BadSize(option=size[1], value=size[2], why=why)
     return None
 
 
@@ -105,4 +108,4 @@ def _meant(error: ReshardError, typed: Sequence[str]) -> str:
         return ""
     # os.path, as Path raises for a name that is too long. Without a slash, it is a command, or told of already.
     here = next((text for text in typed if re.match(r"[^-./~].*/", text) and os.path.isdir(text)), None)  # noqa: PTH112
-    return f"; for the folder here, type ./{here}" if here else ""
+    return f"; for the folder of that name, use ./{here}" if here else ""

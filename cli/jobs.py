@@ -95,7 +95,7 @@ def status(
     Example: reshard status pkgd
     """
     if report and job is None:
-        raise UsageError(what="--report is about one job: give its JOB")
+        raise UsageError(what="--report requires a JOB")
     with connect() as session:
         if job is None:
             _show_service(session, output)
@@ -243,7 +243,7 @@ def retry(
     how = {"anew": anew, "overwrite": overwrite}
     job = _only(choice)
     if follow_it and job is None:
-        raise UsageError(what="--watch follows one job: name it")
+        raise UsageError(what="--watch requires exactly one job")
     with connect() as session:
         if job is None:
             _each(session, choice, output, RETRY, operations.retry_jobs, how)
@@ -292,7 +292,7 @@ class Act(NamedTuple):
     body: type[operations.Chosen] = operations.Chosen
 
 
-CANCEL = Act("cancel", "cancelled", CANCELLABLE, "such a job has ended, or its commit is being made")
+CANCEL = Act("cancel", "cancelled", CANCELLABLE, "such a job has ended, or its commit is in progress")
 RETRY = Act("retry", "retried", operations.RETRIABLE, "there is nothing to retry", operations.ChosenAgain)
 DELETE = Act("delete", "deleted", ENDED, "such a job has not ended; `reshard cancel` it first")
 
@@ -311,7 +311,7 @@ def _looks(choice: Choice, output: Output, act: Act, do: Callable[[dict[str, Any
     jobs = count(len(trial.ids), "job")
     if trial.ids:
         if not sys.stdin.isatty():
-            raise UsageError(what=f"{jobs} would be {act.past}: add --yes, or see them by --dry-run")
+            raise UsageError(what=f"{jobs} would be {act.past}; confirm with --yes, or preview with --dry-run")
         if not agrees(f"{act.verb.capitalize()} {jobs}?"):
             output.say("Nothing changed")
             raise Abort

@@ -48,7 +48,7 @@ def plan(
 
     placed, memory = read_placement(device_map, max_memory)
     if isinstance(placed, str) and memory is None:
-        raise UsageError(what=f"--device-map {placed} needs --max-memory: which devices there are, and how large")
+        raise UsageError(what=f"--device-map {placed} requires --max-memory with the devices and their sizes")
     with bar(output) as shown:
         context = Context.from_env(own_limiters(shown.waits))
         document, made, source, target = look(request, context)

@@ -64,7 +64,7 @@ def read_load(
 
     if not load:
         if loader or device_map or max_memory or memory:
-            raise UsageError(what="--loader, --device-map, --max-memory and --memory need --load")
+            raise UsageError(what="--loader, --device-map, --max-memory and --memory require --load")
         return None
     placed, limits = read_placement(device_map, max_memory)
     most = parse_size(memory, "--memory") if memory else None
@@ -95,7 +95,7 @@ def verify(
     changes, config_from = expected
     if against is None and (changes != Options() or config_from):
         *names, last = (f"--{name.replace('_', '-')}" for name in EXPECTED)
-        raise UsageError(what=f"{', '.join(names)} and {last} need --against")
+        raise UsageError(what=f"{', '.join(names)} and {last} require --against")
     with bar(output) as shown:
 
         def progress(done: int, total: int) -> None:

@@ -32,9 +32,9 @@ def roll_back_target(place: AnyTarget, context: Context) -> RolledBack:
     history = islice(target.history(head, None), HISTORY_MAX) if head else ()
     last = next((commit for commit in history if read(commit) or undoes(commit)), None)
     if last is None:
-        refs = {"cure": "for a branch type DST@BRANCH, for a pull request DST@refs/pr/N"}
+        refs = {"cure": "use DST@BRANCH for a branch, DST@refs/pr/N for a pull request"}
         named = refs if target.branch == DEFAULT_BRANCH else {}
-        raise NothingToRollBack(commit=str(place), why="reshard has published nothing there", **named)
+        raise NothingToRollBack(commit=str(place), why="reshard has not published to it", **named)
     gone = undoes(last) or last.id
     commit = last.id if undoes(last) else rollback(target, gone)
     return RolledBack(id=None, undone=gone, commit=commit)

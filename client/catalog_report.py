@@ -53,7 +53,7 @@ def _failed(seen: Seen) -> Iterator[str]:
             job = f" (job `{ended.job}`)" if ended.job else ""
             hint = f"; {_fact(ended, 'hint')}" if len(hints) > 1 else ""
             message = _fact(ended, "message")
-            yield f"* {'' if message.startswith(repo) else f'{repo}: '}{message}{hint}{job}"
+            yield f"* {'' if repo in message else f'{repo}: '}{message}{hint}{job}"
 
 
 def _published(seen: Seen) -> Iterator[str]:

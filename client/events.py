@@ -95,5 +95,5 @@ def _readable(rows: list[Row]) -> list[News]:
             told = happened({"kind": event.kind, "at": str(event.at), **event.fields})
             found.append(News(parsed(event.id), event.fields.get("job"), told))
         except (LookupError, ValueError, RecursionError) as error:
-            log.error("event %s cannot be read here, and is left out: %s", id.decode(), type(error).__name__)
+            log.error("cannot read event %s here; skipping it: %s", id.decode(), type(error).__name__)
     return found

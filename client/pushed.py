@@ -33,7 +33,7 @@ class Hurried(LocalRateLimiter):
     """Waits for nothing: the Hub itself waits for the answer."""
 
     def _wait(self, seconds: float) -> NoReturn:
-        raise HubUnreachable(endpoint="the Hub", what=f"asks to wait {seconds:.0f} s")
+        raise HubUnreachable(endpoint="the Hub", what=f"rate limited for {seconds:.0f} s")
 
 
 def carry_out(session: Served, repo: str, heads: Mapping[str, str]) -> list[Carried]:
@@ -66,6 +66,6 @@ def _ours(context: Context, source: Hub, commit: str) -> bool:
     try:
         found = next(context.api(source, "read").commits(source.repo, commit), None)
     except (ReshardError, Refusal) as error:
-        log.warning("cannot tell whose commit %s of %s is: %s", commit, source, error)
+        log.warning("cannot tell who made commit %s of %s: %s", commit, source, error)
         return False
     return found is not None and found.id == commit and bool(read(found) or undoes(found))

@@ -69,7 +69,7 @@ class Remote:
             return operation.answer.model_validate(document, extra="ignore")
         except ValidationError as error:  # another program's, or a proxy's
             first = first_problem(error)
-            why = f"its document of {operation.path}: {first.where} {first.why}"
+            why = f"invalid answer to {operation.path}: {first.where} {first.why}"
             raise NotTheApi(url=self._url, why=why) from error
 
     def linger(self, job: str, after: str, seconds: float) -> None:
@@ -84,14 +84,14 @@ class Remote:
             raise self._unreachable(error) from error
         document = _document(response)
         if response.status_code == 401 or (response.status_code == 403 and document is None):
-            why = "refuses RESHARD_API_TOKEN" if "authorization" in self._client.headers else "wants a token"
+            why = "rejected RESHARD_API_TOKEN" if "authorization" in self._client.headers else "requires a token"
             raise ApiTokenRefused(url=self._url, why=why)
         if document is None:
             if response.status_code in AWAY:
-                raise ApiUnavailable(url=self._url, why=f"it answers {response.status_code}")
-            raise NotTheApi(url=self._url, why=f"{response.status_code} without a document of the API")
+                raise ApiUnavailable(url=self._url, why=f"HTTP {response.status_code}")
+            raise NotTheApi(url=self._url, why=f"HTTP {response.status_code} without an API document")
         if (schema := document.pop("schema")) != SCHEMA:
-            raise NotTheApi(url=self._url, why=f"its documents have schema {schema}, and {SCHEMA} is known here")
+            raise NotTheApi(url=self._url, why=f"it uses schema {schema}, and this release supports {SCHEMA}")
         if "error" in document and not response.is_success:
             raise ReshardError.from_dict(document["error"])
         return document

@@ -5,29 +5,13 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from reshard.pipeline.figures import UNITS, human_bytes
 from reshard.pipeline.text import counted as count
 
 if TYPE_CHECKING:
     from reshard.client.models.jobs import JobNow
 
 __all__ = ["UNITS", "clock", "count", "expected", "figure", "finds_none", "human_bytes", "human_rate", "lasted", "long"]
-
-UNITS = ("kB", "MB", "GB", "TB", "PB")
-
-
-def human_bytes(size: float) -> str:
-    """``47.2 MB``, ``476 kB``: decimal units, as sizes are typed.
-
-    >>> human_bytes(999), human_bytes(47_200_000), human_bytes(476_400), human_bytes(999_960)
-    ('999 bytes', '47.2 MB', '476 kB', '1.0 MB')
-    """
-    if size < 1000:
-        return count(round(size), "byte")
-    power = 1
-    while power < len(UNITS) and round(size / 1000**power) >= 1000:
-        power += 1
-    figure = size / 1000**power
-    return f"{figure:,.{0 if figure >= 99.95 else 1}f} {UNITS[power - 1]}"
 
 
 def human_rate(bytes_a_second: float) -> str:

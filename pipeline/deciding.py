@@ -54,8 +54,8 @@ def replaces_others(
     if drifted := drift(there.before):
         raise TargetDrifted(target=str(request.target), what=first(drifted))
     if last is not None and there.published is None and last.is_later(submitted, now):
-        what = f"{last.commit[:12]} has what was asked for later"
-        raise TargetDrifted(target=str(request.target), since="after this was submitted", what=what)
+        what = f"{last.commit[:12]} is from a job submitted later"
+        raise TargetDrifted(target=str(request.target), since="after this job was submitted", what=what)
     return False
 
 
@@ -110,14 +110,14 @@ def notes_of(request: Request, source: Source, exists: bool, leave: Leave | None
     """That a repository is created, and who may see it; where the store gave its ``leave``, also what that says."""
     repo = str(request.target.at(None))
     seen, other = ("private", "--public") if is_private(request, source) else ("public", "--private")
-    turns = f"; {other} changes that" if request.options.visibility == "as-source" else ""
-    created = () if exists else (f"{repo} is created, {seen}{turns}",)
+    turns = f" (use {other} to change)" if request.options.visibility == "as-source" else ""
+    created = () if exists else (f"will create {repo} as a {seen} repository{turns}",)
     match leave:
         case None:
             return created
         case Leave(False, why):
-            return (f"a run is refused: {why}",)
+            return (f"a run will fail: {why}",)
         case Leave(None, why):
-            return (*created, f"whether the token may write to {repo}: not checked ({why})")
+            return (*created, f"write access to {repo} not checked ({why})")
         case Leave(_, says):
-            return tuple(f"{note} ({says})" for note in created)
+            return tuple(f"{note}; {says}" for note in created)

@@ -332,7 +332,7 @@ def _refuse_nested_folders(request: Request) -> None:
         source = resolved(str(place)) if place and place.local else target
         if any(part.parent == target.parent and part.name.startswith(beside) for part in (source, *source.parents)):
             what = "the run would remove its own source"
-            raise FoldersNested(inner=str(source), where="kept beside", outer=into, what=what)
+            raise FoldersNested(inner=str(source), where="a working folder of", outer=into, what=what)
         if source in target.parents:
             what = "the result would become part of its own source"
             raise FoldersNested(inner=into, outer=str(source), what=what)

@@ -169,4 +169,4 @@ class Journal:
 
 
 def _warn(error: OSError) -> None:
-    log.warning("what is copied cannot be noted, so a run that is killed starts over: %s", error)
+    log.warning("cannot save progress, so a killed run will start over: %s", error)

@@ -40,7 +40,7 @@ _CREDENTIAL = re.compile(r"(?!hf_)[a-z0-9][a-z0-9._-]{0,62}")
 def check_credential(value: str) -> str:
     """``value`` if it is the name of a credential, else ValueError, which does not repeat it: it may be a token."""
     if not _CREDENTIAL.fullmatch(value):
-        raise ValueError("a credential is given by its name: small letters, digits, dots, - and _, and never a token")
+        raise ValueError("use the name of a credential (lowercase letters, digits, '.', '-' or '_'), never a token")
     return value
 
 
@@ -60,7 +60,7 @@ def check_revision(value: str | None) -> str | None:
     """``value`` if git takes it as the name of a branch or tag, else ValueError."""
     if value is not None and not _REVISION.fullmatch(value):
         raise ValueError(
-            "git knows no such branch, tag or commit: no spaces, control characters, `..` or ~^:?*[ and"
+            "not a valid branch, tag or commit: no spaces, control characters, `..` or ~^:?*[ and"
             f" at most {REVISION_MAX} characters"
         )
     return value
@@ -156,7 +156,7 @@ class Hub(_Place):
         """Whatever no other place knows is meant to be a repository."""
         repo, revision, endpoint = _from_url(text) if "://" in text else _from_name(text)
         if endpoint is not None and (len(endpoint) > URL_MAX or not re.fullmatch("[!-~]*", endpoint)):
-            raise ValueError("this is no address of a Hub")
+            raise ValueError("not the address of a Hub")
         return cls(repo=check_repo(repo, _shown(text)), revision=check_revision(revision), endpoint=endpoint)
 
     @property
@@ -195,11 +195,9 @@ def check_bucket(url: str) -> str:
     """``url`` without the slash at its end if it names a folder of an object store, else ValueError."""
     url = url.rstrip("/")
     if len(url) > URL_MAX:
-        raise ValueError(f"a folder of an object store has at most {URL_MAX} characters")
+        raise ValueError(f"a URL of an object store can have at most {URL_MAX} characters")
     if not re.fullmatch(_BUCKET_FOLDER, url):
-        raise ValueError(
-            "give s3://bucket/folder, gs:// or az://, without empty parts, dots alone, ?, # or backslashes"
-        )
+        raise ValueError("use s3://bucket/folder, gs:// or az://, without empty parts, lone dots, ?, # or backslashes")
     return url
 
 
@@ -238,7 +236,7 @@ class Folder(_Place):
         path = Path(text).expanduser().absolute()
         real = str(resolved(str(path)) if ".." in path.parts else path)
         if len(real) > PATH_MAX:
-            raise ValueError(f"a folder has at most {PATH_MAX} characters")
+            raise ValueError(f"a folder path can have at most {PATH_MAX} characters")
         return cls(path=real)
 
     @property
@@ -254,7 +252,7 @@ AnyPlace = Hub | Folder | Bucket
 AnyTarget = Hub | Folder
 PLACES: tuple[type[AnyPlace], ...] = get_args(AnyPlace)
 TYPED = f"{', '.join(place.example for place in PLACES[:-1])}, or {PLACES[-1].example}"
-BadPlace.defaults = {"cure": f"a place is {TYPED}"}  # here, as only this list has all of them
+BadPlace.defaults = {"cure": f"use {TYPED}"}  # here, as only this list has all of them
 
 
 def _typed(value: object) -> object:
@@ -273,26 +271,26 @@ _TypedTarget = Annotated[str, WithJsonSchema(_text("|".join(place.form for place
 Place = Annotated[_Object, BeforeValidator(_typed, json_schema_input_type=_Object | _Typed)]
 TargetPlace = Annotated[_Target, BeforeValidator(_typed_target, json_schema_input_type=_Target | _TypedTarget)]
 NOWHERE = Folder(path="/nonexistent/reshard")  # the target of a plan without one: nothing is there
-MODELS_ONLY = "only models have weights to reshard: give a model's repository, user/repo"
+MODELS_ONLY = "only models have weights to reshard; use a model repository, user/repo"
 
 
 def require_branches(place: AnyPlace, typed: str = "") -> None:
     """Raises UsageError for a place, as it was ``typed``, that has none to commit to and no pull requests either."""
     if not place.branch:
-        raise UsageError(what=f"{typed or place} is {place.noun}, which has neither branches nor pull requests")
+        raise UsageError(what=f"{typed or place} is {place.noun}, which has no branches or pull requests")
 
 
 def parse_target(value: str | os.PathLike[str] | AnyPlace) -> AnyTarget:
     """The place that ``value`` names, to be written to; raises BadPlace, also for one that is only read."""
     place = parse_place(value)
     if not isinstance(place, AnyTarget):
-        cure = "publish to user/repo, or into ./folder and copy that with tools of your own"
-        raise BadPlace(value=str(value), why=f"{place.noun} is read and not written to", cure=cure)
+        cure = "publish to user/repo, or to ./folder and copy it from there"
+        raise BadPlace(value=str(value), why=f"{place.noun} can only be a source", cure=cure)
     return place
 
 
 def parse_place(value: str | os.PathLike[str] | AnyPlace) -> AnyPlace:
-    """The place that ``value`` is or names: ``user/repo[@revision]``, a URL of the Hub, ``./folder`` or ``/folder``,
+    """The place that ``value`` is or names: ``user/repo[@revision]``, a Hub URL, ``./folder`` or ``/folder``,
     ``s3://bucket/folder``, ``gs://`` or ``az://``. A path object is a folder, whatever it looks like.
 
     Raises BadPlace for anything else; looks at the disk only where ".." follows a name that may be a link.
@@ -301,7 +299,7 @@ def parse_place(value: str | os.PathLike[str] | AnyPlace) -> AnyPlace:
         return value
     text = (value if isinstance(value, str) else str(Path(value).absolute())).strip()
     if not text:
-        raise BadPlace(value=repr(value), why="no place is given; is a variable of the shell not set?")
+        raise BadPlace(value=repr(value), why="empty; is a shell variable unset?")
     try:
         return next(place for kind in reversed(PLACES) if (place := kind.typed(text)) is not None)
     except ValueError as error:
@@ -311,7 +309,7 @@ def parse_place(value: str | os.PathLike[str] | AnyPlace) -> AnyPlace:
 def repository(place: AnyPlace, typed: str = "") -> Hub:
     """``place`` for catalogs, webhooks and namespaces, which are a Hub's alone; raises ValueError."""
     if not isinstance(place, Hub):
-        raise ValueError(f"{shortened(typed or str(place))} is {place.noun}; only repositories are possible: user/repo")
+        raise ValueError(f"{shortened(typed or str(place))} is {place.noun}; use a repository, user/repo")
     return place
 
 
@@ -324,33 +322,33 @@ def _split(url: str) -> SplitResult:
     """Raises ValueError for a URL with a password; what is none has no scheme."""
     parts = urlsplit(url if re.match(r"\w+://", url) else "")
     if "@" in parts.netloc:
-        raise ValueError("a URL with a user name or password would be stored and published")
+        raise ValueError("remove the user name or password from the URL; it would be stored and published")
     return parts
 
 
 def _from_name(text: str) -> tuple[str, str | None, None]:
     repo, at, revision = text.partition("@")
     if repo.startswith(("datasets/", "spaces/")) and repo.count("/") > 1:
-        raise BadPlace(value=text, why="this is not a model repository", cure=MODELS_ONLY)
+        raise BadPlace(value=text, why="not a model repository", cure=MODELS_ONLY)
     if at and not revision:
-        raise ValueError("nothing follows the @")
+        raise ValueError("the revision after @ is missing")
     return repo, revision or None, None
 
 
 def _from_url(url: str) -> tuple[str, str | None, str | None]:
     parts = _split(url)
     if parts.scheme not in {"http", "https", "hf"}:
-        raise ValueError("only http, https, hf, s3, gs and az URLs are known")
+        raise ValueError("only http, https, hf, s3, gs and az URLs are supported")
     if parts.scheme == "hf":
         return _from_name(url.removeprefix("hf://"))
     segments = [unquote(s) for s in parts.path.split("/") if s]
     if segments and segments[0] in {"datasets", "spaces"}:
-        raise BadPlace(value=_shown(url), why="this is not a model repository", cure=MODELS_ONLY)
+        raise BadPlace(value=_shown(url), why="not a model repository", cure=MODELS_ONLY)
     revision = None
     if len(segments) >= 4 and segments[2] in {"tree", "blob", "resolve", "commit"}:
         revision = segments[3]
     elif len(segments) > 2:
-        raise ValueError("this URL names no repository or revision")
+        raise ValueError("no repository or revision in this URL")
     return "/".join(segments[:2]), revision, f"{parts.scheme}://{parts.netloc}"
 
 
@@ -400,9 +398,9 @@ def check_repo(repo: str, value: str = "") -> str:
     owner, slash, name = repo.partition("/")
     if not slash:
         here = f"./{shortened(repo)}"
-        cure = f"add its owner (gpt2 is openai-community/gpt2 on the Hub now), or type {here} for a folder here"
-        raise BadPlace(value=value, why="an owner is missing (user/repo)", cure=cure)
+        cure = f"add the owner (gpt2 is now openai-community/gpt2), or use {here} for a folder"
+        raise BadPlace(value=value, why="the owner is missing (user/repo)", cure=cure)
     for part in (owner, name):
         if not _NAME.fullmatch(part):
-            raise BadPlace(value=value, why=f"{shortened(part)!r} is not a name that the Hub allows")
+            raise BadPlace(value=value, why=f"{shortened(part)!r} is not a valid name on the Hub")
     return repo

@@ -46,9 +46,9 @@ def _rule(value: object) -> Rule:
         case (str(pattern), str(replacement)):
             rule = Rule(pattern, replacement)
         case _:
-            raise ValueError("a rule is one regular expression and its replacement, as in `- '^encoder[.]': model.`")
+            raise ValueError("a rule is one regular expression and its replacement, such as `- '^encoder[.]': model.`")
     if not pattern or max(map(len, rule)) > RENAME_TEXT_MAX:
-        raise ValueError(f"either side of a rule has at most {RENAME_TEXT_MAX} characters, and the left one some")
+        raise ValueError(f"each side of a rule can have {RENAME_TEXT_MAX} characters, and the left one needs some")
     if any("\ud800" <= letter <= "\udfff" for letter in pattern + replacement):
         raise ValueError(f"{rule} is not Unicode")
     _compiled(rule)
@@ -85,13 +85,13 @@ def parse_rules(text: str, where: str) -> tuple[Rule, ...]:
         rules = TypeAdapter(Rules).validate_python(given if isinstance(given, list) else None)
     except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
-        raise BadRename(rules=where, why=f"it is not YAML{f', line {mark.line + 1}' if mark else ''}") from error
+        raise BadRename(rules=where, why=f"not YAML{f', line {mark.line + 1}' if mark else ''}") from error
     except ValidationError as error:
         first = first_problem(error)
-        at = f"rule {int(first.loc[0]) + 1}: " if first.loc else "it "
+        at = f"rule {int(first.loc[0]) + 1}: " if first.loc else "the file "
         raise BadRename(rules=where, why=f"{at}{first.why}") from error
     if not 0 < len(rules) <= RENAME_RULES_MAX:
-        raise BadRename(rules=where, why=f"it has {counted(len(rules), 'rule')}, and 1 to {RENAME_RULES_MAX} are taken")
+        raise BadRename(rules=where, why=f"{counted(len(rules), 'rule')}, but 1 to {RENAME_RULES_MAX} are allowed")
     return rules
 
 
@@ -105,17 +105,17 @@ def _compiled(rule: Rule) -> Callable[[str], str]:
         pattern = re2.compile(rule.pattern, options)
     except re2.error as error:
         why = error.args[0].decode(errors="replace")
-        raise ValueError(f"{rule.pattern!r}: {why} (the syntax is RE2's)") from None
+        raise ValueError(f"{rule.pattern!r}: {why} (RE2 syntax)") from None
     finally:
         re2.purge()  # it would keep what it compiled, and what that has learnt, for good
     if pattern.programsize > RENAME_PROGRAM_MAX:
-        raise ValueError(f"{rule.pattern!r} is too large an expression")
+        raise ValueError(f"{rule.pattern!r}: the expression is too large")
     parts: list[str | int] = []
     end = 0
     for found in _REFERENCE.finditer(rule.replacement):
         number = int(found[1]) if found[1] else pattern.groupindex.get(found[2], 0)
         if not (found[3] or 0 < number <= pattern.groups):
-            raise ValueError(f"{rule.replacement!r}: {found[0]} is no group of {rule.pattern!r}")
+            raise ValueError(f"{rule.replacement!r}: {found[0]} is not a group of {rule.pattern!r}")
         parts += [rule.replacement[end : found.start()], found[3] or number]
         end = found.end()
     parts.append(rule.replacement[end:])
@@ -158,15 +158,15 @@ def renamed(
             if len(before) <= RENAME_NAME_MAX:
                 new = apply(before)
             if not 0 < len(new) <= RENAME_NAME_MAX:
-                what = f"{name[:100]!r} of {checkpoint} comes to {len(new):,} characters"
-                raise BadRename(rules=rules[number], why=f"{what}, and a name has 1 to {RENAME_NAME_MAX:,}")
+                what = f"{name[:100]!r} of {checkpoint} would have {len(new):,} characters"
+                raise BadRename(rules=rules[number], why=f"{what}, but names need 1 to {RENAME_NAME_MAX:,}")
             if new != before:
                 if new == "__metadata__" or printable(new) != new:
-                    raise BadRename(rules=rules[number], why=f"{name[:100]!r} comes to {new[:100]!r}, which is no name")
+                    raise BadRename(rules=rules[number], why=f"{name[:100]!r} would be {new[:100]!r}, not a valid name")
                 last = changes[number]
                 changes[number] = last._replace(names=last.names + 1) if last.names else Change(1, before, new)
         if time.thread_time() > until:
-            raise BadRename(rules=counted(len(rules), "rule"), why=f"they take more than {cpu:.0f} s of processor time")
+            raise BadRename(rules=counted(len(rules), "rule"), why=f"they take more than {cpu:.0f} s of CPU time")
         found[name] = new
         if (other := taken.setdefault(new, name)) != name:
             raise RenameCollision(tensor=new, first=other, second=name, checkpoint=checkpoint)

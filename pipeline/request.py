@@ -64,26 +64,26 @@ def parse_size(value: str, option: str = "--size") -> int:
     """
     text = value.strip()
     if text.startswith("-"):
-        raise BadSize(option=option, value=value, why="a size is more than zero")
+        raise BadSize(option=option, value=value, why="the size must be greater than zero")
     if "/" in text or text.lower().endswith(("ps", "bit", "bits")):
-        raise BadSize(option=option, value=value, why="this is a rate or bits, and a file has bytes")
+        raise BadSize(option=option, value=value, why="use bytes, not a rate or bits")
     match = _SIZE.fullmatch(text)
     if match is None:
-        why = "a number has no commas here" if "," in text else "this is not a number of bytes"
+        why = "remove the commas" if "," in text else "not a number of bytes"
         raise BadSize(option=option, value=value, why=why)
     unit = match["unit"]
     if re.fullmatch(r"[KMGTkmgt]i?b", unit) and unit.upper() != unit and not unit.islower():
-        raise BadSize(option=option, value=value, why=f"{unit} means bits")
+        raise BadSize(option=option, value=value, why=f"{unit} means bits, not bytes")
     factor = _UNITS.get(unit.upper())
     if factor is None:
         raise BadSize(option=option, value=value, why=f"unknown unit {shortened(unit)!r}")
     size = int(float(match["number"]) * factor) if "." in match["number"] else int(match["number"]) * factor
     if size <= 0:
-        raise BadSize(option=option, value=value, why="a size is more than zero")
+        raise BadSize(option=option, value=value, why="the size must be greater than zero")
     if size > SINGLE:
-        raise BadSize(option=option, value=value, why="no file is that large")
+        raise BadSize(option=option, value=value, why="too large for a file")
     if not unit and size < BARE_SIZE_MIN:
-        why = f"without a unit these are bytes; {text}MB is probably meant, or {text}B"
+        why = f"without a unit this means bytes; did you mean {text}MB or {text}B?"
         raise BadSize(option=option, value=value, why=why)
     return size
 

@@ -86,15 +86,15 @@ def source_of(request: Request, context: Context, plan: Plan | None = None) -> S
 
 def _open(place: AnyPlace, context: Context, request: Request, pin: Pin | None, chosen: str = "") -> Source:
     if pin is not None and (now := place.on(context.credentials.default_endpoint)) != pin.endpoint:
-        raise SourceChanged(place=str(place), what=f"it was planned on {pin.endpoint}, and HF_ENDPOINT is {now} here")
+        raise SourceChanged(place=str(place), what=f"it was planned on {pin.endpoint}, but HF_ENDPOINT is {now} here")
     try:
         source = open_source(place, context, pin.commit if pin else None, request.options.transport, chosen)
     except RevisionNotFound as error:
         if pin is None:
             raise
-        raise SourceChanged(place=str(place), what=f"commit {pin.commit} is gone") from error
+        raise SourceChanged(place=str(place), what=f"commit {pin.commit} no longer exists") from error
     if pin is not None and source.pin != pin:
-        raise SourceChanged(place=str(place), what=f"it is at {source.pin} and was planned at {pin}")
+        raise SourceChanged(place=str(place), what=f"it is at {source.pin}, but was planned at {pin}")
     return source
 
 

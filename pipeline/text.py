@@ -125,18 +125,18 @@ def unsafe_path(path: object, *, published: bool = True) -> str:
     A path that is only read, and not ``published``, may have bidirectional marks: what is printed of it is escaped.
 
     >>> unsafe_path("unet/model.safetensors"), unsafe_path("../../other/repo/resolve/main/secret")
-    ('', 'leaves the repository')
+    ('', 'points outside the repository')
     """
     if not isinstance(path, str) or not path:
         return "is not a path"
     parts = path.split("/")
     if path.startswith("/") or ".." in parts or PureWindowsPath(path).drive:
-        return "leaves the repository"
+        return "points outside the repository"
     if "" in parts or "." in parts:
         return "has an empty component"
     shown = path if published else path.translate(dict.fromkeys(_BIDIRECTIONAL))
     if "\\" in path or printable(shown) != shown:
-        return "has a character that no path may have"
+        return "has a character that is not allowed in a path"
     if max(len(part.encode()) for part in parts) > COMPONENT_MAX:
         return f"has a component of more than {COMPONENT_MAX} bytes"
     return ""

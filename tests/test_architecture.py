@@ -175,7 +175,7 @@ ROOMS = {
         {"places", "tensors", "renaming"},
         {"validation", "text", "arguments"},
         {"limits", "errors"},
-        {"installed"},
+        {"figures", "installed"},
     ],
     "client": [
         {"connect", "pushed"},

@@ -96,7 +96,7 @@ def _parsed(path: Path, text: str) -> Iterable[tuple[bytes, Caller]]:
 def add_token(path: Path, name: str, scope: Scope) -> str:
     """A new token, whose hash the file holds from now on; raises UsageError and BadSetting."""
     if not NAME.fullmatch(name):
-        raise UsageError(what=f"{name!r} is not a name: letters, digits, dots, @, - and _, at most 63")
+        raise UsageError(what=f"{name!r} is not a valid name: use at most 63 letters, digits, '.', '@', '-' or '_'")
     token = PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
     line = f"{name} {scope} sha256:{hashlib.sha256(token.encode()).hexdigest()}\n"
     try:

@@ -65,7 +65,7 @@ class Guard:
         host = headers.get("host", "").lower()
         found = _HOST.fullmatch(host)
         if found is None or found[1] not in self._hosts:
-            return UsageError(what=f"this is not {host or 'a host without a name'}: set RESHARD_WEB_HOSTS")
+            return UsageError(what=f"host not allowed: {host or '(none)'}; add it to RESHARD_WEB_HOSTS")
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > BODY_MAX:
             return BodyTooLarge(most=BODY_MAX)

@@ -26,13 +26,13 @@ def check_installed() -> None:
     """Raises ExtraMissing unless the packages of the extra `web` are there."""
     for package in ("starlette", "uvicorn", "jinja2"):
         if find_spec(package) is None:
-            raise ExtraMissing(package=package, extra="web", who="the page and the API need")
+            raise ExtraMissing(package=package, extra="web", who="the page and the API")
 
 
 def check_reachable(own: WebSettings) -> None:
     """Raises BadSetting where others than this machine's users could connect, and nobody is known who may."""
     if not is_local(own.address) and not own.proxy and not Tokens(own.tokens):
-        why = "without a token (`reshard token NAME`) or RESHARD_WEB_PROXY it listens on this machine only"
+        why = "other addresses require a token (`reshard token NAME`) or RESHARD_WEB_PROXY"
         raise BadSetting(name="RESHARD_WEB_ADDRESS", value=own.address, why=why)
 
 
@@ -43,7 +43,7 @@ def listen(own: WebSettings) -> socket.socket:
         return socket.create_server((own.address, own.port), family=family, backlog=BACKLOG)
     except OSError as error:
         said = str(error.strerror).partition(" (")[0]  # Python repeats the address in it
-        why = f"cannot listen there on {own.address}: {said}"
+        why = f"cannot listen on {own.address}: {said}"
         raise BadSetting(name="RESHARD_WEB_PORT", value=own.port, why=why) from None
 
 
@@ -83,5 +83,5 @@ def serve(queue: Queue, session: Callable[[str], Served], own: WebSettings) -> N
             log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=END,
             h11_max_incomplete_event_size=16_384,
         )  # fmt: skip
-        log.info("web is on http://%s:%s", own.address, own.port)
+        log.info("serving the page on http://%s:%s", own.address, own.port)
         Server(config, web.streams, lambda peer: is_proxy(peer, own)).run(sockets=[listening])

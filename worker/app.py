@@ -120,7 +120,7 @@ def send(queue: str, job: str) -> None:
     try:
         app.send_task(WAKE, (job,), queue=queue, retry=False)
     except (OperationalError, redis.RedisError) as error:
-        log.warning("cannot wake a worker for job %s, control will: %s", job, error, extra={"job": job})
+        log.warning("cannot wake a worker for job %s; control will: %s", job, error, extra={"job": job})
 
 
 class BootStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
@@ -167,10 +167,10 @@ class Drained(BootStep):
             for name in QUEUES:
                 (consumer.cancel_task_queue if idle else consumer.add_task_queue)(name)
         except (redis.RedisError, OperationalError) as error:
-            log.warning("cannot ask whether this worker is drained, the broker is unavailable: %s", error)
+            log.warning("cannot check whether this worker is drained; the broker is unavailable: %s", error)
             return
         self._idle = idle
-        log.warning("this worker %s", "is drained" if drained else "rests" if rests else "takes work again")
+        log.warning("this worker %s", "is drained" if drained else "paused itself" if rests else "accepts work again")
 
 
 class Heartbeat(BootStep):
@@ -206,7 +206,7 @@ class Heartbeat(BootStep):
     def _unready(self) -> str:
         if time.monotonic() - self._told > PRESUMED_DEAD:
             return "the broker does not answer"
-        return "it takes no work: it is drained, rests or ends" if drain.wanted() else ""
+        return "it accepts no work: it is drained, paused itself or is shutting down" if drain.wanted() else ""
 
 
 class UntilIdle(BootStep):
@@ -231,10 +231,10 @@ class UntilIdle(BootStep):
         try:
             self._idle = 0 if self._store.left() else self._idle + 1
         except redis.RedisError as error:
-            log.warning("cannot ask whether anything is left, the broker is unavailable: %s", error)
+            log.warning("cannot check for remaining work; the broker is unavailable: %s", error)
             return
         if self._idle == IDLE_LOOKS:
-            log.info("nothing is left to do: this worker ends")
+            log.info("no work left; shutting down")
             os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -283,7 +283,7 @@ def _check_temp_dir() -> None:
 
 def _say_ready(**_: Any) -> None:
     signal.signal(signal.SIGINT, signal.getsignal(signal.SIGTERM))  # Celery's own for Ctrl-C ends with 1
-    log.info("the worker is running")
+    log.info("worker ready")
 
 
 signals.celeryd_init.connect(_begin)  # before Celery logs or prints anything

@@ -127,4 +127,4 @@ def _free_port(wanted: int) -> int:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((HOST, port))
             return int(probe.getsockname()[1])
-    raise NoServer(why=f"no port is free on {HOST}")
+    raise NoServer(why=f"no free port on {HOST}")

@@ -100,7 +100,7 @@ class Control:
     def stuck(self) -> str:
         """That the loop stands still, if so; a broker that is away does not stop it."""
         still = time.monotonic() - self._turned
-        return f"its loop has not turned for {still:.0f} s" if still > STUCK else ""
+        return f"its loop has been stuck for {still:.0f} s" if still > STUCK else ""
 
     def run(self) -> None:
         """Until ``stop``; waits for a broker that is away, or full, or whatever else it says."""
@@ -110,10 +110,10 @@ class Control:
             try:
                 self.look(LISTEN)
             except (redis.RedisError, QueueError) as error:
-                log.warning("the broker is unavailable or refuses: %s", error)
+                log.warning("the broker is unavailable or denied access: %s", error)
                 self._ending.wait(PAUSE)
             except Exception:
-                log.exception("a turn failed for an unknown reason; it is tried again")
+                log.exception("a turn failed for an unknown reason; trying again")
                 self._ending.wait(PAUSE)
         withdraw(self._store.redis, self._self)
 
@@ -121,7 +121,7 @@ class Control:
         """Wait up to ``listen`` seconds for the bell, then do all that is due; returns how many wakes were sent."""
         if not self._readable and (layout := int(self._store.redis.get(LAYOUT_KEY) or LAYOUT)) > LAYOUT:
             cure = "install the newer release here"
-            raise QueueError(what=f"its data has layout {layout}, and this release reads up to {LAYOUT}; {cure}")
+            raise QueueError(what=f"the broker has data layout {layout}, and this release reads up to {LAYOUT}; {cure}")
         self._readable = True
         self._sent, heard = 0, False
         for name, work in self._turn(listen):
@@ -211,7 +211,7 @@ def main(settings: Settings) -> None:
         client = open_redis(url, SCRAPE_TIMEOUT)
         where = settings.metrics_port, settings.metrics_address
         expose(*where, healthy=control.stuck, ready=partial(_unreachable, client), metrics=registry(client))
-    log.info("control is running")
+    log.info("control ready")
     control.run()
     tracing.end()
 

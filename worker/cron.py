@@ -33,7 +33,7 @@ def next_after(cron: str, tz: str, moment: float) -> float:
     Raises BadSchedule for an invalid expression, an unknown zone, and a time that never comes.
     """
     if cron.startswith("@") and cron not in NAMED:
-        raise BadSchedule(what=f"--cron {cron!r} is none of {', '.join(NAMED)}")
+        raise BadSchedule(what=f"--cron {cron!r} is not one of {', '.join(NAMED)}")
     fields = NAMED.get(cron, cron)
     if len(fields.split()) != FIELDS:
         raise BadSchedule(what=f"--cron {cron!r} needs {FIELDS} fields, not {len(cron.split())}")
@@ -44,7 +44,7 @@ def next_after(cron: str, tz: str, moment: float) -> float:
     except (CronSimError, AssertionError) as error:  # it asserts that steps start at a number
         raise BadSchedule(what=f"--cron {cron!r}: {str(error) or 'a step must start at a number'}") from None
     except (StopIteration, OverflowError):
-        raise BadSchedule(what=f"--cron {cron!r} is never due") from None
+        raise BadSchedule(what=f"--cron {cron!r} never matches a date") from None
     return due
 
 
@@ -52,4 +52,4 @@ def _zone(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
     except (LookupError, ValueError, OSError):  # an unknown name, a path that leaves the database, a folder of it
-        raise BadSchedule(what=f"--tz {name!r} is not a time zone that this machine knows") from None
+        raise BadSchedule(what=f"--tz {name!r} is not a time zone on this machine") from None

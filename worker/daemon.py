@@ -54,7 +54,7 @@ class Daemon:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except PermissionError:
-            raise BadSetting(name="RESHARD_DATA_DIR", value=self._lock.parent, why="it is another user's") from None
+            raise BadSetting(name="RESHARD_DATA_DIR", value=self._lock.parent, why="owned by another user") from None
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return None
@@ -96,7 +96,7 @@ class Daemon:
         finally:
             os.close(file)
         if not _wait_until(lambda: self._check(ready, process), timeout):
-            raise NotStarted(what=self.name, why=f"it was not ready after {timeout:.0f} s", log=str(self.log))
+            raise NotStarted(what=self.name, why=f"not ready after {timeout:.0f} s", log=str(self.log))
         return noted
 
     def stop(self, timeout: float) -> bool:
@@ -119,7 +119,7 @@ class Daemon:
             with self.log.open("rb") as log:
                 log.seek(max(0, self.log.stat().st_size - LOG_TAIL))
                 last_line = log.read().decode(errors="replace").strip().rpartition("\n")[2]
-            raise NotStarted(what=self.name, why=f"it ended with {status}: {last_line}", log=str(self.log))
+            raise NotStarted(what=self.name, why=f"it exited with {status}: {last_line}", log=str(self.log))
         return False
 
 

@@ -31,7 +31,7 @@ def serve(port: int, address: str, *, healthy: Why, ready: Why, metrics: Collect
         if path == "/metrics" and figures:
             return cast("Iterable[bytes]", figures(environ, start))
         if path not in checks:
-            status, said = "404 Not Found", "there is only " + ", ".join([*checks, *(["/metrics"] if figures else [])])
+            status, said = "404 Not Found", "only " + ", ".join([*checks, *(["/metrics"] if figures else [])])
         elif why := checks[path]():
             status, said = "503 Service Unavailable", why
         else:

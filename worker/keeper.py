@@ -78,7 +78,7 @@ class LeaseKeeper:
         try:
             self._note()
         except BROKER_UNAVAILABLE as error:
-            log.warning("%s: its last bytes are not counted, the broker is unavailable: %s", self.lease.unit, error)
+            log.warning("%s: its last bytes are not counted; the broker is unavailable: %s", self.lease.unit, error)
 
     # ------------------------------------------------------------------------------------- what the work calls
 
@@ -160,7 +160,7 @@ class LeaseKeeper:
         try:
             self._save()
         except BROKER_UNAVAILABLE as error:
-            log.warning("%s: the broker is unavailable, its receipts are kept here: %s", self.lease.unit, error)
+            log.warning("%s: keeping its receipts here; the broker is unavailable: %s", self.lease.unit, error)
 
     def begin(self) -> None:
         """The point of no return; raises Stopped when it must not be passed."""
@@ -191,7 +191,7 @@ class LeaseKeeper:
             except BROKER_UNAVAILABLE as error:
                 if time.monotonic() + pause > deadline or drain.overdue(self._settings.drain):
                     raise
-                log.warning("%s waits for the broker: %s", self.lease.unit, error)
+                log.warning("%s is waiting for the broker: %s", self.lease.unit, error)
             time.sleep(pause)
             pause = min(2 * pause, RETRY_MAX)
 
@@ -206,7 +206,7 @@ class LeaseKeeper:
                 try:
                     self._renew()
                 except Exception:  # without this thread the work would hear nothing more, and go on for nobody
-                    log.exception("cannot renew %s of %s, for an unknown reason", self.lease.unit, self.lease.job)
+                    log.exception("cannot renew %s of %s for an unknown reason", self.lease.unit, self.lease.job)
                 if self._interruptible and self._reason() is not None:
                     signal.pthread_kill(threading.main_thread().ident or 0, INTERRUPT)
                 renewed = time.monotonic()
@@ -221,7 +221,7 @@ class LeaseKeeper:
             self._yield |= answer == "yield"
             self._tell()
         except BROKER_UNAVAILABLE as error:
-            log.warning("cannot renew %s of %s, the broker is unavailable: %s", self.lease.unit, self.lease.job, error)
+            log.warning("cannot renew %s of %s; the broker is unavailable: %s", self.lease.unit, self.lease.job, error)
         except Stopped as stopped:
             self._stop = stopped.reason
 
@@ -246,11 +246,11 @@ class LeaseKeeper:
 
     def _hand_over(self) -> None:
         """The time to end is over, and the work did not heed it: give the unit back and end this process."""
-        log.warning("%s of %s is handed back unfinished", self.lease.unit, self.lease.job)
+        log.warning("handing back %s of %s unfinished", self.lease.unit, self.lease.job)
         try:
             self._leases.release(self.lease, "drain")
         except BROKER_UNAVAILABLE as error:
-            log.warning("cannot hand it back, so its lease will expire: %s", error)
+            log.warning("cannot hand it back; its lease will expire: %s", error)
         finally:
             os._exit(drain.HANDED_OVER)
 

@@ -111,7 +111,7 @@ def job_started(id: str, request: str | bytes, worker: str) -> None:
     facts: dict[str, object] = {"event": "started", "job": id, "worker": worker}
     with suppress(ValueError):
         facts |= _places(Request.known(request)[0])
-    _say("job %(job)s starts", facts)
+    _say("job %(job)s started", facts)
 
 
 def job_ended(store: JobStore, event: Event) -> dict[str, object]:
@@ -129,7 +129,7 @@ def job_ended(store: JobStore, event: Event) -> dict[str, object]:
             facts |= {"bytes": job.bytes_done, "seconds": round(job.since - job.started, 3), "commit": commit}
             end = ", %(bytes)s bytes, %(seconds)s s" + (", commit %(commit)s" if commit else "") + end
     except (JobNotFound, JobUnreadable, KeyError, ValueError) as lost:  # deleted, or a newer release wrote it
-        log.warning("of job %s, which ended, no more is known: %s", event.fields["job"], lost)
+        log.warning("job %s ended, but its details are gone: %s", event.fields["job"], lost)
     _say("job %(job)s %(state)s", facts, end)
     return facts
 

@@ -27,7 +27,7 @@ def queue(settings: Settings) -> Iterator[Probe]:
     try:
         url = broker_url(settings)
     except NoBroker as none:
-        yield Probe("broker", "none", f"{none.facts['why']}; `reshard run` needs none, `reshard up` starts one")
+        yield Probe("broker", "none", f"{none.facts['why']}; start one with `reshard up` (`reshard run` needs none)")
         return
     try:
         with JobStore.at(url) as store:
@@ -52,9 +52,9 @@ def notices(settings: Settings) -> Iterator[Probe]:
     for hook in tried:
         try:
             hook.tell(Notice.test())
-            yield Probe(f"notify {hook.name}", "it took a test notice")
+            yield Probe(f"notify {hook.name}", "test notice delivered")
         except NoticeFailed as error:
-            yield Probe(f"notify {hook.name}", "it was tried", error=error)
+            yield Probe(f"notify {hook.name}", "test notice failed", error=error)
 
 
 def durability(client: redis.Redis, url: str) -> Probe:
@@ -73,24 +73,24 @@ def durability(client: redis.Redis, url: str) -> Probe:
         config["appendfsync"] = ""
     warnings = []
     if config["appendonly"] != "yes":
-        warnings.append("it keeps nothing on disk between snapshots: a crash loses jobs (set appendonly yes)")
+        warnings.append("nothing is saved between snapshots: a crash loses jobs (set appendonly yes)")
     elif not config["appendfsync"]:
-        warnings.append("it does not show this user appendfsync: ask its operator whether a crash loses a second")
+        warnings.append("this user cannot read appendfsync: ask the operator whether a crash loses a second")
     elif config["appendfsync"] != "always":
         warnings.append(
-            "a crash loses up to a second: jobs just submitted, and receipts of shards that are copied again"
+            "a crash loses up to a second: recent submissions, and receipts of shards, which are copied again"
             " (set appendfsync always)"
         )
     if policy not in {"", "noeviction"}:
-        warnings.append(f"when its memory is full it evicts keys of running jobs ({policy})")
+        warnings.append(f"when memory is full, it evicts keys of running jobs ({policy})")
     return Probe("broker", about, "; ".join(warnings), facts=config)
 
 
 def _clock(client: redis.Redis) -> Probe:
     seconds, micros = client.time()
     skew = time.time() - (seconds + micros / 1e6)
-    late = f"this machine and the broker differ by {skew:.0f} s" if abs(skew) > CLOCK_SKEW_MAX else ""
-    return Probe("clock", f"{abs(skew):.1f} s from the broker's", late, facts={"skew": skew})
+    late = f"the clocks of this machine and the broker differ by {skew:.0f} s" if abs(skew) > CLOCK_SKEW_MAX else ""
+    return Probe("clock", f"{abs(skew):.1f} s from the broker's clock", late, facts={"skew": skew})
 
 
 def _strays(client: redis.Redis) -> Iterator[Probe]:
@@ -99,10 +99,10 @@ def _strays(client: redis.Redis) -> Iterator[Probe]:
     except redis.ResponseError as error:
         if "WRONGTYPE" not in str(error):
             raise
-        yield Probe("queue", "a client wrote over one of its keys", "jobs wait: `reshard control` removes that key")
+        yield Probe("queue", "a client overwrote a key", "jobs are waiting: `reshard control` removes that key")
         return
     if found:
-        lost = "jobs wait: `reshard control` queues them again, and logs those that it cannot read"
+        lost = "jobs are waiting: `reshard control` queues them again, and logs any it cannot read"
         yield Probe("queue", f"{counted(len(found), 'job')} in no queue, such as {found[0]}", lost)
 
 
@@ -117,21 +117,21 @@ def _processes(
     workers = [process.name for process in processes if process.kind == "worker"]
     if paused:
         why = f": {paused.reason}" if paused.reason else ""
-        yield Probe("fleet", f"paused by {paused.by}{why}", "jobs wait: `reshard fleet resume` lets them go on")
+        yield Probe("fleet", f"paused by {paused.by}{why}", "jobs are waiting: resume with `reshard fleet resume`")
     elif workers and all(name in drained for name in workers):
-        yield Probe("fleet", "every worker is drained", f"jobs wait: `reshard fleet undrain {workers[0]}`")
+        yield Probe("fleet", "every worker is drained", f"jobs are waiting: `reshard fleet undrain {workers[0]}`")
     for kind in ("worker", "control"):
         found = [process for process in processes if process.kind == kind]
         lost = [one for one in silent if one.process.kind == kind]
         for one in lost:
-            yield Probe(kind, str(one), "it holds its units until their leases end")
+            yield Probe(kind, str(one), "it keeps its tasks until their leases end")
         if not found and not lost:
-            yield Probe(kind, "none is running", f"jobs wait: start one with `reshard {kind}`")
+            yield Probe(kind, "none is running", f"jobs are waiting: start one with `reshard {kind}`")
         others = sorted({process.version for process in found} - {ours})
         for process in found:
             about = f"{process.name}, {process.version}" + (", drained" if process.name in drained else "")
-            warning = f"this command is {ours}: the older of the two may hand jobs back" if others else ""
+            warning = f"this command is {ours}: the older of the two may return jobs to the queue" if others else ""
             if process.name in resting:
-                about += ", resting"
+                about += ", paused itself"
                 warning = f"{resting[process.name].message}: {resting[process.name].hint}"
             yield Probe(kind, about, warning, facts={"version": process.version, "concurrency": process.concurrency})

@@ -49,7 +49,7 @@ class OwnProcess:
     def temp_dir(self) -> Path:
         """The folder, made again when a cleaner took it. Raises TempDirUnusable."""
         if self._temp_dir is not None and not self._temp_dir.stands():
-            log.warning("%s is gone, and is made again", self._temp_dir.path)
+            log.warning("%s is gone; creating it again", self._temp_dir.path)
             self.end()
         if self._temp_dir is None:
             self._temp_dir = ProcessTempDir.make(self._tmpdir)

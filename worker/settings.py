@@ -147,32 +147,32 @@ class Settings(SubmitSettings):
         try:
             words = shlex.split(value.get_secret_value()) if value else []
         except ValueError as error:
-            raise ValueError(f"it cannot be split into words: {error}") from None
+            raise ValueError(f"cannot split it into words: {error}") from None
         if value and not words:
-            raise ValueError("it does not name a program")
+            raise ValueError("no program given")
         return value
 
     @field_validator("notify_url")
     @classmethod
     def _http(cls, value: SecretStr | None) -> SecretStr | None:
         if value and not is_http(value.get_secret_value()):
-            raise ValueError("not a URL that begins with http:// or https://")
+            raise ValueError("not a URL that starts with http:// or https://")
         return value
 
     @field_validator("api_url")
     @classmethod
     def _plain(cls, value: str | None) -> str | None:
         if value and not is_http(value):
-            raise ValueError("not a URL that begins with http:// or https://")
+            raise ValueError("not a URL that starts with http:// or https://")
         if value and (urlsplit(value).username is not None or "?" in value or "#" in value):
-            raise ValueError("it must have neither a password, a ? nor a #; the token is in RESHARD_API_TOKEN")
+            raise ValueError("it cannot have a password, ? or #; set the token in RESHARD_API_TOKEN")
         return value
 
     @field_validator("api_token")
     @classmethod
     def _word(cls, value: SecretStr | None) -> SecretStr | None:
         if value and not re.fullmatch(r"[!-~]+", value.get_secret_value()):
-            raise ValueError("not one word of visible ASCII characters, as `reshard token` makes them")
+            raise ValueError("not a token of `reshard token` (one word of visible ASCII characters)")
         return value
 
     @field_validator("broker_url")
@@ -221,11 +221,11 @@ def from_files(kind: type[BaseSettings]) -> dict[str, Any]:
         try:
             found[field] = Path(path).read_text().strip()
         except UnicodeDecodeError:
-            raise BadSetting(name=f"{name}_FILE", value=path, why="it is not text") from None
+            raise BadSetting(name=f"{name}_FILE", value=path, why="not text") from None
         except OSError as error:
             raise BadSetting(name=f"{name}_FILE", value=path, why=f"cannot read it: {error.strerror}") from None
         if not found[field]:
-            raise BadSetting(name=f"{name}_FILE", value=path, why="it is empty")
+            raise BadSetting(name=f"{name}_FILE", value=path, why="empty")
     return found
 
 

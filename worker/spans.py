@@ -126,7 +126,7 @@ class Spans:
         sender.start()
         sender.join(FLUSH)
         if lost := self._queue.given - self._exporter.taken:
-            log.warning("%d of %d spans of this process did not reach their receiver", lost, self._queue.given)
+            log.warning("%d of %d spans of this process were not delivered", lost, self._queue.given)
 
 
 class _Queue(BatchSpanProcessor):

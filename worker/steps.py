@@ -67,12 +67,12 @@ log = logging.getLogger(__name__)
 def wake(task: Task, job: str) -> None:
     """Do what comes first in the queue that this came by; of ``job``, which it was sent for, if nothing waits there."""
     if drain.wanted():
-        raise Reject("this worker is ending", requeue=True)
+        raise Reject("this worker is shutting down", requeue=True)
     with drain.heeded():  # from before the claim: who died with one would keep it until its lease ends
         try:
             lease = _leases().claim_first(task.request.delivery_info["routing_key"], job)
         except BROKER_UNAVAILABLE as error:
-            log.warning("cannot claim a job, the broker is unavailable: %s", error)
+            log.warning("cannot claim a job; the broker is unavailable: %s", error)
             return
         if lease is not None:
             with tracing.step(lease) as names, logs.at_work({**lease.fields, **names}):
@@ -109,9 +109,9 @@ def work(leases: Leases, lease: Lease, settings: Settings, process: OwnProcess) 
                 named = error.error if isinstance(error, Exhausted) else self_check.named(error, step.tmpdir)
                 _trouble(leases, lease, keeper.finish, settings, named, step.unsure(named), last)
     except Stopped as stopped:
-        log.info("%s of job %s: %s before it could be handed in", lease.unit, lease.job, stopped.reason)
+        log.info("%s of job %s: %s before its result was stored", lease.unit, lease.job, stopped.reason)
     except BROKER_UNAVAILABLE as error:
-        log.error("%s of job %s is lost, the broker stayed unavailable: %s", lease.unit, lease.job, error)
+        log.error("%s of job %s lost; the broker stayed unavailable: %s", lease.unit, lease.job, error)
     except Exception as error:  # noqa: BLE001  outside of the keeper's care, as when no thread can be started
         unsure = lease.state == JobState.committing or (keeper is not None and keeper.begun)
         _trouble(leases, lease, lambda step: step(), settings, self_check.named(error, None), unsure)
@@ -119,7 +119,7 @@ def work(leases: Leases, lease: Lease, settings: Settings, process: OwnProcess) 
         try:
             leases.spent(lease, time.monotonic() - began, *(step.took() if step else (0, Moved())))
         except BROKER_UNAVAILABLE as error:
-            log.warning("%s: what it took is not counted, the broker is unavailable: %s", lease.unit, error)
+            log.warning("%s: its usage is not counted; the broker is unavailable: %s", lease.unit, error)
 
 
 class Step:
@@ -306,7 +306,7 @@ def _trouble(
     ``finish`` as the keeper's.
     """
     error.facts.setdefault("job", lease.job)
-    said = ", for the last time" if last else ""
+    said = " (last attempt)" if last else ""
     log.warning("%s of job %s%s: %s", lease.unit, lease.job, said, error, extra=error.logged)
     tracing.failed(error)
     data = error.to_dict()
@@ -335,7 +335,7 @@ def backoff(attempts: int, settings: Settings) -> float:
 
 def _given_up(lease: Lease, last: dict[str, Any] | None) -> TooManyAttempts:
     if last is None:
-        last = {"code": "job.died", "message": f"the worker died at {lease.unit}", "hint": "look at the workers' logs"}
+        last = {"code": "job.died", "message": f"the worker died during {lease.unit}", "hint": "see the workers' logs"}
     return TooManyAttempts(
         job=lease.job,
         attempts=lease.attempts,

@@ -63,7 +63,7 @@ def sweep(tmpdir: Path) -> list[Path]:
         if OURS.fullmatch(folder.name) and _abandoned(folder):
             shutil.rmtree(folder, ignore_errors=True)
             swept.append(folder)
-            log.info("removed %s, which a dead process left behind", folder)
+            log.info("removed %s, left over from a dead process", folder)
     return swept
 
 

@@ -37,10 +37,10 @@ def wanted() -> bool:
     if exporter == "none":
         return False
     if exporter != "otlp":
-        raise BadSetting(name=EXPORTER, value=exporter, why="traces go by `otlp`, or not at all (`none`)")
+        raise BadSetting(name=EXPORTER, value=exporter, why="use `otlp`, or `none` for no traces")
     name = next(filter(os.environ.get, PROTOCOLS), "")
     if name and os.environ[name] != "http/protobuf":
-        raise BadSetting(name=name, value=os.environ[name], why="traces go by `http/protobuf`")
+        raise BadSetting(name=name, value=os.environ[name], why="use `http/protobuf`")
     return True
 
 
@@ -53,7 +53,7 @@ def check() -> None:
         try:
             import reshard.worker.spans  # noqa: F401
         except ModuleNotFoundError as error:
-            raise ExtraMissing(package=error.name, extra="otel", who="OTEL_ variables ask for") from None
+            raise ExtraMissing(package=error.name, extra="otel", who="OTEL_ variables") from None
 
 
 @cache

@@ -200,7 +200,7 @@ def retry_catalog(session: InProcess, name: str, body: Only) -> catalogs.Catalog
     """Retry failed models, reusing what they copied; `left` counts those that need a fix in the file."""
     failed = session.queue.catalogs.get(name).failures()
     if body.only is not None and body.only not in failed:
-        raise NoSuchFailures(name=name, only=body.only, there=", ".join(failed) or "nothing")
+        raise NoSuchFailures(name=name, only=body.only, there=", ".join(failed) or "none")
     again = session.queue.catalogs.retry(name, body.only)
     left = {code: len(group) for code, group in failed.items() if body.only in {None, code} and group[0][1].in_file}
     return catalogs.CatalogRetried(name=name, again=again, left=left)

@@ -183,7 +183,7 @@ def list_jobs(session: InProcess, query: JobsQuery) -> jobs.JobsPage:
     try:
         found = store.listed(query.state, query.limit, query.after, query.since, query.takes)
     except ValueError as error:
-        raise BadBody(where="after", why="no page ended so") from error
+        raise BadBody(where="after", why="not a valid page marker") from error
     page, unreadable = list[jobs.JobNow](), found.unreadable
     for job, outlook in zip(found.jobs, outlooks(session.queue, found.jobs), strict=True):
         try:
@@ -252,7 +252,7 @@ def delete_jobs(session: InProcess, body: Chosen) -> jobs.Deleted:
         if not job.state.ended:
             raise JobUnderWay(job=job.id, state=job.state)
         if job.id in kept:
-            raise WrongState(job=job.id, state=job.state, why=f"it is kept until {AWAITED}")
+            raise WrongState(job=job.id, state=job.state, why=f"it cannot be deleted until {AWAITED}")
         named.append(job.id)
     found = named or body.ids(queue, ENDED)
     kept &= {*found}
@@ -352,7 +352,7 @@ def roll_back(session: InProcess, job: str) -> jobs.RolledBack:
 
     found = shown(session.queue.jobs.get(job))
     if found.own is None:  # before a token is needed
-        raise WrongState(job=found.id, state=found.state, why="it published nothing that could be undone")
+        raise WrongState(job=found.id, state=found.state, why="it published nothing to undo")
     with session.hub() as context:
         session.allow(found.request, context)
         return roll_back(session.queue, found, found.own, context)

@@ -37,9 +37,9 @@ TAGS_MAX = 50  # of one query
 FILLED_MAX = 250  # characters of a template that is filled in; the Hub's longest repository has 193
 NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 WORDS = {  # for what pydantic says of a pattern, which only a name has, and of a length, which only entries have
-    "string_pattern_mismatch": "a name is of small letters and digits, and behind the first also dots, - and _; "
-    "63 characters at most",
-    "too_short": "there are none",
+    "string_pattern_mismatch": "use lowercase letters, digits, '.', '-' or '_', starting with a letter or digit; "
+    "at most 63 characters",
+    "too_short": "the list is empty",
 }
 # Ten times as fast, where PyYAML was built with libyaml; a catalog may have thousands of lines.
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -50,7 +50,7 @@ def _with_unit(value: str) -> str:
     try:
         parse_size(value)
     except BadSize as error:
-        raise ValueError(f"{shortened(value)}: {error.facts['why']}; give bytes with a unit, as in 200MB") from None
+        raise ValueError(f"{shortened(value)}: {error.facts['why']}; use a number and a unit, such as 200MB") from None
     return value
 
 
@@ -114,7 +114,7 @@ class Cut(_Chosen):
     @model_validator(mode="after")
     def _one_ref(self) -> Cut:
         if self.branch and self.pr:
-            raise ValueError("branch and pr exclude each other")
+            raise ValueError("branch and pr cannot be used together")
         return self
 
 
@@ -142,9 +142,9 @@ class Query(Strict):
     def _bounded(self) -> Query:
         if self.collection is not None:
             if more := sorted(self.model_fields_set - {"collection", "name", "limit"}):
-                raise ValueError(f"a collection goes with name and limit alone, not with {more[0]}")
+                raise ValueError(f"collection works only with name and limit, not with {more[0]}")
         elif not (self.author or self.search or self.tags or self.library or self.limit):
-            raise ValueError("this asks for every model of the Hub; give author, search, tags, library or limit")
+            raise ValueError("the query matches every model on the Hub; add author, search, tags, library or limit")
         return self
 
 
@@ -167,7 +167,7 @@ class CatalogEntry(Cut):
     @model_validator(mode="after")
     def _either(self) -> CatalogEntry:
         if (self.repo is None) == (self.query is None):
-            raise ValueError("an entry has either repo or query")
+            raise ValueError("an entry needs either repo or query")
         return self
 
 
@@ -182,18 +182,18 @@ class Catalog(Strict):
 
 LEVELS = (Catalog, Cut, CatalogEntry, Query)  # what a key is of, by how many steps lead to it
 HOMES: dict[type[Strict], str] = {  # of a key that two of them know, the last one counts
-    Catalog: "at the top of the file",
+    Catalog: "at the top level of the file",
     CatalogEntry: "in an entry",
     Cut: "in `defaults` or an entry",
-    Query: "in `query: {...}`, which an entry has instead of `repo`",
+    Query: "in `query: {...}`, used instead of `repo` in an entry",
 }
 
 
 def parse(text: str, file: str) -> Catalog:
     """The catalog that ``text`` is; raises BadCatalog with the line, the key and what to do."""
     if len(text) > CATALOG_MAX:
-        why = f"it has more than {CATALOG_MAX:,} characters"
-        raise BadCatalog(file=file, line=1, key="file", why=why, fix="make two catalogs of it")
+        why = f"more than {CATALOG_MAX:,} characters"
+        raise BadCatalog(file=file, line=1, key="file", why=why, fix="split it into two catalogs")
     try:
         _refuse_bombs(text)
         loader = LOADER(text)
@@ -203,9 +203,9 @@ def parse(text: str, file: str) -> Catalog:
         mark = getattr(error, "problem_mark", None)
         why = getattr(error, "problem", None) or str(error)
         line = mark.line + 1 if mark else 1
-        raise BadCatalog(file=file, line=line, key="YAML", why=why, fix="correct the YAML") from None
+        raise BadCatalog(file=file, line=line, key="YAML", why=why, fix="fix the YAML") from None
     if not isinstance(root, yaml.MappingNode):
-        raise BadCatalog(file=file, line=1, key="file", why="not a mapping", fix="begin with `name:` and `entries:`")
+        raise BadCatalog(file=file, line=1, key="file", why="not a mapping", fix="start with `name:` and `entries:`")
     _refuse_doubles(root, file)
     try:
         catalog = Catalog.model_validate(data)
@@ -220,7 +220,7 @@ def parse(text: str, file: str) -> Catalog:
         ) from None  # fmt: skip
     for number, entry in enumerate(catalog.entries):
         if entry.to is None and catalog.defaults.to is None:
-            path, why = ("entries", number), "no `to` says where it goes"
+            path, why = ("entries", number), "no target: `to` is missing"
             fix = "add `to: user/repo` to the entry, or a template such as `to: user/{name}-{size}` to `defaults`"
             raise BadCatalog(file=file, line=_line(root, path), key=_dotted(path), why=why, fix=fix)
     return catalog
@@ -244,7 +244,8 @@ def request_for(catalog: Catalog, entry: CatalogEntry, repo: str) -> Request:
     try:
         target = _hub(_fill(cut.to or "", fields))
     except ValueError as error:
-        raise BadPlace(value=cut.to, why=str(error)) from None
+        why = str(error).removeprefix(f"{shortened(cut.to or '')}: ")
+        raise BadPlace(value=cut.to, why=why) from None
     source = {"revision": revision, "endpoint": cut.endpoint or place.endpoint, "credential": cut.credential}
     return Request(
         source=place.model_copy(update=source),
@@ -275,15 +276,15 @@ def _fill(template: str, values: dict[str, str]) -> str:
     try:
         for text, name, form, conversion in string.Formatter().parse(template):
             if form or conversion or (name and not name.isidentifier()):
-                raise ValueError("a template has plain fields alone, as {name}: no format, no attribute and no index")
+                raise ValueError("use only plain fields such as {name}, without format, attribute or index")
             if name is not None and name not in values:
                 there = ", ".join(f"{{{known}}}" for known in PLACEHOLDERS)
-                raise ValueError(f"{{{shortened(name)}}} is not known; there are {there}")
+                raise ValueError(f"unknown field {{{shortened(name)}}}; use {there}")
             filled += text + values.get(name or "", "")
     except ValueError as error:
         raise ValueError(f"{shown}: {error}") from None
     if len(filled) > FILLED_MAX:
-        raise ValueError(f"{shown}: filled in, it has more than {FILLED_MAX} characters")
+        raise ValueError(f"{shown}: longer than {FILLED_MAX} characters once filled in")
     return filled
 
 
@@ -300,7 +301,7 @@ def _refuse_bombs(text: str) -> None:
         why = ""
         if isinstance(event, yaml.AliasEvent):
             nodes += sizes.get(event.anchor, 0)
-            why = "" if event.anchor in sizes else f"*{event.anchor} stands for nothing before it, or for what it is in"
+            why = "" if event.anchor in sizes else f"alias *{event.anchor} has no anchor before it, or is inside it"
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, before = opened.pop()
             sizes |= {anchor: nodes - before} if anchor else {}
@@ -311,9 +312,9 @@ def _refuse_bombs(text: str) -> None:
             elif event.anchor:
                 sizes[event.anchor] = 1
         if len(opened) > NESTING_MAX:
-            why = f"it is nested deeper than {NESTING_MAX} levels"
+            why = f"nested deeper than {NESTING_MAX} levels"
         elif nodes > NODES_MAX:
-            why = f"it comes to more than {NODES_MAX:,} values"
+            why = f"more than {NODES_MAX:,} values"
         if why:
             raise yaml.MarkedYAMLError(problem=why, problem_mark=event.start_mark)
 
@@ -326,7 +327,7 @@ def _refuse_doubles(node: yaml.Node, file: str) -> None:
             key, child = child
             name, line = str(key.value), key.start_mark.line + 1
             if name in seen:
-                why = f"it stands in line {seen[name]} already"
+                why = f"duplicate key, first set on line {seen[name]}"
                 raise BadCatalog(file=file, line=line, key=name, why=why, fix="keep one of them")
             seen[name] = line
         _refuse_doubles(child, file)
@@ -362,12 +363,12 @@ def _fix(error: Any) -> str:
         case "missing":
             return f"add `{path[-1]}:`"
         case "string_pattern_mismatch":
-            return "write it as in `name: nightly-200mb`"
+            return "for example `name: nightly-200mb`"
         case "too_short":
-            return "add one: `- repo: user/repo`"
+            return "add an entry: `- repo: user/repo`"
         case "literal_error":
             return f"choose one of {error['ctx']['expected']}"
-    return f"change {_dotted(path)}; docs/guides/catalogs.md says what it may be"
+    return f"change {_dotted(path)}; see docs/guides/catalogs.md for valid values"
 
 
 def _meant(typed: str, level: type[Strict]) -> str:

@@ -91,8 +91,8 @@ def expand(catalog: Catalog, context: Context) -> Expansion:
                 held += len(request.stored())
             asked.setdefault(request, repo)
             if held > CATALOG_REQUESTS_MAX:
-                why = f"its models' requests come to more than {CATALOG_REQUESTS_MAX:,} bytes"
-                raise BadCatalog(file=catalog.name, line=1, key="entries", why=why, fix="make two catalogs of it")
+                why = f"the requests of its models exceed {CATALOG_REQUESTS_MAX:,} bytes"
+                raise BadCatalog(file=catalog.name, line=1, key="entries", why=why, fix="split it into two catalogs")
         except (BadPlace, RequestTooLarge) as error:
             refused.append(Wanted(repo, None, None, None, error))
     sources = _lookup([repository(request.source) for request in asked], context, "read")

@@ -145,7 +145,7 @@ def is_numbered(path: str) -> bool:
 def read_file(source: Source, file: StoredFile, most: int) -> bytes:
     """The whole of a small file; raises BadIndex when it is larger than ``most`` bytes."""
     if file.size > most:
-        raise BadIndex(file=file.path, why=f"{file.size:,} bytes are more than the {most:,} that such a file may have")
+        raise BadIndex(file=file.path, why=f"{file.size:,} bytes, and the limit for such a file is {most:,}")
     return b"".join(source.read(file, 0, file.size))
 
 
@@ -210,7 +210,7 @@ def _single_file_modules(source: Source, modules: StoredFile) -> set[str]:
         content = load_json(read_file(source, modules, INDEX_MAX))
         return {m["path"] for m in content if m["path"] and not m["type"].endswith("Transformer")}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BadIndex(file=modules.path, why=f"it is not a list of modules ({error})") from None
+        raise BadIndex(file=modules.path, why=f"not a list of modules ({error})") from None
 
 
 class _Finder:
@@ -277,7 +277,7 @@ class _Finder:
                 if file not in self._listing:
                     raise AbsentFile(file=path, other=file)
                 if suffix_of(file) not in suffixes:
-                    raise BadIndex(file=path, why=f"it names {file}, which is not a {_format(suffixes)} file")
+                    raise BadIndex(file=path, why=f"{file} is not a {_format(suffixes)} file")
             stored = tuple(self._listing[file] for file in files)
             yield FileSet(name, _format(suffixes), stored, path, index.metadata or {}, weight_map)
 
@@ -292,8 +292,8 @@ class _Finder:
                 continue  # shards that the index no longer names are looked at one by one
             files = tuple(self._listing[path] for _, path in sorted(numbered.items()))
             if missing := {*range(1, count + 1)} - numbered.keys():
-                no_index = "" if GGUF in suffixes else "it has no index, and "
-                raise BadIndex(file=files[0].path, why=f"{no_index}number {min(missing)} of {count} is missing")
+                no_index = "" if GGUF in suffixes else "no index, and "
+                raise BadIndex(file=files[0].path, why=f"{no_index}file {min(missing)} of {count} is missing")
             free -= {*numbered.values()}
             yield FileSet(_name(join(folder, f"{stem}{suffix}")), _format(suffixes), files)
         parts = sorted(path for path in free if DISTRIBUTED_SAFETENSORS.fullmatch(basename(path)))
@@ -367,19 +367,19 @@ def _is_map_of(content: bytes, suffixes: set[str]) -> bool:
 
 def beside_a_model(path: str, told_by: str) -> dict[str, str]:
     """What there is where nothing else is than GGUF files that go beside a model."""
-    cure = "such a file is used as it is; give the repository of the model that it goes with"
-    return {"found": f"; {path} goes beside a model, by its {told_by}, and is never cut", "cure": cure}
+    cure = "use such a file unchanged; reshard the model it belongs to"
+    return {"found": f" ({path} belongs to another model, by its {told_by}, and is never resharded)", "cure": cure}
 
 
 def _what_else(listing: Mapping[str, StoredFile], uncut: set[str]) -> dict[str, str]:
     if uncut:
-        cure = "an adapter is used as it is, or merged into its base model first (merge_and_unload)"
-        return {"found": f"; {min(uncut)} is read by its name and never cut", "cure": cure}
+        cure = "use an adapter unchanged, or merge it into its base model first (merge_and_unload)"
+        return {"found": f" ({min(uncut)} is loaded by its name and never resharded)", "cure": cure}
     kinds = sorted({kind for path in listing if (kind := foreign_format(path))})
     if kinds:
         example = min(path for path in listing if foreign_format(path))
         if kinds == [FOREIGN[GGUF]] and _is_projector(example):
             return beside_a_model(example, "name")
-        cure = "give the repository that these files were made from"
-        return {"found": f"; it has {', '.join(kinds)} files such as {example}", "cure": cure}
+        cure = "use the repository these files were converted from"
+        return {"found": f" (it has {', '.join(kinds)} files such as {example})", "cure": cure}
     return {"found": f" ({counted(len(listing), 'file')})"}

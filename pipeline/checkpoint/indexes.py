@@ -44,19 +44,19 @@ def parse_index(content: bytes, path: str) -> Index:
     try:
         data = load_json(content, _no_repeats)
     except RecursionError:
-        raise BadIndex(file=path, why="it is nested too deeply") from None
+        raise BadIndex(file=path, why="nested too deeply") from None
     except ValueError as error:
-        raise BadIndex(file=path, why=f"it is not JSON ({str(error).splitlines()[0][:200]})") from None
+        raise BadIndex(file=path, why=f"not JSON ({str(error).splitlines()[0][:200]})") from None
     if not isinstance(data, dict):
-        raise BadIndex(file=path, why="it is not a JSON object")
+        raise BadIndex(file=path, why="not a JSON object")
     bare = data.keys().isdisjoint({"weight_map", "metadata"})
     weight_map, metadata = (data, None) if bare else (data.get("weight_map"), data.get("metadata", None))
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-        raise BadIndex(file=path, why="its weight_map is not a map from tensors to files")
+        raise BadIndex(file=path, why="weight_map is not a map from tensors to files")
     if not weight_map:
-        raise BadIndex(file=path, why="its weight_map is empty")
+        raise BadIndex(file=path, why="weight_map is empty")
     if "metadata" in data and not isinstance(metadata, dict):
-        raise BadIndex(file=path, why="its metadata is not a JSON object")
+        raise BadIndex(file=path, why="metadata is not a JSON object")
     inside = (file for file in {*weight_map.values()} if not leaves_folder(file))
     return Index(path, weight_map, metadata, {file: normpath(join(dirname(path), file)) for file in inside})
 
@@ -80,7 +80,7 @@ def load_json(content: bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | No
     """
     text = content.decode("utf-8")
     if text.startswith("\ufeff"):
-        raise ValueError("it begins with a byte order mark, at which loaders stop")
+        raise ValueError("starts with a byte order mark, which loaders reject")
     return json.loads(text, object_pairs_hook=pairs)
 
 
@@ -88,5 +88,5 @@ def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     document = dict(pairs)
     if len(document) != len(pairs):
         (key, _), *_ = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"{key!r} is there twice")
+        raise ValueError(f"duplicate key {key!r}")
     return document

@@ -52,8 +52,8 @@ def open_checkpoints(source: Source, found: Found) -> Opened:
         raise NoWeights(place=str(source.place), **beside_a_model(min(uncut), "keys"))
     full = [checkpoint for checkpoint in checkpoints if checkpoint.tensors]
     if not full:
-        raise NoWeights(place=str(source.place), found=f"; {files[0].path} holds no tensor")
-    empty = {files[i].path: "it holds no tensor" for c in checkpoints if not c.tensors for i in c.files}
+        raise NoWeights(place=str(source.place), found=f" ({files[0].path} has no tensors)")
+    empty = {files[i].path: "it has no tensors" for c in checkpoints if not c.tensors for i in c.files}
     chosen, duplicates = _without_twins(full, files)
     return Opened(files, tuple(chosen), duplicates | empty, uncut)
 
@@ -76,7 +76,7 @@ def _open_safetensors(source: Source, part: FileSet, first: int) -> Checkpoint:
     if any(dcp.is_sharded(file.metadata) for file in files):
         whole = dcp.merged(zip((file.path for file in part.files), files, strict=True))
         parts = counted(len(files), "file")
-        note = f"{parts} of parts, as torch's distributed checkpoints have them: the tensors are put together"
+        note = f"merged the parts in {parts} of a torch distributed checkpoint"
         kept = {"format": "pt"}
         return Checkpoint(part.name, tuple(range(first, first + len(files))), whole, kept, notes=(note,))
     return _checkpoint(part, first, files)
@@ -99,7 +99,7 @@ def _own_keys(header: gguf.GgufHeader, first: gguf.Keys) -> Iterator[str]:
     """What readers, who take the keys of a model from its first file, do not see."""
     for key, value in header.keys.items():
         if key not in gguf.SPLIT_KEYS and first.get(key) != value:
-            yield f"{header.file}: its own {key!r} is left out: readers take the keys of the first file"
+            yield f"{header.file}: skipped its key {key!r}, as readers use the keys of the first file"
 
 
 def _open_parts(source: Source, part: FileSet, first: int) -> Checkpoint:
@@ -141,10 +141,10 @@ def _checkpoint(part: FileSet, first: int, contents: Sequence[Contents]) -> Chec
         owner |= dict.fromkeys(names, path)
         for key, value in file.metadata.items():
             if metadata.setdefault(key, value) != value:
-                notes.append(f"{path}: its own {key!r} metadata gives way to the first file's")
+                notes.append(f"{path}: its metadata {key!r} differs from the first file's, which is used")
         for key, values in file.settings.items():
             if settings.setdefault(key, values) != values:
-                notes.append(f"{path}: its own settings in {key!r} give way to the first file's")
+                notes.append(f"{path}: its settings in {key!r} differ from the first file's, which are used")
         notes += file.notes
     notes += _index_notes(part, owner)
     return Checkpoint(
@@ -166,11 +166,11 @@ def _index_notes(part: FileSet, owner: Mapping[str, str]) -> list[str]:
         return []
     for name, file in part.weight_map.items():
         if owner.get(name) != file:
-            where = f"it is in {owner[name]}" if name in owner else "no file has it"
-            raise BadIndex(file=part.index_path, why=f"it says that {name} is in {file}, and {where}")
+            where = f"but it is in {owner[name]}" if name in owner else "but no file has it"
+            raise BadIndex(file=part.index_path, why=f"says that {name} is in {file}, {where}")
     unnamed = [name for name in owner if name not in part.weight_map]
     return (
-        [f"{part.index_path} does not name {counted(len(unnamed), 'tensor')}, such as {unnamed[0]}"] if unnamed else []
+        [f"{part.index_path} does not list {counted(len(unnamed), 'tensor')}, such as {unnamed[0]}"] if unnamed else []
     )
 
 
@@ -188,7 +188,7 @@ def _without_twins(
             if why := _conflict(twin, checkpoint, is_numbered(beside) and is_numbered(single)):
                 raise AmbiguousWeights(file=beside, other=single, why=why)
             paths = [*(files[i].path for i in twin.files), *([twin.index_path] if twin.index_path else [])]
-            left_out |= dict.fromkeys(paths, f"loaders take {single}, which has the same names and shapes")
+            left_out |= dict.fromkeys(paths, f"loaders use {single} instead, with the same names and shapes")
         chosen[checkpoint.name] = checkpoint
     return sorted(chosen.values(), key=lambda c: c.files), left_out
 
@@ -197,12 +197,12 @@ def _conflict(twin: Checkpoint, other: Checkpoint, in_parts: bool) -> str | None
     """Why it is not the same whichever of two sets counts; ``in_parts``: both are numbered files."""
     is_gguf = other.name.suffix == gguf.SUFFIX
     if is_gguf and in_parts:
-        return "is of another cut by that name"
+        return "belongs to another set with the same name"
     if _signature(twin) != _signature(other):
-        return "has other tensors" + ("" if is_gguf else ", and loaders take that one")
+        return "has different tensors" + ("" if is_gguf else ", and loaders use that file")
     for key in sorted((twin.keys.keys() | other.keys.keys()) - {*gguf.SPLIT_KEYS}):
         if twin.keys.get(key) != other.keys.get(key):
-            return f"has the same tensors, and another {key!r} among its keys"
+            return f"has the same tensors, but a different key {key!r}"
     return None
 
 

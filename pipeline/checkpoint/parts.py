@@ -83,9 +83,9 @@ def _ranks(beside: Iterable[StoredFile]) -> tuple[StoredFile, ...]:
         rank, ranks = int(match["rank"]), int(match["count"])
         count = count or ranks
         if ranks != count:
-            raise BadIndex(file=file.path, why=f"it is one of {ranks} ranks, and beside it lie files of {count}")
+            raise BadIndex(file=file.path, why=f"one of {ranks} ranks, but next to it are files of {count}")
         if rank >= count or rank in found:
-            raise BadIndex(file=file.path, why=f"of {count} ranks there is no such rank, or another file of it")
+            raise BadIndex(file=file.path, why=f"of {count} ranks, this one is unknown or duplicate")
         found[rank] = file
     return _complete(found, count or 0)
 
@@ -95,7 +95,7 @@ def _complete(found: Mapping[int, StoredFile], count: int) -> tuple[StoredFile, 
     for rank in range(count):
         if rank not in found:
             first = found[min(found)].path
-            raise BadIndex(file=first, why=f"it is one of {count} ranks, and the file of rank {rank} is missing")
+            raise BadIndex(file=first, why=f"one of {count} ranks, but the file of rank {rank} is missing")
     return tuple(found[rank] for rank in sorted(found))
 
 
@@ -127,7 +127,7 @@ def _latest(home: str, steps: set[str], listing: Listing, text: Text) -> tuple[s
     if len(steps) > 1:
         first, *others = sorted(steps)
         they = "is another step" if len(others) == 1 else "are other steps"
-        why = f"{they}, and no file `latest` says which one counts"
+        why = f"{they}, and no file `latest` says which one to use"
         raise AmbiguousWeights(file=first, other=", ".join(others), why=why)
     return min(steps), None
 
@@ -144,13 +144,13 @@ def _zero(step: str, listing: Listing) -> tuple[StoredFile, ...]:
         elif dirname(path) == step and ZERO_FILE.fullmatch(basename(path)):
             match = _ZERO_PARTITION.fullmatch(basename(path)) or _ZERO_MODEL.fullmatch(basename(path))
             if match is None:
-                what = "a model that is divided by tensor, pipeline or expert parallelism as well"
+                what = "a model split by tensor, pipeline or expert parallelism"
                 raise NotRead(file=path, what=what)
             kind = partitions if path.endswith("_optim_states.pt") else models
             # Two thirds of a partition are moments: it is attested by the sums of what is used, not as a whole.
             file = replace(file, sha256=None)
             if kind.setdefault(int(match["rank"] or 0), file) is not file:
-                raise BadIndex(file=path, why=f"{kind[int(match['rank'] or 0)].path} is of the same rank")
+                raise BadIndex(file=path, why=f"{kind[int(match['rank'] or 0)].path} has the same rank")
     ranks = max(partitions or models, default=0) + 1
     each = any(basename(file.path).startswith("zero_pp_rank_") for file in models.values())  # as in stage 3
     weights = _complete(partitions, ranks) if partitions else tuple(stored)

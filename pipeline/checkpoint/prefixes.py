@@ -63,5 +63,5 @@ def renamed(names: Iterable[str], wrappers: Sequence[str], file: str) -> dict[st
     for name in names:
         found[name] = new = unwrapped(name, wrappers)
         if (other := taken.setdefault(new, name)) != name:
-            raise DuplicateTensor(tensor=new, file=f"{file} as {other}", other=f"it as {name}, once prefixes are gone,")
+            raise DuplicateTensor(tensor=new, file=f"{file} as {other}", other=f"it as {name} (without prefixes)")
     return found

@@ -41,14 +41,14 @@ def leftover(path: str) -> str | None:
     """Why a copy leaves ``path`` out unless asked to include it; None for everything else.
 
     >>> leftover("scripts/.env.local")
-    'it may hold secrets'
+    'could contain secrets'
     >>> leftover("__pycache__/modeling.cpython-312.pyc")
-    'left behind by a program'
+    'leftover of a tool'
     >>> leftover("modeling.py")
     """
     if _has_part(path, _SECRETS):
-        return "it may hold secrets"
-    return "left behind by a program" if _has_part(path, _LEFTOVERS) else None
+        return "could contain secrets"
+    return "leftover of a tool" if _has_part(path, _LEFTOVERS) else None
 
 
 def _has_part(path: str, patterns: tuple[str, ...]) -> bool:

@@ -20,7 +20,7 @@ from reshard.pipeline.tensors import Attestation, Record, Span, StoredFile
 
 COPY = "copy"  # the check's name
 COPY_LEVEL = "the bytes of every tensor, as read and as written"
-SOURCE_LEVEL = "each file by its sha256, or by the sums of its archive"
+SOURCE_LEVEL = "each file by its sha256, or by its archive's checksums"
 
 K = TypeVar("K", bound=Hashable)
 
@@ -192,7 +192,7 @@ def passing(hashers: Mapping[int, FileHasher]) -> dict[int, Span]:
 
 def digests_differ(shard: Shard, differ: Mapping[str, tuple[str, str]]) -> DigestsDiffer:
     """The error for tensors, or a file, whose digests as (read, written) differ, by name."""
-    findings = [f"{name} was read as {read} and written as {written}" for name, (read, written) in differ.items()]
+    findings = [f"{name}: digest on read is {read}, on write {written}" for name, (read, written) in differ.items()]
     figures = {"file": shard.path, "tensors": len(shard.entries), "bytes": shard.size}
     name, (read, written) = next(iter(differ.items()))
     return DigestsDiffer(tensor=name, read=read, written=written, checks=failed(COPY, COPY_LEVEL, figures, findings))

@@ -146,7 +146,7 @@ class Stream:
                     if segment.wanted:
                         yield some
             if view or next(views, None) is not None:
-                raise SourceChanged(place=self._place, what=f"{file.path} gave more bytes than were asked for")
+                raise SourceChanged(place=self._place, what=f"{file.path} returned more bytes than requested")
 
     def _next(self, views: Iterator[memoryview], file: StoredFile, at: int) -> memoryview:
         view = next(views, None)

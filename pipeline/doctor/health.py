@@ -16,6 +16,7 @@ from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.indexes import load_json
 from reshard.pipeline.doctor.refusals import Refusals, refusals
 from reshard.pipeline.errors import CheckpointError
+from reshard.pipeline.figures import human_bytes
 from reshard.pipeline.limits import (
     CONFIG_MAX,
     DEFAULT_SIZE,
@@ -43,10 +44,10 @@ _WEIGHTLESS = re.compile("Scheduler|Tokenizer|Processor|Extractor")  # classes o
 _VOCABULARIES = ("tokenizer.json", "tekken.json", "vocab.txt", "*.model", "*.spm")
 _OF_TEXT = ("ForCausalLM", "ForMaskedLM")
 _TORCH = FOREIGN[".bin"]
-_RESHARD = "a reshard writes it right"
-_FROM_MAKER = "get it from the author of the pipeline; a reshard adds nothing"
-_NOT_CUT_OFF = "it may be cut off; get it from the author of the model"
-_NOT_CARRIED = "a reshard leaves it out"
+_RESHARD = "resharding fixes it"
+_FROM_MAKER = "get it from the author of the pipeline; resharding does not add it"
+_NOT_CUT_OFF = "it may be truncated; get it from the author of the model"
+_NOT_CARRIED = "resharding skips it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def examine(source: Source, meta_loader: MetaLoader, tmpdir: Path | None = None)
     around = [*_formats(seen), *_sizes(seen), *_configs(seen), *_components(seen)]
     around += _tokenizers(seen, meta_loader, tmpdir)
     if side.error:
-        cure = f"`reshard run` refuses it: {side.error.next_step}"
+        cure = f"`reshard run` would fail: {side.error.next_step}"
         symptoms = [*(Symptom("broken", text, cure) for text in rules.findings), *around]
         return Health(tuple(symptoms), refused, rules.figures["tensors"], weights)
     symptoms = [Symptom("refused", str(error), error.next_step) for error in [refused.always] if error]
@@ -130,8 +131,8 @@ def _formats(seen: _Seen) -> Iterator[Symptom]:
     read = {file.path for file in seen.files}
     pickled = sorted(path for path in read if not path.endswith((SUFFIX, GGUF)))
     if pickled:
-        text = f"the weights are pickles ({len(pickled)}, such as {pickled[0]}), which loaders run or refuse"
-        yield Symptom("pickles", text, "a reshard reads them without running anything, and writes safetensors")
+        text = f"the weights are pickles ({len(pickled)}, such as {pickled[0]}), which loaders execute or reject"
+        yield Symptom("pickles", text, "resharding reads them without running anything, and writes safetensors")
     others: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     for path, file in seen.source.files().items():
@@ -140,40 +141,40 @@ def _formats(seen: _Seen) -> Iterator[Symptom]:
             others[kind] += 1
             sizes[kind] += file.size
     for kind, count in sorted(others.items()):
-        text = f"{sizes[kind]:,} bytes in {kind} files ({count}): a second copy, or data of a trainer"
-        yield Symptom("other formats", text, f"{_NOT_CARRIED}, unless --include names it")
+        text = f"{human_bytes(sizes[kind])} in {counted(count, f'{kind} file')}: a second copy, or training data"
+        yield Symptom("other formats", text, f"{_NOT_CARRIED}, unless you use --include")
 
 
 def _sizes(seen: _Seen) -> Iterator[Symptom]:
     read = seen.files
     for file in read:
         if file.size > HUB_FILE_MAX:
-            text = f"{file.path} has {file.size:,} bytes, and the Hub takes {HUB_FILE_MAX:,}"
-            yield Symptom("size", text, "a reshard cuts it")
+            text = f"{file.path} has {file.size:,} bytes, and the Hub's limit is {HUB_FILE_MAX:,}"
+            yield Symptom("size", text, "resharding splits it")
         elif file.size > HUB_HTTP_MAX:
-            text = f"{file.path} has {file.size:,} bytes: clients without hf_xet download at most {HUB_HTTP_MAX:,}"
-            yield Symptom("size", text, "a reshard cuts it")
+            text = f"{file.path} has {file.size:,} bytes: clients without hf_xet can download at most {HUB_HTTP_MAX:,}"
+            yield Symptom("size", text, "resharding splits it")
         elif file.size > 2 * DEFAULT_SIZE:
-            text = f"{file.path} has {file.size:,} bytes: it is fetched again from the start where resuming fails"
-            yield Symptom("size", text, "a reshard cuts it, if that is a problem")
+            text = f"{file.path} is {human_bytes(file.size)}: a download that cannot resume starts over"
+            yield Symptom("size", text, "resharding splits it, if that is a problem")
     small = [file for file in read if file.size < SMALL_FILE]
     if len(small) > 8 and len(small) > len(read) // 2:
-        text = f"{len(small)} of {len(read)} weight files have less than {SMALL_FILE:,} bytes, and each costs a request"
-        yield Symptom("size", text, "a reshard merges them")
+        text = f"{len(small)} of {len(read)} weight files are under {human_bytes(SMALL_FILE)}, one request each"
+        yield Symptom("size", text, "resharding merges them")
     folders = Counter(dirname(path) for path in seen.source.files())
     for folder, count in folders.items():
         if count > HUB_FOLDER_FILES_MAX:
-            text = f"{folder or 'the root'} has {counted(count, 'file')}, and the Hub allows {HUB_FOLDER_FILES_MAX:,}"
-            yield Symptom("size", text, "a reshard with a larger --size has fewer")
+            text = f"{folder or 'the root'} has {counted(count, 'file')}; the Hub's limit is {HUB_FOLDER_FILES_MAX:,}"
+            yield Symptom("size", text, "resharding with a larger --size makes fewer")
 
 
 def _names(side: OpenedSide, seen: _Seen) -> Iterator[Symptom]:
     for checkpoint in side.opened.checkpoints:
         for note in checkpoint.notes:
-            yield Symptom("note", note, _NOT_CARRIED if " left out" in note else "a reshard keeps all weights")
+            yield Symptom("note", note, _NOT_CARRIED if " skipped " in note else "resharding keeps all weights")
         if checkpoint.name in seen.names and checkpoint.name.stem not in USUAL_STEMS:
             text = f"{checkpoint.name} has a name that loaders do not look for"
-            yield Symptom("name", text, "a reshard keeps its name, which its readers know")
+            yield Symptom("name", text, "resharding keeps the name, which its own loader knows")
 
 
 def _configs(seen: _Seen) -> Iterator[Symptom]:
@@ -186,8 +187,8 @@ def _configs(seen: _Seen) -> Iterator[Symptom]:
     for name in seen.names:
         here = any(join(name.folder, config) in listing for config in _SAYS_CLASS)
         if not here and (name.stem in USUAL_STEMS or not anywhere):
-            text = f"no config.json beside {name} says which class loads it"
-            yield Symptom("config", text, "--config-from takes it from another repository")
+            text = f"no config.json next to {name}, so its class is unknown"
+            yield Symptom("config", text, "use --config-from to take it from another repository")
 
 
 def _components(seen: _Seen) -> Iterator[Symptom]:
@@ -205,12 +206,12 @@ def _components(seen: _Seen) -> Iterator[Symptom]:
         if component.startswith("_") or not named:
             continue
         if component not in folders:
-            text = f"{PIPELINE} names {component}, {'.'.join(value)}, and there is no folder of that name"
+            text = f"{PIPELINE} lists {component} ({'.'.join(value)}), but there is no folder of that name"
             yield Symptom("component", text, _FROM_MAKER)
         elif component in weights or _WEIGHTLESS.search(value[1]):
             continue
         elif join(component, "config.json") in listing:
-            text = f"{component} has a config.json, {'.'.join(value)}, and no weights"
+            text = f"{component} ({'.'.join(value)}) has a config.json but no weights"
             yield Symptom("component", text, _FROM_MAKER)
 
 
@@ -218,15 +219,15 @@ def _tokenizers(seen: _Seen, meta_loader: MetaLoader, tmpdir: Path | None) -> It
     """Whether the files of each tokenizer are enough to load it, and whether a model of text has one."""
     listing = seen.source.files()
     tokenizers = tokenizer_files(listing)
-    cure = "--config-from takes one from another repository, if the model needs it"
+    cure = "use --config-from to take one from another repository, if the model needs it"
     config = seen.json("config.json")
     if "" in {name.folder for name in seen.names} and "config.json" in listing and not tokenizers:
         classes = config.get("architectures") if isinstance(config, dict) else None
         of_text = [name for name in classes if str(name).endswith(_OF_TEXT)] if isinstance(classes, list) else []
         if not any(named_like(path, PROCESSOR_FILES) for path in listing):
-            yield Symptom("tokenizer", "there is neither a tokenizer nor a processor", cure)
+            yield Symptom("tokenizer", "no tokenizer and no processor", cure)
         elif of_text:
-            text = f"there is a processor and no tokenizer, and {of_text[0]} takes text"
+            text = f"a processor but no tokenizer, and {of_text[0]} reads text"
             yield Symptom("tokenizer", text, cure)
     partial = {
         folder: names
@@ -237,8 +238,8 @@ def _tokenizers(seen: _Seen, meta_loader: MetaLoader, tmpdir: Path | None) -> It
         for check in check_tokenizers(seen.source, None, meta_loader, tmpdir):
             folder = check.name.partition(" ")[2]
             if folder in partial and check.result != "passed":
-                has = f"{folder or 'the root'} has {', '.join(partial[folder])}"
-                text = f"{has} of a tokenizer, and {check.reason}"
+                has = f"{folder or 'the root'} has only {', '.join(partial[folder])}"
+                text = f"{has} of a tokenizer: {check.reason}"
                 yield Symptom("tokenizer", text, cure)
 
 

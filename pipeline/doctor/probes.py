@@ -21,6 +21,7 @@ import httpx2
 
 from reshard.pipeline.check import first
 from reshard.pipeline.errors import FolderNotWritable, HubRefused, HubUnreachable, ReshardError, TokenRefused
+from reshard.pipeline.figures import human_bytes
 from reshard.pipeline.installed import to_add, version_of
 from reshard.pipeline.limits import CLOCK_SKEW_MAX, DEFAULT_SIZE, GB, MEMORY_FLOOR_XET, PROBE_TIMEOUT, STAGED_SHARDS_MAX
 from reshard.pipeline.places import Hub
@@ -76,7 +77,7 @@ def _model_check() -> Probe:
     found = {name: version_of(name) for name in ("torch", "transformers", "accelerate")}
     missing = [name for name, installed in found.items() if installed is None]
     says = ", ".join(f"{name} {installed}" for name, installed in found.items() if installed)
-    warning = f"no {' and '.join(missing)}: models are checked structurally; for the class, {to_add('model')}"
+    warning = f"no {' and '.join(missing)}: only the structure of models is checked; for the class, {to_add('model')}"
     return Probe("model check", says or "not installed", warning if missing else "")
 
 
@@ -84,17 +85,17 @@ def _xet() -> Probe:
     found = version_of("hf-xet")
     if installed():
         return Probe("xet", f"hf_xet {found}")
-    why = "HF_HUB_DISABLE_XET switches it off" if found else "hf_xet is not installed"
-    return Probe("xet", why, "weights travel over HTTP and LFS: every byte is uploaded, and two shards lie on the disk")
+    why = "disabled by HF_HUB_DISABLE_XET" if found else "hf_xet is not installed"
+    return Probe("xet", why, "weights use HTTP and LFS: every byte is uploaded, and two shards are kept on disk")
 
 
 def _memory(limit: int) -> Probe:
     available, warning = available_memory(), ""
     if available < limit:
-        warning = "less is available than one copy may take"
+        warning = "less memory is available than one copy can use"
     elif limit < MEMORY_FLOOR_XET:
-        warning = f"Xet needs {MEMORY_FLOOR_XET:,} bytes and is not used"
-    says = f"{available:,} bytes available, RESHARD_MEMORY_LIMIT {limit:,}"
+        warning = f"Xet needs {human_bytes(MEMORY_FLOOR_XET)}, so it is not used"
+    says = f"{human_bytes(available)} available, RESHARD_MEMORY_LIMIT is {human_bytes(limit)}"
     return Probe("memory", says, warning, facts={"available": available, "limit": limit})
 
 
@@ -125,7 +126,7 @@ def _disk(name: str, folder: Path) -> Probe:
         why = error.strerror or str(error)
         return Probe(name, str(folder), error=FolderNotWritable(path=str(folder), why=why))
     needed = STAGED_SHARDS_MAX * DEFAULT_SIZE
-    small = f"over LFS {STAGED_SHARDS_MAX} files of {DEFAULT_SIZE:,} bytes do not fit" if free < needed else ""
+    small = f"no space for {STAGED_SHARDS_MAX} files of {human_bytes(DEFAULT_SIZE)} (over LFS)" if free < needed else ""
     return Probe(name, f"{folder}, {free / GB:,.1f} GB free", small, facts={"path": str(folder), "free": free})
 
 
@@ -153,21 +154,21 @@ def probe_hub(reference: Reference, now: Callable[[], float]) -> Probe:
     finally:
         api.close()
     skew = _skew(answer.headers.get("date"), now())
-    late = f"the clocks differ by {skew:.0f} s; signed URLs and tokens may be refused"
+    late = f"the clocks differ by {skew:.0f} s; signed URLs and tokens could be rejected"
     late = late if abs(skew) > CLOCK_SKEW_MAX else ""
     if answer.status_code == 401 and credential is not None:
         return Probe(name, what, error=TokenRefused(endpoint=endpoint))
     if answer.status_code not in (200, 401):
-        why = f"it answered {answer.status_code}"
+        why = f"HTTP {answer.status_code}"
         return Probe(name, what, error=HubRefused(endpoint=endpoint, what="GET /api/whoami-v2", why=why))
     if credential is None or account is None:
-        return Probe(name, what, late or "only public repositories can be read, and nothing written")
+        return Probe(name, what, late or "public repositories can be read, and nothing can be written")
     use = reference.use
     rights, reads = rights_of(account, use), readable_by(account) if use != "write" else []
     writes = account.writable if use != "read" else []
-    warning = late or ("" if writes or use == "read" else "nothing can be published with it")
+    warning = late or ("" if writes or use == "read" else "it cannot publish anything")
     facts = {"endpoint": endpoint, "account": account.name, "rights": rights, "reads": reads, "writes": writes}
-    return Probe(name, f"{what} is {account.name}'s: {rights}", warning, facts=facts)
+    return Probe(name, f"{what} ({account.name}) {rights}", warning, facts=facts)
 
 
 def _skew(date: str | None, now: float) -> float:
@@ -186,16 +187,16 @@ def rights_of(account: Account, use: Use | None = None) -> str:
 
     A credential with a ``use`` is never used for the other, whatever its token may.
     """
-    writes = f"writes to {', '.join(account.writable) or 'nothing'}"
+    writes = f"can write: {', '.join(account.writable) or 'nothing'}"
     if use == "write":
         return f"{writes}; not used to read"
     names = readable_by(account)
-    reads = ["what is public", *([f"what is private to {', '.join(names)}"] if names else [])]
+    reads = ["public", *([f"private of {', '.join(names)}"] if names else [])]
     gated = account.role in ROLES or account.fine_grained.canReadGatedRepos
     if gated:
-        reads.append("what is gated and its owner was let into")
-    refused = ", and nothing that is gated" if gated is False else ""
-    return f"reads {', '.join(reads)}{refused}; {'not used to write' if use == 'read' else writes}"
+        reads.append("gated with access")
+    refused = ", nothing gated" if gated is False else ""
+    return f"can read: {', '.join(reads)}{refused}; {'not used to write' if use == 'read' else writes}"
 
 
 def readable_by(account: Account) -> list[str]:
@@ -218,9 +219,8 @@ def unwritable(targets: Iterable[Hub], context: Context) -> Iterator[str]:
             account = api.whoami() if api.credential else None
         except Refusal as refusal:
             raise refusal.as_source("whoami-v2") from refusal
-        who = f"{api.credential.name}, which is {account.name}'s," if api.credential and account else "no token here"
+        who = f"{api.credential.name} ({account.name}) cannot" if api.credential and account else "no token to"
         for owner, repos in wanted.items():
             denied = [repo for repo in repos if account is None or not account.may_write(repo)]
             if denied:
-                may = "may not" if api.credential else "may"
-                yield f"{who} {may} write to {owner} on {api.endpoint}: {first(denied)}"
+                yield f"{who} write to {owner} on {api.endpoint}: {first(denied)}"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any, ClassVar
 
+from reshard.pipeline.figures import human_bytes
 from reshard.pipeline.installed import to_add
 
 VALUE_SHOWN = 200  # characters of a value that an error repeats: one knows it by them, and it may have any number
@@ -19,15 +20,17 @@ PROSE = frozenset(
     {"what", "why", "cure", "fix", "paths", "findings", "found", "others", "allowed", "known", "more", "install"}
 )
 
+ROOM = frozenset({"needed", "free", "limit"})  # Facts in bytes of which a person needs no more than the size.
+
 # How to go on, as hints name it: for who typed the command, and for who looks at a job on the queue.
 GO_ON = {
-    "again": ("run the same command again", "`reshard retry {job}`"),
-    "anew": ("run the same command again", "`reshard retry {job} --anew`"),
-    "replace": ("run the same command with --overwrite", "`reshard retry {job} --overwrite`"),
-    "where": ("", " where the worker runs (restart it)"),
-    "sign_in": ("run `hf auth login` or `export HF_TOKEN=...`", "set HF_TOKEN or RESHARD_CREDENTIALS for the worker"),
-    "findings": ("the failed check above names what differs", "`reshard status {job} --report` names what differs"),
-    "undo": ("`reshard rollback` of the target", "`reshard rollback {job}`"),
+    "again": ("run the same command again", "run `reshard retry {job}`"),
+    "anew": ("run the same command again", "run `reshard retry {job} --anew`"),
+    "replace": ("run the same command with --overwrite", "run `reshard retry {job} --overwrite`"),
+    "where": ("", " on the worker and restart it"),
+    "sign_in": ("run `hf auth login` or set HF_TOKEN", "set HF_TOKEN or RESHARD_CREDENTIALS on the worker"),
+    "findings": ("see the failed check above", "see `reshard status {job} --report`"),
+    "undo": ("`reshard rollback DST`", "`reshard rollback {job}`"),
 }
 
 
@@ -46,8 +49,8 @@ class ReshardError(Exception):
     blames_worker: bool = False
     # What tells it otherwise to who calls from Python; the facts and what a job keeps stay as they are.
     told: Callable[[str], str] | None = None
-    message: ClassVar[str] = "something that should never happen did: {what}"
-    hint: ClassVar[str] = "this is a bug: please report it, with the traceback or the worker's log"
+    message: ClassVar[str] = "internal error: {what}"
+    hint: ClassVar[str] = "this is a bug; please report it with the traceback or the worker's log"
 
     def __init_subclass__(
         cls,
@@ -125,12 +128,14 @@ def _told(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _agreed(text: str) -> str:
-    """Messages count bytes and attempts, of which there may be one."""
+    """Messages count bytes and the like, of which there may be one."""
     return re.sub(r"(?<![\d.,])1 (byte|attempt|time)s\b", r"1 \1", text)
 
 
 def _said(name: str, fact: Any) -> Any:
     if type(fact) is int:
+        if name in ROOM:
+            return human_bytes(fact)
         return fact if name in {"line", "value"} else f"{fact:,}"
     if name in PROSE and isinstance(fact, str):
         words = re.sub(r"\S+", lambda word: shortened(word[0]), fact)

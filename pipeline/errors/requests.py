@@ -13,192 +13,192 @@ class UsageError(ReshardError, code="usage", exit_code=2):
     hint = "see `{command} --help`"
 class BadSetting(UsageError, code="usage.setting", blames_worker=True):
     message = "{name}={value}: {why}"
-    hint = "change it where this process is started; docs/reference lists every setting"
+    hint = "fix it in the environment of this process; docs/reference/settings.md lists every setting"
 class BadSize(UsageError, code="usage.size", option="--size"):
     message = "{option} {value}: {why}"
-    hint = "give bytes with a unit: 200MB is 200,000,000 bytes, 200MiB is 209,715,200 bytes"
+    hint = "use a number and a unit: 200MB is 200,000,000 bytes, 200MiB is 209,715,200 bytes"
 class SizeTooSmall(UsageError, code="usage.size_too_small"):
-    message = "--size {size} bytes is smaller than the header that {tensor} needs ({header} bytes)"
-    hint = "the smallest size that works here is {smallest} bytes"
+    message = "--size {size} bytes is too small: the header for {tensor} takes {header} bytes"
+    hint = "use a size of at least {smallest} bytes"
 class BadPlace(UsageError, code="usage.place"):  # what a place is says `places.py`, which lists them
     message = "{value}: {why}"
     hint = "{cure}"
 class NoTarget(UsageError, code="usage.no_target"):
-    message = "--to is missing: where the result goes"
-    hint = "add --to user/repo or --to ./folder; `reshard plan` needs none"
+    message = "--to is required"
+    hint = "add --to user/repo or --to ./folder; `reshard plan` works without a target"
 class FoldersNested(UsageError, code="usage.nested_folders", where="inside"):
-    message = "{inner} is {where} {outer}, so that {what}"
-    hint = "choose a target folder that neither holds a source nor lies inside one"
+    message = "{inner} is {where} {outer}, so {what}"
+    hint = "choose a target folder that is neither inside a source nor around one"
 class Oversize(UsageError, code="usage.oversize"):
-    message = "{tensor} is {bytes} bytes, more than --size {size}, and --oversize is fail"
-    hint = "raise --size above {bytes} bytes, or leave out --oversize to give it a file of its own"
+    message = "{tensor} is {bytes} bytes, over --size {size}, and --oversize fail is set"
+    hint = "raise --size above {bytes} bytes, or remove --oversize to give the tensor its own file"
 class CastOverflow(UsageError, code="usage.overflow"):
-    message = "{tensor} holds values that {dtype} cannot ({count} in one window), and --strict-dtype is set"
-    hint = "use --dtype bfloat16, which has the range of float32, or leave out --strict-dtype"
-class NotDequantised(
-    UsageError, code="usage.dequantize", cure="leave it out, and quantised weights are taken over as they are"
+    message = "{tensor} has values that overflow {dtype} (at least {count}), and --strict-dtype is set"
+    hint = "use --dtype bfloat16 (the range of float32), or remove --strict-dtype"
+class NotDequantized(
+    UsageError, code="usage.dequantize", cure="remove it to copy quantized weights unchanged"
 ):
     message = "--dequantize: {why}"
     hint = "{cure}"
 class DeviceMapIncomplete(UsageError, code="usage.device_map"):
-    message = "the device map gives no device for {parameter}{more}"
-    hint = 'name it, a module that holds it, or "" for all the rest'
+    message = "the device map has no device for {parameter}{more}"
+    hint = 'add it, a module that contains it, or "" for everything else'
 class WeightsExcluded(UsageError, code="usage.exclude"):
-    message = "--exclude {globs} leaves out weights: {why}"
-    hint = "narrow the pattern; to leave out a whole checkpoint, exclude its index as well"
+    message = "--exclude {globs} matches weights: {why}"
+    hint = "narrow the pattern; to skip a whole checkpoint, exclude its index too"
 class BadRename(UsageError, code="usage.rename"):
     message = "--rename {rules}: {why}"
-    hint = "a YAML list with a rule a line, as `- '^encoder[.]': model.`; docs/guides/cutting.md has more"
+    hint = "write a YAML list with one rule per line, such as `- '^encoder[.]': model.`; see docs/guides/cutting.md"
 class RenameCollision(UsageError, code="usage.rename_collision"):
-    message = "--rename makes {tensor} of two names of {checkpoint}: {first} and {second}"
-    hint = "narrow the rules, so that every tensor keeps a name of its own"
+    message = "--rename gives two tensors of {checkpoint} the name {tensor}: {first} and {second}"
+    hint = "narrow the rules so that every name stays unique"
 class RenameUnused(UsageError, code="usage.rename_unused"):
-    message = "--rename {rule} changes no name"
-    hint = "correct it or take it out; each rule sees what those before it, and --strip-prefix, left of a name"
+    message = "--rename {rule} does not change any name"
+    hint = "fix or remove the rule; it applies to names after --strip-prefix and earlier rules"
 class BadExperts(UsageError, code="usage.experts"):
     message = "--experts cannot rearrange the experts of {layer}: {why}"
-    hint = "leave out --experts; it stacks and cuts plain weights, and converts nothing"
+    hint = "remove --experts; it stacks and splits plain weights, and does not convert them"
 class BadRanks(UsageError, code="usage.ranks"):
     message = "ranks {value}: {why}"
-    hint = "use epN for experts in parallel or ppN for a pipeline, as ep8; docs/layouts.md explains both"
+    hint = "use epN for expert parallelism or ppN for a pipeline, such as ep8; see docs/layouts.md"
 class TooLargeForHub(UsageError, code="usage.too_large_for_hub"):
-    message = "{tensor} alone makes a file of {bytes} bytes, and the Hub takes at most {most}"
-    hint = "reshard into a folder instead, or make the tensor smaller with --dtype"
+    message = "{tensor} alone needs a file of {bytes} bytes, and the Hub's limit is {most}"
+    hint = "use a folder as the target, or make the tensor smaller with --dtype"
 class CarriedTooLarge(UsageError, code="usage.carried_too_large"):
-    message = "{file} is carried whole, has {bytes} bytes, and the Hub takes files of at most {most}"
-    hint = "leave it out with --exclude, or reshard into a folder instead"
+    message = "{file} is copied unchanged, but its {bytes} bytes exceed the Hub's limit of {most}"
+    hint = "skip it with --exclude, or use a folder as the target"
 class MadeTooLarge(UsageError, code="usage.made_too_large"):
-    message = "{file} would have up to {bytes} bytes, and readers take at most {most}"
-    hint = "leave the manifest out with --no-manifest, and shorten the tensors' names with --rename"
+    message = "{file} would have up to {bytes} bytes, and readers accept at most {most}"
+    hint = "skip the manifest with --no-manifest, and shorten tensor names with --rename"
 class BadSchedule(UsageError, code="usage.schedule"):
     message = "{what}"
-    hint = "five fields (minute hour day month weekday) or @daily: `--cron '0 3 * * *' --tz Europe/Berlin`"
+    hint = "use five fields (minute hour day month weekday) or @daily: `--cron '0 3 * * *' --tz Europe/Berlin`"
 class BadCatalog(UsageError, code="usage.catalog"):
     message = "{file}, line {line}: {key}: {why}"
     hint = "{fix}"
 class BadLimit(UsageError, code="usage.limit"):
     message = "{what}"
-    hint = "as in `reshard fleet limit --bandwidth 200MB/s --night-bytes 2TB --window 22:00-06:00 --tz Europe/Berlin`"
-class EntriesWrong(UsageError, code="usage.entries", others="; the others can still be done"):
-    message = "{file}: {count} cannot be done"
+    hint = "try `reshard fleet limit --bandwidth 200MB/s --night-bytes 2TB --window 22:00-06:00 --tz Europe/Berlin`"
+class EntriesWrong(UsageError, code="usage.entries", others="; the other models can still be resharded"):
+    message = "{file}: {count} cannot be resharded"
     hint = "fix the entries listed as wrong{others}"
 class NoSuchFailures(UsageError, code="usage.only"):
-    message = "--only {only}: no model of {name} failed with it; there is {there}"
+    message = "--only {only}: no model of {name} failed with this code (codes: {there})"
     hint = "see `reshard catalog failures {name}`"
 class BodyTooLarge(UsageError, code="usage.too_large"):
-    message = "the body of the request has more than {most} bytes"
-    hint = "send a smaller one; models are named, not sent"
+    message = "the request body exceeds {most} bytes"
+    hint = "send a smaller body; a request names models and does not contain them"
 class RequestTooLarge(UsageError, code="usage.request_too_large"):
-    message = "the request has {size} bytes, and a job keeps at most {most}"
-    hint = "give fewer or shorter globs and rules; the rules for a family of models are some twenty"
+    message = "the request is {size} bytes, and the limit is {most}"
+    hint = "use fewer or shorter globs and rules; a family of models needs about twenty rules"
 class NoSuchPage(UsageError, code="usage.no_page"):
-    message = "there is no {method} {path}"
-    hint = "see /api/v1/openapi.json for what there is"
+    message = "not found: {method} {path}"
+    hint = "see /api/v1/openapi.json for every path"
 class BadBody(UsageError, code="usage.body"):
     message = "{where}: {why}"
-    hint = "see /api/v1/openapi.json for what this takes"
+    hint = "see /api/v1/openapi.json for the format of this request"
 class TargetsCollide(UsageError, code="usage.collision"):
-    message = "{target} is where {source} and {others} would both go"
-    hint = "give each a target of its own: a template with {{owner}} and {{name}} in it does"
+    message = "{source} and {others} have the same target: {target}"
+    hint = "give each model its own target, for example with {{owner}} and {{name}} in a template"
 
 
 class SourceError(ReshardError, code="source", exit_code=3):
     message = "{what}"
     hint = "check the source with `reshard plan {source}`"
 class SourceNotFound(SourceError, code="source.not_found"):
-    message = "{repo}: no such model on {endpoint}, or it is private and this token may not see it"
-    hint = "check the spelling; if it is private, {sign_in} with an account that may read it, then {again}"
+    message = "repository not found on {endpoint}: {repo}"
+    hint = "check the spelling; if it is private, use an account that can read it: {sign_in}, then {again}"
 class RevisionNotFound(SourceError, code="source.no_revision"):
     message = "{repo} has no branch, tag or commit {revision}"
-    hint = "leave out the revision (--revision, or what follows the @) to take the default branch"
+    hint = "remove the revision (--revision, or the part after @) to use the default branch"
 class FolderNotFound(SourceError, code="source.no_folder"):
     message = "cannot read folder {path}: {why}"
-    hint = "check the spelling; a place that starts with ./ or / is a folder, user/repo is a repository"
+    hint = "check the spelling; ./name and /name are folders, user/repo is a repository"
 class PartOfCheckpoint(SourceError, code="source.part"):
-    message = "{path} is one of the files of a checkpoint, by {why}"
-    hint = "give the folder: {folder}"
+    message = "{path} is one file of a checkpoint, according to {why}"
+    hint = "use the folder: {folder}"
 class BucketNotFound(SourceError, code="source.no_bucket", setting="AWS_ENDPOINT_URL"):
-    message = "{place}: no such bucket, or nothing in this folder of it ({why})"
-    hint = "check the spelling, and {setting}{where}; then {again}"
+    message = "{place}: bucket not found, or the folder is empty ({why})"
+    hint = "check the spelling; check {setting}{where}, then {again}"
 class LinkLoop(FolderNotFound, code="source.link_loop"):
-    hint = "remove the symbolic link that leads back to itself, then {again}"
+    hint = "remove the symbolic link that points back to itself, then {again}"
 class PathTooLong(FolderNotFound, code="source.path_too_long"):
-    hint = "move the model up, or give the folder by a shorter path, then {again}"
+    hint = "move the model to a shorter path, then {again}"
 class SourceGated(SourceError, code="source.gated"):
-    message = "{repo} is gated, and this token's owner has not been given access"
-    hint = "sign in to {endpoint}/{repo} with the token's account and ask for access, then {again}"
-class NoWeights(SourceError, code="source.no_weights", cure="check that it is the place of a model"):
-    message = "{place} has no weights that reshard reads{found}"
-    hint = "it reads .safetensors, .gguf and torch.save files, and checkpoints of FSDP, verl and DeepSpeed; {cure}"
+    message = "{repo} is gated, and the token does not have access"
+    hint = "request access at {endpoint}/{repo} with the token's account, then {again}"
+class NoWeights(SourceError, code="source.no_weights", cure="check that this is a model"):
+    message = "{place} has no weights that reshard can read{found}"
+    hint = "reshard reads .safetensors, .gguf and torch.save files, and FSDP, verl and DeepSpeed checkpoints; {cure}"
 class SourceChanged(SourceError, code="source.changed"):
-    message = "{place} changed since it was planned: {what}"
-    hint = "{anew}: it plans from the current state"
+    message = "{place} changed after it was planned: {what}"
+    hint = "{anew} to plan from the current state"
 
 
 class AccessError(ReshardError, code="access", exit_code=4):
     message = "{what}"
-    hint = "check which token is used where the work is done, and what it may do"
+    hint = "check which token is used, and its permissions"
 class TokenMissing(AccessError, code="access.no_token", blames_worker=True):
-    message = "no token for {endpoint}, and {need} needs one"
-    hint = "make one on {endpoint}/settings/tokens, {sign_in}, then {again}"
+    message = "no token for {endpoint}: {need} requires one"
+    hint = "create one at {endpoint}/settings/tokens, {sign_in}, then {again}"
 class TokenRefused(AccessError, code="access.bad_token", blames_worker=True):
-    message = "{endpoint} does not accept the token"
-    hint = "make a new one on {endpoint}/settings/tokens, {sign_in}, then {again}"
+    message = "{endpoint} rejected the token"
+    hint = "create a new one at {endpoint}/settings/tokens, {sign_in}, then {again}"
 class NoWriteAccess(
     AccessError,
     code="access.no_write",
-    whose="this token",
-    cure="use a token of an account that may write there, or open a pull request with --pr if the repository exists",
+    whose="the token",
+    cure="use a token with write access, or open a pull request with --pr if the repository exists",
 ):
-    message = "{whose} may not write to {repo} on {endpoint}"
+    message = "{whose} does not have write access to {repo} on {endpoint}"
     hint = "{cure}"
 class TargetHidden(NoWriteAccess, code="access.hidden_target"):
-    message = "{repo} is on {endpoint} already, and this token may not see it"
-    hint = "use a token that may read and write it{where}, or choose another target; then {again}"
+    message = "{repo} already exists on {endpoint}, and the token does not have access to it"
+    hint = "use a token with read and write access{where}, or choose another target; then {again}"
 class TargetNotAllowed(AccessError, code="access.target_not_allowed"):
-    message = "{repo} is outside the namespaces that this worker may write to ({allowed})"
-    hint = "ask its operator to add {namespace} to RESHARD_ALLOWED_TARGETS, then {again}"
+    message = "this worker is not allowed to write to {repo} (allowed namespaces: {allowed})"
+    hint = "ask the worker's operator to add {namespace} to RESHARD_ALLOWED_TARGETS, then {again}"
 class SourceNotAllowed(AccessError, code="access.source_not_allowed"):
-    message = "{repo} is outside the sources that this worker may read ({allowed})"
-    hint = "ask its operator to add it to RESHARD_ALLOWED_SOURCES, then {again}"
+    message = "this worker is not allowed to read {repo} (allowed sources: {allowed})"
+    hint = "ask the worker's operator to add it to RESHARD_ALLOWED_SOURCES, then {again}"
 class EndpointNotAllowed(AccessError, code="access.endpoint_not_allowed"):
-    message = "{endpoint} is not among the Hubs that this worker may call ({allowed})"
-    hint = "ask its operator to add it to RESHARD_ALLOWED_ENDPOINTS, then {again}"
+    message = "this worker is not allowed to call {endpoint} (allowed Hubs: {allowed})"
+    hint = "ask the worker's operator to add it to RESHARD_ALLOWED_ENDPOINTS, then {again}"
 class PublicNotAllowed(AccessError, code="access.public_not_allowed"):
-    message = "{source} is {visibility}, and this worker makes nothing public that its source is not"
-    hint = "leave out --public, or ask its operator to set RESHARD_ALLOW_PUBLIC=1, then {again}"
+    message = "{source} is {visibility}, and this worker is not allowed to make it public"
+    hint = "remove --public, or ask the worker's operator to set RESHARD_ALLOW_PUBLIC=1, then {again}"
 class FolderNotAllowed(AccessError, code="access.folder_not_allowed"):
-    message = "{path} is outside the folders that workers may use ({allowed})"
-    hint = "use `reshard run`, which takes folders freely, or ask the operator to set RESHARD_ALLOWED_FOLDERS"
+    message = "{path} is outside the folders that workers are allowed to use ({allowed})"
+    hint = "use `reshard run`, which accepts any folder, or ask the operator to set RESHARD_ALLOWED_FOLDERS"
 class FolderNotWritable(
-    AccessError, code="access.folder", cure="choose another folder, or run as a user who may write there"
+    AccessError, code="access.folder", cure="choose another folder, or run as a user with write permission"
 ):
-    message = "{path} cannot be written: {why}"
+    message = "cannot write to {path}: {why}"
     hint = "{cure}"
 class BadCredentials(AccessError, code="access.credentials", blames_worker=True):
     message = "{file}: {why}"
-    hint = "each [[credential]] has an endpoint, and either `env` (a variable's name) or `file` (a path)"
+    hint = "each [[credential]] needs an endpoint, and either `env` (the name of a variable) or `file` (a path)"
 class CredentialUnknown(AccessError, code="access.credential_unknown", blames_worker=True):
-    message = "RESHARD_CREDENTIALS has no credential {name} where the work is done; it has {known}"
-    hint = 'name one of those, or have its operator add a [[credential]] with `name = "{name}"`'
+    message = "RESHARD_CREDENTIALS on the machine that copies has no credential {name} (it has {known})"
+    hint = 'use one of those, or ask the operator to add a [[credential]] with `name = "{name}"`'
 class CredentialScope(AccessError, code="access.credential_scope"):
-    message = "credential {name} is not there to {use} {namespace} on {endpoint}; it serves {serves}"
-    hint = "name one that is, or none: then the one that serves the namespace is taken"
+    message = "credential {name} does not cover {use} access to {namespace} on {endpoint}; it covers {serves}"
+    hint = "choose a matching credential, or none to have it chosen by namespace"
 class BucketRefused(AccessError, code="access.bucket", blames_worker=True, settings="AWS_*"):
-    message = "{place} may not be read: {why}"
-    hint = "set credentials that may list and read it{where} ({settings} variables), then {again}"
+    message = "no permission to read {place}: {why}"
+    hint = "set credentials ({settings}) with list and read permission{where}, then {again}"
 class SignInNeeded(AccessError, code="access.sign_in"):
-    message = "who asks is not known here"
-    hint = "make a token by `reshard token NAME`; send it as `Authorization: Bearer TOKEN`, or sign in with it"
+    message = "missing or invalid token"
+    hint = "create a token with `reshard token NAME`; send it as `Authorization: Bearer TOKEN`, or sign in with it"
 class ScopeMissing(AccessError, code="access.scope"):
-    message = "{name} may read here, and {what} takes the scope `act`"
+    message = "{name} has read-only access, and {what} requires the scope `act`"
     hint = "ask the operator for a token with it: `reshard token {name} --act`"
 class ApiTokenRefused(AccessError, code="access.api_token"):
     message = "{url} {why}"
-    hint = "set RESHARD_API_TOKEN to one that its operator makes by `reshard token NAME --act`"
+    hint = "ask its operator for a token (`reshard token NAME --act`), and set RESHARD_API_TOKEN"
 class CrossSite(AccessError, code="access.cross_site"):
-    message = "this was sent from another page than the service's own"
-    hint = "open the page of the service itself, and send it from there"
+    message = "the request came from a page of another site"
+    hint = "open the page of this service, and send it from there"
 class HookRefused(AccessError, code="access.hook"):
-    message = "a webhook without the secret that is shared with it"
-    hint = "give the Hub's webhook the secret in RESHARD_WEB_HOOK_SECRET"
+    message = "the webhook's secret is missing or wrong"
+    hint = "set the secret of the Hub's webhook to the value of RESHARD_WEB_HOOK_SECRET"

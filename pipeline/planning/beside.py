@@ -36,9 +36,9 @@ def settings_edits(opened: Opened, written: Mapping[str, bool]) -> tuple[list[Ed
         path, names = settings_path(one.name), ", ".join(one.settings)
         if written[path]:
             edits.append(Edit(path, texts[path]))
-            notes.append(f"the settings beside the weights ({names}) are written to {path}; --exclude leaves them out")
+            notes.append(f"settings stored with the weights ({names}) are written to {path}; skip them with --exclude")
         else:
-            notes.append(f"the settings beside the weights ({names}) are left out: {path} is there, or excluded")
+            notes.append(f"settings stored with the weights ({names}) are skipped: {path} exists or is excluded")
     return edits, notes
 
 
@@ -50,13 +50,13 @@ def excluded(options: Options, path: str) -> bool:
 def _unwanted(path: str, options: Options) -> str | None:
     """Why ``path`` is left out whatever it holds; None for what its kind decides on."""
     if is_tool_file(path):
-        return "it belongs to the repository and not to the model"
+        return "part of the repository, not of the model"
     if any(fnmatchcase(path, pattern) for pattern in options.exclude):
         return "excluded"
     if options.dequantize and basename(path) == MODELOPT:
-        return "the weights are no longer quantised"
+        return "the weights are no longer quantized"
     why = None if any(fnmatchcase(path, pattern) for pattern in options.include) else leftover(path)
-    return why and f"{why}; --include {path!r} carries it"
+    return why and f"{why}; copy it with --include {path!r}"
 
 
 def sort_out(
@@ -72,7 +72,7 @@ def sort_out(
     for path in sorted(listing.keys() - rewritten):
         why = _why_not(path, found, opened.duplicates, options)
         if why is None and path in written:
-            why = "a file that is written has this path"
+            why = "the result has its own file at this path"
         if why is None:
             carried.append(listing[path])
         else:
@@ -92,8 +92,8 @@ def _why_not(path: str, found: Found, duplicates: Mapping[str, str], options: Op
         for part in found.sets:
             if part.metadata and any(path.startswith(f"{step}/") for step in part.other_steps):
                 counts = dirname(part.files[-1].path)
-                return f"another step than {counts}, which {part.metadata.path} names"
-        return f"weights or data in another format ({kind}); --include {basename(path)!r} carries it"
+                return f"another step; {part.metadata.path} selects {counts}"
+        return f"weights or data in another format ({kind}); copy it with --include {basename(path)!r}"
     if is_weight_index(path):
-        return "an index of weights that are not carried"
+        return "index of weights that are not copied"
     return None

@@ -23,7 +23,7 @@ from reshard.pipeline.errors import (
     BadSize,
     CarriedTooLarge,
     NameTooLong,
-    NotDequantised,
+    NotDequantized,
     Oversize,
     PathTaken,
     RenameUnused,
@@ -32,6 +32,7 @@ from reshard.pipeline.errors import (
     UnsafePath,
     UsageError,
 )
+from reshard.pipeline.figures import human_bytes
 from reshard.pipeline.limits import COMPONENT_MAX, HUB_FILE_MAX, HUB_FOLDER_FILES_MAX, HUB_HTTP_MAX
 from reshard.pipeline.places import NOWHERE
 from reshard.pipeline.planning.beside import settings_edits, settings_paths, sort_out
@@ -158,7 +159,7 @@ def make_plan(known: Known) -> Plan:
         notes += [*checkpoint.notes, *made.notes]
         notes += [] if is_gguf else _config_note(checkpoint.name, config, known.listing)
     if same_experts:
-        raise BadExperts(layer="the model", why=f"it has none that {options.experts} ones can be made of")
+        raise BadExperts(layer="the model", why=f"no experts to convert to {options.experts}")
     if unused:
         raise RenameUnused(rule=options.rename[min(unused)])
     written = {s.path for s in shards} | {o.index.path for o in outputs if o.index}
@@ -263,7 +264,7 @@ def _refuse_too_large(shards: Sequence[Shard], carried: Sequence[StoredFile]) ->
         if shard.size > HUB_FILE_MAX:
             if len(shard.entries) > 1:
                 raise BadSize(
-                    value=f"{shard.size:,} bytes", why=f"the Hub takes files of at most {HUB_FILE_MAX:,} bytes"
+                    value=f"{shard.size:,} bytes", why=f"the Hub's limit for a file is {HUB_FILE_MAX:,} bytes"
                 )
             raise TooLargeForHub(tensor=shard.entries[0].name, bytes=shard.size, most=HUB_FILE_MAX)
     for file in carried:
@@ -343,26 +344,26 @@ def _parts(entries: Sequence[Entry], share: Shares) -> list[Bin]:
 
 
 def _large_notes(too_large: Sequence[Entry]) -> list[str]:
-    return [f"{e.name} is {e.size:,} bytes, more than --size allows: it gets a file of its own" for e in too_large]
+    return [f"{e.name} ({human_bytes(e.size)}) is larger than --size and gets its own file" for e in too_large]
 
 
 def _cut_gguf(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
     """The same for GGUF, whose parts are found by their names and keys, without an index; nothing of it is cast."""
     options, files, keys = known.request.options, known.opened.files, GgufKeys(checkpoint.keys)
     if options.dequantize:
-        cure = "leave out --dequantize and --dtype, and its quantised tensors are taken over as they are"
-        raise NotDequantised(why=f"{checkpoint.name} is a GGUF model, and no plain ones are made of those", cure=cure)
+        cure = "remove --dequantize and --dtype to copy its quantized tensors unchanged"
+        raise NotDequantized(why=f"{checkpoint.name} is a GGUF model, which cannot be dequantized", cure=cure)
     if options.ranks:
         raise BadRanks(value=options.ranks, why=f"{checkpoint.name} is a GGUF model, whose loaders read every file")
     if options.dtype != "keep":
-        raise UsageError(what=f"{checkpoint.name}: --dtype casts no GGUF, which says by itself how it is quantised")
+        raise UsageError(what=f"{checkpoint.name}: --dtype does not apply to GGUF, which defines its own quantization")
     selection = select(checkpoint, options, {})
     entries = in_source_order(selection.entries)
     count = len(entries)
     too_large = check_size(entries, options.size, keys.part(1, 2, count), options.oversize)
     bins = first_first(PACKINGS[options.pack](entries, options.size, keys), options.size, keys)
     if len(bins) > gguf.PARTS_MAX:
-        raise BadSize(value=options.size, why=f"a GGUF model has at most {gguf.PARTS_MAX:,} files")
+        raise BadSize(value=options.size, why=f"a GGUF model can have at most {gguf.PARTS_MAX:,} files")
     shards = [
         _shard(b, shard_path(checkpoint.name, i + 1, len(bins)), keys.part(i, len(bins), count), files, known.pin)
         for i, b in enumerate(bins)
@@ -371,7 +372,7 @@ def _cut_gguf(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
     if shards[0].size > options.size and bins[0][0] not in too_large:
         if options.oversize == "fail":
             raise Oversize(tensor=f"{bins[0][0].name} with all keys", bytes=shards[0].size, size=options.size)
-        notes.append(f"{shards[0].path} has all keys and one tensor, {shards[0].size:,} bytes: more than --size allows")
+        notes.append(f"{shards[0].path} is larger than --size ({human_bytes(shards[0].size)}): all keys and one tensor")
     return _Made(shards, tuple(range(first, first + len(shards))), None, [*selection.notes, *notes], selection)
 
 
@@ -391,7 +392,7 @@ def _config_note(name: Name, config: str | None, listing: Mapping[str, StoredFil
     if config is not None or "config.json" not in listing:
         return []
     where = f"subfolder={name.folder!r}, config=AutoConfig.from_pretrained(MODEL)"
-    return [f"{name} has no config.json beside it; load it with from_pretrained(MODEL, {where})"]
+    return [f"{name} has no config.json next to it; load it with from_pretrained(MODEL, {where})"]
 
 
 def _groups(shards: Sequence[Shard], opened: Opened) -> tuple[Group, ...]:
@@ -434,7 +435,9 @@ def _groups(shards: Sequence[Shard], opened: Opened) -> tuple[Group, ...]:
 def _uncut_notes(known: Known, carried: Sequence[StoredFile]) -> list[str]:
     limit = known.request.options.size
     large = [file for file in carried if file.path in known.found.uncut and file.size > limit]
-    return [f"{file.path} stays whole, {file.size:,} bytes: its loader knows no index" for file in large]
+    return [
+        f"{f.path} ({human_bytes(f.size)}) is copied unchanged: its loader does not support an index" for f in large
+    ]
 
 
 def _idle_globs(known: Known) -> list[str]:
@@ -453,14 +456,14 @@ def _warnings(shards: Sequence[Shard], carried: Sequence[StoredFile], known: Kno
     notes = []
     for path, size in [*((s.path, s.size) for s in shards), *((f.path, f.size) for f in carried)]:
         if size > HUB_FILE_MAX:
-            notes.append(f"{path} has {size:,} bytes, and the Hub takes files of at most {HUB_FILE_MAX:,}")
+            notes.append(f"{path} has {size:,} bytes, and the Hub's limit for a file is {HUB_FILE_MAX:,}")
         elif size > HUB_HTTP_MAX:
-            notes.append(f"{path} has {size:,} bytes: clients without hf_xet download at most {HUB_HTTP_MAX:,}")
+            notes.append(f"{path} has {size:,} bytes: clients without hf_xet can download at most {HUB_HTTP_MAX:,}")
     folders: dict[str, int] = {}
     for shard in shards:
         folders[dirname(shard.path)] = folders.get(dirname(shard.path), 0) + 1
     return notes + [
-        f"{folder or 'the root'} gets {counted(count, 'file')}, and the Hub allows {HUB_FOLDER_FILES_MAX:,} in a folder"
+        f"{folder or 'the root'} gets {counted(count, 'file')}, and the Hub's limit is {HUB_FOLDER_FILES_MAX:,}"
         for folder, count in folders.items()
         if count > HUB_FOLDER_FILES_MAX
     ]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import NamedTuple
 
+from reshard.pipeline.figures import human_bytes
 from reshard.pipeline.limits import (
     HUB_CALLS_MAX,
     HUB_RESOLVES_MAX,
@@ -186,17 +187,16 @@ def warnings(
     found = []
     if plan.pin.named and visibility != "public":
         seen = "" if plan.options.visibility == "public" else ", and a new target is private unless --public is given"
-        found.append(f"the source is {visibility}: its terms hold for copies too{seen}")
+        found.append(f"the source is {visibility}: its terms also apply to copies{seen}")
     if plan.pin.named and licence(card) is None:
-        found.append("the source states no licence")
+        found.append("the source does not state a license")
     if need.disk > scratch.free:
-        lack = f"{need.disk:,} bytes are needed, and {scratch.free:,} are free"
-        found.append(f"{lack} in {scratch.path}, for temporary files")
+        free = human_bytes(scratch.free)
+        found.append(f"temporary files need {human_bytes(need.disk)} in {scratch.path} ({free} free)")
     if target is not None and need.target > target.free:
-        found.append(
-            f"{need.target:,} bytes are needed, and {target.free:,} are free beside {target.path}: a run refuses"
-        )
+        needed, free = human_bytes(need.target), human_bytes(target.free)
+        found.append(f"a run will fail: the target needs {needed} next to {target.path} ({free} free)")
     if need.api_calls > HUB_CALLS_MAX or need.resolver_calls > HUB_RESOLVES_MAX:
         limit = f"{HUB_CALLS_MAX:,} calls and {HUB_RESOLVES_MAX:,} files in {HUB_WINDOW:.0f} s"
-        found.append(f"the Hub allows an account without a plan {limit}; the job will wait for it")
+        found.append(f"the Hub's limit without a paid plan is {limit}; the job will wait when it reaches it")
     return found

@@ -99,5 +99,5 @@ def drift(before: Before) -> list[str]:
     for path, ours in before.published.items():
         now = before.files.get(path)
         if path != CARD and (now is None or (now.sha256 or now.oid, now.size) != (ours.sha256 or ours.oid, ours.size)):
-            changed.append(f"{path} {'is gone' if now is None else 'is another file'}")
+            changed.append(f"{path} {'was deleted' if now is None else 'was replaced'}")
     return changed

@@ -45,7 +45,7 @@ def arranged(tensors: Sequence[Tensor], experts: Experts) -> Sequence[Tensor]:
         return tensors
     for layer in found:
         if beside := [t.name for t in kept if t.name.startswith(f"{layer}.")]:
-            raise BadExperts(layer=layer, why=f"{beside[0]} belongs to them, and is not stacked or cut like a weight")
+            raise BadExperts(layer=layer, why=f"{beside[0]} belongs to them, but cannot be stacked or split")
     made = [
         tensor
         for layer, parts in found.items()
@@ -53,7 +53,7 @@ def arranged(tensors: Sequence[Tensor], experts: Experts) -> Sequence[Tensor]:
     ]
     for tensor in made:
         if flaw := flaw_in_tiling(tensor.shape, tensor.pieces):
-            raise ProofError(what=f"{tensor.name} is not what it is made of: {flaw}")
+            raise ProofError(what=f"{tensor.name} does not match its parts: {flaw}")
     return kept + made
 
 
@@ -62,7 +62,7 @@ def _fused(layer: str, parts: Mapping[tuple[str, str], Tensor]) -> list[Tensor]:
     kinds = {rest for _, rest in parts}
     names = next((n for n in NAMES.values() if kinds == {f"{name}.weight" for name in n}), None)
     if names is None:
-        raise BadExperts(layer=layer, why=f"an expert has {', '.join(sorted(kinds)[:4])}, and not just three weights")
+        raise BadExperts(layer=layer, why=f"an expert has {', '.join(sorted(kinds)[:4])} instead of three weights")
     if numbers != [*range(len(numbers))] or len(parts) != 3 * len(numbers):
         raise BadExperts(layer=layer, why="some of its experts are missing")
     gates, ups, downs = ([parts[str(number), f"{name}.weight"] for number in numbers] for name in names)
@@ -81,10 +81,10 @@ def _fused(layer: str, parts: Mapping[tuple[str, str], Tensor]) -> list[Tensor]:
 
 def _separate(layer: str, parts: Mapping[tuple[str, str], Tensor], names: tuple[str, str, str]) -> list[Tensor]:
     if len(parts) != 2:
-        raise BadExperts(layer=layer, why="it has one of gate_up_proj and down_proj, and not the other")
+        raise BadExperts(layer=layer, why="only one of gate_up_proj and down_proj exists")
     both, down = parts["", "gate_up_proj"], parts["", "down_proj"]
     if len(both.shape) != 3 or len(down.shape) != 3 or both.shape[0] != down.shape[0] or both.shape[1] % 2:
-        raise BadExperts(layer=layer, why=f"they have the shapes {list(both.shape)} and {list(down.shape)}")
+        raise BadExperts(layer=layer, why=f"unsupported shapes: {list(both.shape)} and {list(down.shape)}")
     rows = both.shape[1] // 2
     _check(layer, [both, down], (rows, both.shape[2]), down.shape[1:])
     made = []
@@ -107,13 +107,11 @@ def _check(layer: str, tensors: Sequence[Tensor], gate: Sequence[int], down: Seq
     shows in the shapes, and those that do the second have biases beside them.
     """
     if len(gate) != 2 or tuple(gate) != tuple(reversed(down)):
-        why = (
-            f"an expert's gate has the shape {list(gate)} and its projection down {list(down)}, as transposed ones have"
-        )
+        why = f"the shapes of an expert's gate {list(gate)} and down projection {list(down)} look transposed"
         raise BadExperts(layer=layer, why=why)
     dtypes = {tensor.dtype for tensor in tensors}
     if len(dtypes) > 1 or DTYPE_BITS[min(dtypes)] < 16:
-        raise BadExperts(layer=layer, why=f"they are quantised, or of several kinds: {', '.join(sorted(dtypes))}")
+        raise BadExperts(layer=layer, why=f"they are quantized or have several dtypes: {', '.join(sorted(dtypes))}")
 
 
 def _placed(tensor: Tensor, number: int, row: int) -> list[Piece]:

@@ -214,7 +214,7 @@ class Plan:
     def __repr__(self) -> str:
         size, tensors = sum(s.size for s in self.shards), sum(len(s.entries) for s in self.shards)
         cut = f"{counted(tensors, 'tensor')} in {counted(len(self.shards), 'file')} of {size:,} bytes"
-        return f"<Plan {self.digest[:12]} of {self.pin}: {cut}, {counted(len(self.carried), 'file')} carried>"
+        return f"<Plan {self.digest[:12]} of {self.pin}: {cut}, {counted(len(self.carried), 'file')} copied unchanged>"
 
     @property
     def changes_source(self) -> bool:

@@ -10,7 +10,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from reshard.pipeline.check import first
-from reshard.pipeline.errors import BadScale, NotDequantised
+from reshard.pipeline.errors import BadScale, NotDequantized
 from reshard.pipeline.planning.model import MXFP4_BYTES, Entry, Scale
 from reshard.pipeline.tensors import Piece, Tensor
 from reshard.pipeline.text import counted
@@ -42,11 +42,11 @@ class Dequantised(NamedTuple):
 def dequantised(tensors: Sequence[Tensor], config: str, modelopt: str | None, as_dtype: str | None) -> Dequantised:
     """``tensors`` with plain weights, of ``as_dtype``, in place of quantised ones and their scales.
 
-    ``config`` and, where there is one, ``modelopt`` say how they were quantised. Raises NotDequantised for what is not
+    ``config`` and, where there is one, ``modelopt`` say how they were quantised. Raises NotDequantized for what is not
     known here, and BadScale.
     """
     if as_dtype is None:
-        raise NotDequantised(why="it needs --dtype, which is what the weights become", cure="add --dtype bfloat16")
+        raise NotDequantized(why="--dtype is required for the result", cure="add --dtype bfloat16")
     known = _known(_settings(config))
     if modelopt is not None:
         _refuse_other_than_fp8(modelopt)
@@ -59,13 +59,13 @@ def dequantised(tensors: Sequence[Tensor], config: str, modelopt: str | None, as
     if "mxfp4" in known.each:
         scaled |= _of_mxfp4(named, as_dtype)
     elif packed := [name for name in named if _has_blocks_and_scales(name, named)]:
-        why = f"{min(packed)} and its scales look like mxfp4, and no config says what they are"
-        raise NotDequantised(why=why, cure="bring the config of the same model: --config-from REPO")
+        why = f"{min(packed)} and its scales look like mxfp4, but no config describes them"
+        raise NotDequantized(why=why, cure="use the config of the same model: --config-from REPO")
     scales = {entry.scale.tensor.name for entry in scaled.values() if entry.scale}
     others = {n for n, tensor in named.items() if scaled and prod(tensor.shape) == 1 and _OF_ACTIVATIONS.search(n)}
     for name in sorted(named.keys() - scales - others):
         if _OF_WEIGHTS.search(name) or (scaled and name.endswith("_scale") and name.removesuffix("_scale") in named):
-            raise BadScale(tensor=name, why="there is no fp8 weight that this is the scale of")
+            raise BadScale(tensor=name, why="this scale has no fp8 weight")
     entries = tuple(
         scaled.get(tensor.name) or Entry(tensor, tensor.dtype)
         for tensor in tensors
@@ -86,14 +86,14 @@ def _of_mxfp4(named: Mapping[str, Tensor], as_dtype: str) -> dict[str, Entry]:
         weight = name[:-7]
         blocks, scales = named.get(f"{weight}_blocks"), named.get(f"{weight}_scales")
         if blocks is None or scales is None:
-            raise BadScale(tensor=name, why=f"{weight}{'_scales' if scales is None else '_blocks'} is not there")
+            raise BadScale(tensor=name, why=f"{weight}{'_scales' if scales is None else '_blocks'} is missing")
         if weight in named:
-            raise BadScale(tensor=name, why=f"{weight} is there, too")
+            raise BadScale(tensor=name, why=f"{weight} also exists")
         as_known = blocks.dtype == scales.dtype == "U8" and len(blocks.shape) == 4
         if not as_known or blocks.shape != (*scales.shape, MXFP4_BYTES):
             shapes = f"{blocks.dtype} {[*blocks.shape]} and {scales.dtype} {[*scales.shape]}"
             wanted = f"U8 [experts, rows, blocks, {MXFP4_BYTES}] and U8 [experts, rows, blocks]"
-            raise BadScale(tensor=name, why=f"blocks and scales are {shapes}, and not {wanted}")
+            raise BadScale(tensor=name, why=f"blocks and scales are {shapes}, not {wanted}")
         experts, rows, groups = scales.shape
         tensor = Tensor(
             weight, "F4", (experts, groups * 2 * MXFP4_BYTES, rows), _transposed(blocks, (0, 2, 3, None, 1))
@@ -117,21 +117,21 @@ def _transposed(tensor: Tensor, axes: Sequence[int | None]) -> tuple[Piece, ...]
 def _scale_of(weight: Tensor, named: Mapping[str, Tensor], known: _Known) -> Scale:
     names = [name for end in ("_scale_inv", "_scale") if (name := f"{weight.name}{end}") in named]
     if len(names) != 1:
-        there = "are both there" if names else "are not there"
+        there = "both exist (need one)" if names else "are missing (need one)"
         raise BadScale(
             tensor=weight.name,
-            why=f"it is {weight.dtype}, and {weight.name}_scale_inv and {weight.name}_scale {there}: one is needed",
+            why=f"it is {weight.dtype}, but {weight.name}_scale_inv and {weight.name}_scale {there}",
         )
     tensor = named[names[0]]
     if tensor.dtype not in _SCALE_DTYPES:
-        raise BadScale(tensor=tensor.name, why=f"it is {tensor.dtype}, and scales are {', '.join(_SCALE_DTYPES)}")
+        raise BadScale(tensor=tensor.name, why=f"it is {tensor.dtype}, but scales must be {', '.join(_SCALE_DTYPES)}")
     if f"{weight.name}_zero_point" in named:
-        raise BadScale(tensor=f"{weight.name}_zero_point", why="fp8 weights with zero points are not known here")
+        raise BadScale(tensor=f"{weight.name}_zero_point", why="fp8 weights with zero points are not supported")
     for grid, block in _grids(weight.shape, known):
         left_out = grid[len(tensor.shape) :]  # dimensions of one element may be, at the end
         if tensor.shape + left_out == grid and prod(left_out) == 1:
             return Scale(_with_dimensions(tensor, len(grid)), block)
-    why = f"its shape is {[*tensor.shape]}, and {weight.name} of {[*weight.shape]} has one for each {known.told()}"
+    why = f"its shape is {[*tensor.shape]}, but {weight.name} of {[*weight.shape]} has one value per {known.told()}"
     raise BadScale(tensor=tensor.name, why=why)
 
 
@@ -187,7 +187,7 @@ def _known(settings: Mapping[str, Any]) -> _Known:
             return _of_groups(settings.get("config_groups"))
         case other:
             method = other if "format" not in settings else f"{other} ({settings['format']})"
-            raise NotDequantised(why=f"weights quantised by {method!r:.100} are not known here")
+            raise NotDequantized(why=f"weights quantized by {method!r:.100} are not supported")
 
 
 def _of_groups(groups: object) -> _Known:
@@ -199,7 +199,7 @@ def _of_groups(groups: object) -> _Known:
     blocks = {_block_size(one.get("block_structure"), "block_structure") for one in weights} - {None}
     in_fp8 = all((one.get("type"), one.get("num_bits")) == ("float", 8) for one in weights)
     if not (each and in_fp8 and each <= {"tensor", "channel", "block"} and len(blocks) == ("block" in each)):
-        raise NotDequantised(why=f"config_groups in config.json are {groups!r:.200}, of which only fp8 is known here")
+        raise NotDequantized(why=f"config_groups in config.json are {groups!r:.200}, and only fp8 is supported")
     return _Known(frozenset(each), next(iter(blocks), None))
 
 
@@ -209,7 +209,7 @@ def _settings(config: str) -> Mapping[str, Any]:
     inner = [one for one in (raw, *raw.values()) if isinstance(one, dict)] if isinstance(raw, dict) else []
     key, found = next(((k, one[k]) for k in _SETTINGS for one in inner if one.get(k) is not None), ("", {}))
     if not isinstance(found, dict):
-        raise NotDequantised(why=f"{key} in config.json is no JSON object")
+        raise NotDequantized(why=f"{key} in config.json is not a JSON object")
     return found
 
 
@@ -218,14 +218,14 @@ def _refuse_other_than_fp8(modelopt: str) -> None:
     settings = raw.get("quantization") if isinstance(raw, dict) else None
     algorithm = settings.get("quant_algo") if isinstance(settings, dict) else None
     if algorithm != "FP8":
-        raise NotDequantised(why=f"{MODELOPT} names {algorithm!r:.100}, and of ModelOpt's only 'FP8' is known here")
+        raise NotDequantized(why=f"{MODELOPT} has {algorithm!r:.100}, and of ModelOpt only 'FP8' is supported")
 
 
 def _json(text: str, name: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise NotDequantised(why=f"{name} is no JSON ({error})") from None
+        raise NotDequantized(why=f"{name} is not JSON ({error})") from None
 
 
 def _block_size(value: object, name: str) -> tuple[int, int] | None:
@@ -235,18 +235,18 @@ def _block_size(value: object, name: str) -> tuple[int, int] | None:
         case [int(rows), int(columns)] if rows > 0 and columns > 0:
             return rows, columns
         case other:
-            raise NotDequantised(why=f"{name} in config.json is {other!r:.100}, and not two numbers")
+            raise NotDequantized(why=f"{name} in config.json is {other!r:.100}, not two numbers")
 
 
 def _notes(entries: Sequence[Entry], as_dtype: str, others: Sequence[str]) -> list[str]:
     made = Counter(entry.tensor.dtype for entry in entries if entry.scale)
     notes = [
-        f"{counted(n, f'{was} weight', f'becomes {as_dtype}')}; scales are not written"
+        f"{counted(n, f'{was} weight', f'is converted to {as_dtype}')}; scales are dropped"
         for was, n in sorted(made.items())
     ]
     if not made:
-        notes.append("--dequantize finds no quantised weight")
-    return notes + ([f"scales of activations and caches are not written: {first(others)}"] if others else [])
+        notes.append("--dequantize: no quantized weights found")
+    return notes + ([f"scales of activations and caches are dropped: {first(others)}"] if others else [])
 
 
 def plain_config(text: str, wanted: str, quantised: bool) -> str:

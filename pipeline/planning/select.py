@@ -71,20 +71,20 @@ def select(
     """The entries of ``checkpoint``; ``tied`` says of a model's parameters which one each shares its bytes with.
 
     ``configs`` are the texts, by path, that say how weights are quantised. Raises DuplicateTensor when two names become
-    one without their prefixes, RenameCollision when they do by the rules, BadRename, BadExperts, NotDequantised,
+    one without their prefixes, RenameCollision when they do by the rules, BadRename, BadExperts, NotDequantized,
     BadScale.
     """
     tensors, ties, notes = _unwrapped(checkpoint, options)
     rearranged = False
     if options.experts != "keep":
         if options.dequantize:
-            raise BadExperts(layer="the model", why="--dequantize changes their bytes; do one after the other")
+            raise BadExperts(layer="the model", why="--dequantize changes their bytes; use it in a separate run")
         given, tensors = tensors, arranged(tensors, options.experts)
         if rearranged := tensors is not given:
             notes.append(f"--experts {options.experts}: {counted(len(given), 'tensor', 'becomes')} {len(tensors):,}")
     dropped = _dropped(ties, tied) if options.ties == "source" else {}
     if options.ties == "source" and ties and not dropped:
-        notes.append("tied names all stay: the model's class does not say which of them is the source")
+        notes.append("all tied names are kept: the model's class does not say which one is the source")
     kept = [tensor for tensor in tensors if tensor.name not in dropped] if dropped else tensors
     notes += [f"{name} is not written: it is tied to {kept}" for name, kept in dropped.items()]
     scales: frozenset[str] = frozenset()
@@ -113,7 +113,7 @@ def _renamed(selection: Selection, rules: Sequence[Rule], checkpoint: str) -> Se
         if name in selection.scales:  # which are read under their names, and told apart by them
             raise RenameCollision(tensor=name, first=name, second=old, checkpoint=checkpoint)
     told = [
-        f"--rename {rule}: {count:,} of {len(names):,} names, as {before} to {after}"
+        f"--rename {rule}: {count:,} of {len(names):,} names, for example {before} to {after}"
         for rule, (count, before, after) in zip(rules, changes, strict=True)
         if count
     ]
@@ -134,7 +134,7 @@ def _unwrapped(
     shown = wrappers_in(names)
     if options.strip_prefix is None:
         notes = (
-            [f"names have the prefix {', '.join(shown)} of a wrapper; --strip-prefix auto removes it"] if shown else []
+            [f"names have a wrapper prefix ({', '.join(shown)}); remove it with --strip-prefix auto"] if shown else []
         )
         return checkpoint.tensors, checkpoint.ties, notes
     wrappers = shown if options.strip_prefix == AUTO else (options.strip_prefix,)
@@ -142,11 +142,9 @@ def _unwrapped(
     changed = sum(1 for old in names if new[old] != old)
     tensors = [tensor._replace(name=new[tensor.name]) for tensor in checkpoint.tensors]
     ties = [tuple(new[name] for name in tie) for tie in checkpoint.ties]
-    notes = [f"{changed} of {len(names)} names lose {', '.join(wrappers)}"] if wrappers else []
+    notes = [f"removed {', '.join(wrappers)} from {changed} of {len(names)} names"] if wrappers else []
     if not wrappers and (half := half_wrapped(names)):
-        notes = [
-            f"no name loses a prefix: {half[0]} shows wrappers, {half[1]} none; --strip-prefix PREFIX takes one off"
-        ]
+        notes = [f"no prefix removed: {half[0]} has a wrapper prefix, {half[1]} has none; use --strip-prefix PREFIX"]
     return tensors, ties, notes
 
 
@@ -182,7 +180,7 @@ def _cast_notes(entries: Sequence[Entry], wanted: WantedDtype, fixed: Set[str]) 
     kept = Counter((e.tensor.dtype, _is_companion(e, fixed, wanted)) for e in stays)
     notes = [counted(n, "tensor", f"is cast from {how}") for how, n in sorted(cast.items())]
     for (dtype, companion), n in sorted(kept.items()):
-        notes.append(counted(n, f"{dtype} tensor", f"is not cast{', as part of packed weights' if companion else ''}"))
+        notes.append(counted(n, f"{dtype} tensor", f"is not cast{' (part of packed weights)' if companion else ''}"))
     return notes
 
 

@@ -56,7 +56,7 @@ def with_block(card: bytes, text: bytes) -> bytes:
     """
     before = _BLOCK.search(card)
     if not card.count(_BEGIN) == card.count(_END) == (before is not None):
-        raise CannotEdit("reshard's markers in it are not one pair")
+        raise CannotEdit("it does not have exactly one pair of reshard markers")
     end = _line_end(before[0] if before else card)
     text = text.replace(b"\n", end)
     if before:
@@ -120,7 +120,7 @@ def card_for(plan: Plan, source: Source, target: Target, head: str, last: Callab
     card = b"" if file is None else _read(home, file)
     content, notes = _edited(plan, card)
     if content is not None and home is not source and without_block(card or b""):
-        notes = (f"{CARD} keeps its text, and gets reshard's block", *notes)
+        notes = (f"{CARD} keeps its text and gets a reshard section", *notes)
     return Card(content, file, home is source, notes)
 
 
@@ -135,10 +135,10 @@ def _edited(plan: Plan, card: bytes | None) -> tuple[bytes | None, tuple[str, ..
         try:
             card = with_lineage(card, name) if plan.options.lineage and (name := plan.pin.named) else card
         except CannotEdit as why:
-            notes = (f"{CARD} does not get base_model: {why}",)
+            notes = (f"base_model is not added to {CARD}: {why}",)
         return with_block(card, block(plan)), notes
     except CannotEdit as why:
-        return None, (f"{CARD} is published as it is, without reshard's block: {why}",)
+        return None, (f"{CARD} is published unchanged, without a reshard section: {why}",)
 
 
 def _as_left(target: Target, commit: str, now: Source) -> bool:

@@ -84,16 +84,16 @@ def check_receipts(
         if receipt is None:
             raise wrong(shard.path, "it was not copied", [shard.digest])
         if receipt.size != shard.size or receipt.tensors.keys() != {entry.name for entry in shard.entries}:
-            raise wrong(shard.path, "what was copied is not what was planned", [shard.digest])
+            raise wrong(shard.path, "the copy does not match the plan", [shard.digest])
     for reading in readings:
         shard = shards[reading.shard]
         if receipts[shard.digest].read(reading.name, reading.number) != reading.digest:
-            why = f"{reading.name} was copied with other bytes than the attested file has"
+            why = f"the copied bytes of {reading.name} differ from the file with the verified hash"
             raise wrong(shard.path, why, [shard.digest])
     seen = {path for group in attested for path in group.files}
     for path in (plan.files[number].path for group in plan.groups for number in group.attests):
         if path not in seen:
-            raise wrong(path, "it was not read whole", [])
+            raise wrong(path, "it was not read completely", [])
     return Check(COPY, "passed", COPY_LEVEL, "", figures)
 
 
@@ -221,7 +221,7 @@ def commit_on_head(target: Target, what: str, attempt: Callable[[str], Change | 
         return Published(commit, target.branch, found=False)
     if raced:
         raise TargetRaced(target=str(target.place), races=COMMIT_RACES)
-    raise HubUnreachable(endpoint=str(target.place), what=f"{COMMIT_RACES} commits of {what[:12]} got no answer")
+    raise HubUnreachable(endpoint=str(target.place), what=f"no answer to {COMMIT_RACES} commits of {what[:12]}")
 
 
 @contextmanager
@@ -235,7 +235,7 @@ def _read_after(sent: bool, target: Target, findings: tuple[type[ReshardError], 
     except ReshardError as error:
         if not sent or error.retryable or isinstance(error, findings):
             raise
-        raise HubUnreachable(endpoint=str(target.place), what=f"a commit may stand, but {error}") from error
+        raise HubUnreachable(endpoint=str(target.place), what=f"a commit may have been made, but {error}") from error
 
 
 def _refuse_overwritten(target: Target, commit: str, since: str, spared: Set[str] = frozenset()) -> None:
@@ -285,4 +285,4 @@ def _refuse_conflict(
     before = target.at(plan.base).files()
     for path in sorted({a.path for a in additions if a.path != CARD} | set(plan.deletes)):
         if differ(before.get(path), there.get(path)):
-            raise TargetConflict(target=str(target.place), what=f"{path} is no longer what it was")
+            raise TargetConflict(target=str(target.place), what=f"{path} was changed")

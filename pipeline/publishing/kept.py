@@ -25,7 +25,7 @@ def refuse_to_drop_the_original(target: Target, now: Source, options: Options) -
         return
     except CheckpointError as error:
         raise KeptOriginal(
-            target=str(target.place), kept=str(kept.place), what=f"what cannot be read: {error}"
+            target=str(target.place), kept=str(kept.place), what=f"a form that cannot be read ({error})"
         ) from error
     cast = {dtype for name, dtype in were.items() if there.get(name, dtype) != dtype}
     if lost := cast | ({*were.values()} - {*there.values()}):

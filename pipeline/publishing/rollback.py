@@ -34,7 +34,7 @@ def _undo(target: Target, commit: str, head: str, token: str) -> Change | str:
     try:
         since = list(target.history(head, commit))
     except HistoryRewritten:
-        raise NothingToRollBack(commit=said, why="it is not in the history there") from None
+        raise NothingToRollBack(commit=said, why="it is not in the history") from None
     for later in since:
         if publication.undoes(later) == commit:
             return later.id
@@ -44,8 +44,8 @@ def _undo(target: Target, commit: str, head: str, token: str) -> Change | str:
         raise NothingToRollBack(commit=said, why="reshard did not make it")
     past = _past(target, before[0].id) if before else None
     if past is None:
-        cure = "a folder keeps only what a run took of others, until the next run into it"
-        why, kept = "it keeps nothing of what was before", {} if target.branch else {"cure": cure}
+        cure = "a folder keeps only files that reshard did not write, until the next run into it"
+        why, kept = "no earlier version was kept", {} if target.branch else {"cure": cure}
         raise NothingToRollBack(commit=said, why=why, **kept)
     present, now = target.at(commit), target.at(head)
     touched = {*past.files(), *present.files()} - {*published.kept}

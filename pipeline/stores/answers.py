@@ -115,7 +115,7 @@ class TreeItem(HubAnswer):
     @model_validator(mode="after")
     def _complete(self) -> TreeItem:
         if self.type == "file" and (not (self.oid or self.lfs) or "size" not in self.model_fields_set):
-            raise ValueError("a file without its size, or without the hash of its content")
+            raise ValueError("a file without a size, or without a hash of its content")
         return self
 
 
@@ -271,7 +271,7 @@ class LfsAction(HubAnswer):
         size = int(self.header["chunk_size"])
         urls = [_url(url) for _, url in sorted((int(n), url) for n, url in self.header.items() if n.isdecimal())]
         if size <= 0:
-            raise ValueError("a part is not one byte long")
+            raise ValueError("the part size is not greater than zero")
         return size, urls
 
 
@@ -328,5 +328,5 @@ class Reconstruction(HubAnswer):
     @model_validator(mode="after")
     def _told(self) -> Reconstruction:
         if self.terms[0].hash not in self.fetch_info:
-            raise ValueError("its first part is nowhere")
+            raise ValueError("its first part has no location")
         return self

@@ -113,8 +113,8 @@ class BucketSource:
             raise ValueError(f"{start} to {stop} is not a range")
         known = self._files.get(file.path)
         if known is None or stop > known.size:
-            has = f"is {known.size:,} bytes long" if known else "is not there"
-            raise SourceChanged(place=self.place, what=f"{file.path} {has}, and {stop:,} are asked for")
+            has = f"has {known.size:,} bytes" if known else "is missing"
+            raise SourceChanged(place=self.place, what=f"{file.path} {has}, but {stop:,} were requested")
         retry, at = self._retry(), start
         while at < stop:
             try:
@@ -125,7 +125,7 @@ class BucketSource:
                         retry.progress()
                         yield view
                 if at < stop:
-                    retry.after(httpx2.RemoteProtocolError(f"the answer ended {stop - at:,} bytes early"))
+                    retry.after(httpx2.RemoteProtocolError(f"the response ended {stop - at:,} bytes early"))
             except self._refusals as error:
                 self._go_on(retry, error, file.path)
 
@@ -134,7 +134,7 @@ class BucketSource:
         got = self._obstore.get(self._store, path, options={"range": (at, stop), "if_match": f'"{etag}"'})
         # A store that knows no If-Match answers all the same.
         if (_bare(got.meta["e_tag"]), got.range) != (etag, (at, stop)):
-            raise SourceChanged(place=self.place, what=f"{path} is another object now")
+            raise SourceChanged(place=self.place, what=f"{path} was replaced")
         for chunk in got.stream(min_chunk_size=CHUNK):
             yield memoryview(chunk)
 
@@ -150,7 +150,7 @@ class BucketSource:
         folders = {path[:end] for path in found for end, letter in enumerate(path) if letter == "/"}
         listed = {p: found[p] for p in sorted(found) if p and not (found[p][0] == 0 and p in folders)}
         if not listed:
-            raise _not_found(self.place, "it lists no object")
+            raise _not_found(self.place, "no objects found")
         return listed
 
     def _listed(self, most: int) -> dict[str, tuple[int, str]]:
@@ -160,11 +160,11 @@ class BucketSource:
                 if item["path"] and (why := unsafe_path(item["path"], published=False)):
                     raise UnsafePath(file=self.place, path=repr(item["path"])[:300], why=why)
                 if not (etag := _bare(item["e_tag"])):
-                    why = f"{item['path']!r} has no ETag, without which nobody sees that it changed"
+                    why = f"{item['path']!r} has no ETag, which is needed to detect changes"
                     raise HubRefused(endpoint=self.place, what="a listing", why=why)
                 found[item["path"]] = (item["size"], etag)
             if len(found) > most:
-                why = f"it has more than {counted(most, 'object')}; name the folder of the checkpoint"
+                why = f"more than {counted(most, 'object')}; use the folder of the checkpoint"
                 raise HubRefused(endpoint=self.place, what="a listing", why=why)
         return found
 
@@ -190,8 +190,8 @@ def _panics_refused(place: Bucket) -> Iterator[None]:
             raise
         prefix = _PREFIXES[_kind(place)]
         odd = [n for n, value in sorted(os.environ.items()) if n.startswith(prefix) and not value.isprintable()]
-        such = f", such as {odd[0]}, which has a line break or another control character in it" if odd else ""
-        why = f"no request can be made of the region, the endpoint and the credentials in the environment{such}"
+        such = f" ({odd[0]} has a line break or another control character)" if odd else ""
+        why = f"cannot make a request with the region, endpoint and credentials in the environment{such}"
         raise _refused(place, why) from None
 
 
@@ -222,9 +222,9 @@ def _meaning(error: Exception, place: Bucket, path: str = "") -> ReshardError | 
     """The error that no further try would change; ``path`` is empty of the folder itself."""
     status = _status(error)
     if type(error).__name__ == "InvalidPathError":
-        return UnsafePath(file=place, path="one of its objects", why=_told(error))
+        return UnsafePath(file=place, path="of an object", why=_told(error))
     if status in (404, 412, 416) and path:
-        return SourceChanged(place=place, what=f"{path} is {'gone' if status == 404 else 'another object now'}")
+        return SourceChanged(place=place, what=f"{path} {'is gone' if status == 404 else 'was replaced'}")
     if status == 404:
         return _not_found(place, _told(error))
     # Nothing follows a redirect: S3 answers so of a bucket in another region.
@@ -238,6 +238,6 @@ def _told(error: Exception) -> str:
     text = str(error).partition("\n\nDebug source")[0]
     status, code = _STATUS.search(text), _CODE.search(text)
     if status:
-        return f"it answers {status[1]}{f', {code[1]}' if code else ''}"
+        return f"HTTP {status[1]}{f', {code[1]}' if code else ''}"
     line = text.partition("\n")[0].rpartition(" - ")[2]
     return re.sub(r"\S*://\S*", "...", re.sub(r'".*"', '"..."', line))[:200] or type(error).__name__

@@ -81,7 +81,7 @@ class _Entry(Strict):
         if (self.env is None) == (self.file is None):
             raise ValueError("needs either `env` or `file`")
         if "@" in self.endpoint:
-            raise ValueError("its endpoint holds a user name or password, which would be printed and published")
+            raise ValueError("remove the user name or password from its endpoint; it would be printed and published")
         return self
 
     def serves(self, endpoint: str, namespace: str, use: Use) -> bool:
@@ -120,10 +120,10 @@ class Credentials:
         """What HF_ENDPOINT and RESHARD_CREDENTIALS say; raises BadSetting, BadCredentials for what cannot be used."""
         endpoint = default_endpoint()
         if "@" in endpoint:
-            why = "a user name or password in it would be printed and published; give a token in HF_TOKEN"
+            why = "remove the user name or password; it would be printed and published (use HF_TOKEN for a token)"
             raise BadSetting(name="HF_ENDPOINT", value=redacted(endpoint), why=why)
         if not is_http(endpoint):
-            why = "it is not a URL that begins with http:// or https://"
+            why = "not a URL that starts with http:// or https://"
             raise BadSetting(name="HF_ENDPOINT", value=endpoint, why=why)
         file = os.environ.get("RESHARD_CREDENTIALS")
         return cls(endpoint, _read(Path(file)) if file else ())
@@ -158,7 +158,7 @@ class Credentials:
         if name is None:
             return _default_token() if endpoint == self.default_endpoint else None
         if serving:
-            raise BadCredentials(file=f"credential {name}", why=f"{serving[0].place} holds no token")
+            raise BadCredentials(file=f"credential {name}", why=f"{serving[0].place} has no token")
         serves = "; ".join(f"{e.endpoint}{_scope(e.namespace, e.use)}" for e in called)
         raise CredentialScope(name=name, use=use, namespace=namespace, endpoint=endpoint, serves=serves)
 
@@ -175,11 +175,11 @@ def elsewhere(endpoint: str) -> dict[str, str]:
     default = default_endpoint().rstrip("/")
     if endpoint.rstrip("/") == default:
         return {}
-    return {"sign_in": f"name it in the file of RESHARD_CREDENTIALS (HF_TOKEN is for {default} alone)"}
+    return {"sign_in": f"add it to the RESHARD_CREDENTIALS file (HF_TOKEN is only sent to {default})"}
 
 
 def _scope(namespace: str | None, use: Use | None) -> str:
-    return (f" for {namespace}" if namespace else "") + (f", to {use}" if use else "")
+    return (f" for {namespace}" if namespace else "") + (f", {use} only" if use else "")
 
 
 def _read(file: Path) -> tuple[_Entry, ...]:
@@ -188,10 +188,10 @@ def _read(file: Path) -> tuple[_Entry, ...]:
     except OSError as error:
         raise BadCredentials(file=str(file), why=error.strerror or str(error)) from error
     except tomllib.TOMLDecodeError as error:
-        raise BadCredentials(file=str(file), why=f"no TOML: {error}") from error
+        raise BadCredentials(file=str(file), why=f"not TOML: {error}") from error
     except ValidationError as error:
         wrong = first_problem(error)
-    why = f"{printable(wrong.where)}: each entry is a table [[credential]], and no other"
+    why = f"{printable(wrong.where)}: only [[credential]] tables are allowed"
     match wrong.loc:  # of what was given nothing is told: it could be a token put in the wrong place
         case ("credential", int(number), *key):
             why = f"[[credential]] {number + 1}{f', {key[0]}' if key else ''}: {wrong.why}"

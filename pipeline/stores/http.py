@@ -65,7 +65,7 @@ class HubSource:
         if not 0 <= start <= stop:
             raise ValueError(f"{start} to {stop} is not a range")
         if stop > file.size:
-            raise self._changed(f"{file.path} is {file.size:,} bytes long, and {stop:,} are asked for")
+            raise self._changed(f"{file.path} has {file.size:,} bytes, but {stop:,} were requested")
         retry = self.api.retry()
         at, renewed, hops = start, 0, 0
         while at < stop:
@@ -88,7 +88,7 @@ class HubSource:
                     elif signed and response.status_code in _STALE and renewed < RENEWALS:
                         self._forget(file.path, url)
                         if renewed:  # a new one that is stale at once: the line is slow, or the clocks are apart
-                            self.api.limiter.sleep(BACKOFF_FIRST, "the signed URL was stale")
+                            self.api.limiter.sleep(BACKOFF_FIRST, "the signed URL expired")
                         renewed += 1
                     else:
                         raise self._refused(file, response, signed)
@@ -122,7 +122,7 @@ class HubSource:
         except ValueError:
             url = ""
         if not is_url(url):
-            why = "it redirects to something that is not a URL"
+            why = "it redirects to an invalid URL"
             raise HubRefused(endpoint=self.api.endpoint, what=f"the content of {file.path}", why=why)
         with self._lock:
             self._urls[file.path] = url
@@ -137,13 +137,14 @@ class HubSource:
         if response.status_code == 206:
             range_, _, total = response.headers.get("content-range", "").partition("/")
             if range_ != f"bytes {at}-{stop - 1}":
-                raise self._changed(f"{file.path}: asked for bytes {at}-{stop - 1}, and got others")
+                raise self._changed(f"{file.path}: requested bytes {at}-{stop - 1}, but got others")
         else:
             total = response.headers.get("content-length", "")
             if at != 0:
-                raise HubRefused(endpoint=self.api.endpoint, what=f"a range of {file.path}", why="it sends whole files")
+                why = "it sends only whole files"
+                raise HubRefused(endpoint=self.api.endpoint, what=f"a range of {file.path}", why=why)
         if signed and not _fits(total, file.size):
-            raise self._changed(f"the content of {file.path} has another length")  # of another host nothing is told
+            raise self._changed(f"the content of {file.path} has a different length")  # of another host nothing is told
         self._same(file, None if signed else response.headers.get("etag"), total)
 
     def _same(self, file: StoredFile, etag: str | None, size: str | None) -> None:
@@ -151,9 +152,9 @@ class HubSource:
         found = (etag or "").removeprefix("W/").strip('"')
         expected = file.sha256 or file.oid
         if found and expected and found != expected:
-            raise self._changed(f"{file.path} is now {found}, and was {expected}")
+            raise self._changed(f"{file.path} was {expected} and is now {found}")
         if not _fits(size, file.size):
-            raise self._changed(f"{file.path} is now {size} bytes long, and was {file.size}")
+            raise self._changed(f"{file.path} had {file.size} bytes and now has {size}")
 
     def _refused(self, file: StoredFile, response: httpx2.Response, signed: bool) -> Exception:
         refusal = Refusal(response, self.api)
@@ -166,7 +167,7 @@ class HubSource:
     def _unreadable(self, refusal: Refusal) -> ReshardError:
         """What it means that the commit that we are pinned to is refused."""
         if refusal.code == "RevisionNotFound":
-            return self._changed(f"commit {self.pin.commit} is gone", **refusal.request)
+            return self._changed(f"commit {self.pin.commit} no longer exists", **refusal.request)
         return refusal.as_source(self.place.repo)
 
     def _changed(self, what: str, **facts: str) -> SourceChanged:
@@ -208,4 +209,4 @@ def _views(response: httpx2.Response, wanted: int) -> Iterator[memoryview]:
             yield chunk[:filled]
         raise
     if wanted:
-        raise httpx2.RemoteProtocolError(f"the answer ended {wanted:,} bytes early")
+        raise httpx2.RemoteProtocolError(f"the response ended {wanted:,} bytes early")

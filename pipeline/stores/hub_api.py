@@ -159,7 +159,7 @@ class HubApi:
             return answer
         except ValidationError as error:
             first = first_problem(error)
-            why = f"its answer has no proper {first.where or 'form'}: {first.why}; is it a Hub?"
+            why = f"invalid answer{f' at {first.where}' if first.where else ''}: {first.why}; is it a Hub?"
             cause: Exception = error
         except (ValueError, RecursionError) as error:
             why, cause = "its answer is not JSON; is it a Hub?", error
@@ -180,7 +180,7 @@ class HubApi:
         while following := response.links.get("next", {}).get("url"):
             url = urljoin(str(response.request.url), following) if is_url(following) else self.endpoint + following
             if not is_url(url) or url in seen or len(seen) >= PAGES_MAX:
-                why = "its next page is not a URL, was read before, or is one too many"
+                why = "the link to the next page is invalid, repeated, or one too many"
                 raise HubRefused(endpoint=self.endpoint, what=f"GET {path}", why=why)
             seen.add(url)
             response = self.call("GET", url)
@@ -215,7 +215,7 @@ class HubApi:
         except Refusal as refusal:
             if not refusal.of_the_call:
                 raise
-            self.note(f"{self.endpoint} has no auth-check{use}: what a token may do shows when it is used")
+            self.note(f"{self.endpoint} has no auth-check{use}: missing permissions show when the token is used")
             return False
 
     def note(self, what: str) -> None:
@@ -313,7 +313,7 @@ class HubApi:
             f"{self.endpoint}/api/models/{repo}/discussions", headers=self.headers, json=body, follow_redirects=True
         )
         if is_transient(response):
-            raise httpx2.RemoteProtocolError(f"answers {response.status_code}")
+            raise httpx2.RemoteProtocolError(f"HTTP {response.status_code}")
         if not response.is_success:
             raise Refusal(response, self)
         return self.decoded(Opened, response).num
@@ -356,7 +356,7 @@ class HubApi:
                     raise HubRefused(endpoint=self.endpoint, what=f"the object {item.oid}", why=item.error.message)
                 found[item.oid] = item.actions if item.actions and item.actions.upload else None
         if unanswered := [o.sha256 for o in objects if o.sha256 not in found]:
-            why = f"its answer says nothing of the object {unanswered[0]}"
+            why = f"its answer leaves out object {unanswered[0]}"
             raise HubRefused(endpoint=self.endpoint, what=f"POST {path}", why=why)
         return found
 

@@ -61,8 +61,8 @@ log = logging.getLogger(__name__)
 NOTHING_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
 
 
-UNLISTED = "this Hub lists no pull requests: one that an earlier try opened is not found again"
-UNTOLD = "this Hub does not say what a token may do"
+UNLISTED = "this Hub does not list pull requests: one opened by an earlier attempt cannot be found"
+UNTOLD = "this Hub does not report token permissions"
 
 
 class ObjectStore(Sink, Protocol):
@@ -142,9 +142,9 @@ class HubTarget:
     def leave(self, exists: bool) -> Leave:
         repo = self.place.repo
         if self.api.credential is None:
-            return Leave(None, "no token here")
+            return Leave(None, "no token")
         if self._pull_request:
-            return Leave(None, "it shows when the pull request is opened")
+            return Leave(None, "checked when the pull request is opened")
         try:
             if exists:
                 return Leave(True, "") if self.api.check_writable(repo) else Leave(None, UNTOLD)
@@ -155,7 +155,7 @@ class HubTarget:
             return Leave(None, str(error))
         whose = f"the token of {account.name}"
         if account.may_write(repo):
-            return Leave(True, f"{whose} may write there")
+            return Leave(True, f"{whose} can write there")
         refused = NoWriteAccess(repo=repo, endpoint=self.api.endpoint, whose=whose)
         return Leave(None, UNTOLD) if account.role is None else Leave(False, str(refused))
 
@@ -190,7 +190,7 @@ class HubTarget:
                     number = self.api.open_pull_request(self.place.repo, title, message)
                 except httpx2.TransportError as error:
                     if UNLISTED in self.api.notes:  # it may be open, and another one would be opened each time
-                        why = f"no answer came ({error}), and it lists none: look there before you try again"
+                        why = f"no answer ({error}), and it lists no pull requests: check there before trying again"
                         raise HubRefused(endpoint=self.api.endpoint, what="a pull request", why=why) from error
                     self.api.after(retry, error)
                     number = self._find(author, digest)
@@ -216,7 +216,7 @@ class HubTarget:
             return self._info().sha
         except Refusal as refusal:
             if refusal.code == "RevisionNotFound":
-                raise TargetConflict(target=str(self.place), what=f"{self._ref} is gone") from refusal
+                raise TargetConflict(target=str(self.place), what=f"{self._ref} no longer exists") from refusal
             raise refusal.as_target(self.place.repo) from refusal
 
     def is_shared(self, commit: str) -> bool:
@@ -365,7 +365,7 @@ class HubTarget:
                     retry.after(response)  # the same; it was renamed since the head was read
                     repo = self._name()
                 elif is_transient(response):
-                    raise AnswerLost(f"answered {response.status_code}")
+                    raise AnswerLost(f"HTTP {response.status_code}")
                 else:
                     raise self._commit_refused(Refusal(response, self.api), change)
 
@@ -389,7 +389,7 @@ class HubTarget:
         try:
             self.api.show_pull_request(self.place.repo, int(self._ref.rpartition("/")[2]))
         except (Refusal, HubError) as error:
-            log.warning("%s of %s stays a draft: %s", self._ref, self.place, error)
+            log.warning("%s of %s is still a draft: %s", self._ref, self.place, error)
 
 
 def _body(change: Change, parent: str) -> Iterator[bytes]:

@@ -35,15 +35,15 @@ def open_source(place: Hub, context: Context, transport: Transport, chosen: str)
         return xet
     if transport == "xet" and not stored_so:
         return source  # nothing in it is stored that way, so there is nothing to insist on
-    return _insist(source, transport, f"{api.endpoint} gives no Xet token for {place}")
+    return _insist(source, transport, f"no Xet token from {api.endpoint} for {place}")
 
 
 def open_target(place: Hub, options: Options, context: Context) -> Target:
     if options.branch and place.revision and options.branch != place.revision:
-        raise UsageError(what=f"--branch {options.branch} and {place} name two branches")
+        raise UsageError(what=f"--branch {options.branch} and {place} name different branches")
     ref = options.branch or place.branch
     if options.pr and ref != DEFAULT_BRANCH:
-        raise UsageError(what=f"a pull request goes to {DEFAULT_BRANCH}, not to {ref}")
+        raise UsageError(what=f"a pull request always targets {DEFAULT_BRANCH}, not {ref}")
     api, memory = context.api(place, "write"), context.memory_limit
     here = options.transport != "http" and _xet_here(memory, options.transport)
 
@@ -55,7 +55,7 @@ def open_target(place: Hub, options: Options, context: Context) -> Target:
         with meaning(lambda refusal: refusal.as_target(place.repo, options.pr)):
             if api.kept_xet_token(route) is not None:
                 return XetSink(api, place.repo, route, memory)
-        return _insist(lfs, options.transport, f"{api.endpoint} gives no Xet token for {place}")
+        return _insist(lfs, options.transport, f"no Xet token from {api.endpoint} for {place}")
 
     return HubTarget(api, place, ref, choose, pull_request=options.pr)
 
@@ -66,7 +66,7 @@ def _xet_here(memory: int, transport: Transport) -> bool:
         if transport == "xet":
             raise MemoryLimit(what="--transport xet", needed=MEMORY_FLOOR_XET, limit=memory)
         return False
-    return installed() or _insist(False, transport, "hf_xet is not installed, or switched off")
+    return installed() or _insist(False, transport, "hf_xet is not installed or is disabled")
 
 
 def _insist(fallback: T, transport: Transport, why_not: str) -> T:

@@ -188,9 +188,9 @@ class Upload:
         try:
             part_size, urls = action.parts
         except ValueError as error:
-            raise self._refused(f"its upload has no proper parts: {error}") from error
+            raise self._refused(f"invalid upload parts: {error}") from error
         if len(urls) != ceil(self._size / part_size):
-            raise self._refused(f"{counted(len(urls), 'part')} of {part_size:,} bytes are not {self._size:,} bytes")
+            raise self._refused(f"{counted(len(urls), 'part')} of {part_size:,} bytes do not make {self._size:,}")
         parts = []
         for number, url in enumerate(urls, 1):
             start = (number - 1) * part_size

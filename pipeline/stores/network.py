@@ -76,7 +76,7 @@ class Guard:
     def check_url(self, url: httpx2.URL) -> None:
         """Raises UnsafeRedirect unless calls may go by this scheme to this host; its addresses are not looked up."""
         if not self._is_own(url.host, url.port or _port(url.scheme)) and not self._is_private and url.scheme != "https":
-            raise self._refused(url.host, "by https")
+            raise self._refused(url.host, "which does not use HTTPS")
 
     def check(self, url: str) -> None:
         """``check_url`` for who connects without this module, and of what its host resolves to just now."""
@@ -95,7 +95,7 @@ class Guard:
         found = resolve(host, port)
         allowed = [a for a in found if (not _is_metadata(a) if self._is_private else is_public(a))]
         if not allowed:
-            raise self._refused(host, "at a public address")
+            raise self._refused(host, "which has no public address")
         return allowed
 
     def _is_own(self, host: str, port: int) -> bool:
@@ -109,8 +109,8 @@ class Guard:
         except (OSError, UnicodeError) as error:
             raise httpx2.ConnectError(f"{self._own[0]}: {error}") from error
 
-    def _refused(self, host: str, how: str) -> UnsafeRedirect:
-        return UnsafeRedirect(endpoint=self._endpoint, what=f"leads to {host}", why=f"which is not reached {how}")
+    def _refused(self, host: str, why: str) -> UnsafeRedirect:
+        return UnsafeRedirect(endpoint=self._endpoint, what=f"redirects to {host}", why=why)
 
 
 def _port(scheme: str) -> int:

@@ -98,4 +98,4 @@ class LocalRateLimiter(RateLimiter):
 
 def rate_limited(seconds: float) -> str:
     """Why a call waits that the Hub's limits hold back."""
-    return f"rate limited, {math.ceil(seconds)} s"
+    return f"rate limited for {math.ceil(seconds)} s"

@@ -84,7 +84,7 @@ class Refusal(Exception):
     def _of_source(self, repo: str, revision: str | None) -> ReshardError:
         if self.code == "GatedRepo":
             if not self.signed_in:
-                return TokenMissing(endpoint=self.endpoint, need=f"{repo}, which is gated,", **elsewhere(self.endpoint))
+                return TokenMissing(endpoint=self.endpoint, need=f"{repo} (gated)", **elsewhere(self.endpoint))
             return SourceGated(repo=repo, endpoint=self.endpoint)
         if self.status == 401 and self.signed_in:
             return TokenRefused(endpoint=self.endpoint)
@@ -119,15 +119,15 @@ class Refusal(Exception):
 
     def _token(self, repo: str, pr: bool) -> dict[str, str]:
         """Whose token it was, in words, and what to do about it; asked only now that it was refused."""
-        cure = {"cure": "use a token of an account that may write there, or publish elsewhere"} if pr else {}
+        cure = {"cure": "use a token with write access, or choose another target"} if pr else {}
         try:
             account = self._caller.whoami()
         except (Refusal, ReshardError):
             return cure
         owner = account.name.casefold() == repo.partition("/")[0].casefold()
         if account.role == "read" or (owner and account.role == "fineGrained"):  # it opens no pull request either
-            whose = "" if owner else ", of an account that may write there"
-            make = f"make one with write access{whose} ({self.endpoint}/settings/tokens)"
+            whose = "" if owner else ", from an account that can write there"
+            make = f"create one with write access{whose} ({self.endpoint}/settings/tokens)"
             cure = {"cure": f"the token is read-only: {make}"}
         return {"whose": f"the token of {account.name}", **cure}
 

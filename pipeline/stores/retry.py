@@ -52,9 +52,9 @@ class Retry:
             self._limiter.slow_down(asked)
             return  # the limiter holds back the next request, and everybody else's
         wait = min(BACKOFF_MAX, BACKOFF_FIRST * 2 ** (self._failed - 1))
-        what = "unreachable" if isinstance(problem, httpx2.TransportError) else f"answers {problem.status_code}"
+        what = "unreachable" if isinstance(problem, httpx2.TransportError) else f"returned HTTP {problem.status_code}"
         host = self._asked(problem) if isinstance(problem, httpx2.TransportError) else self._endpoint
-        why = f"{host} {what}, try {self._failed + 1} of {self._attempts}"
+        why = f"{host} {what}, attempt {self._failed + 1} of {self._attempts}"
         self._limiter.sleep(wait * random.uniform(0.5, 1.5), why)
 
     def _given_up(self, problem: httpx2.TransportError | httpx2.Response, asked: float | None) -> HubError:
@@ -63,7 +63,7 @@ class Retry:
             request = request_id(problem, self._endpoint)
             if problem.status_code == 429:
                 return RateLimited(endpoint=self._endpoint, seconds=round(asked or BACKOFF_MAX), **request)
-            return HubError(endpoint=self._endpoint, what=f"answers {problem.status_code}, after {tried}", **request)
+            return HubError(endpoint=self._endpoint, what=f"HTTP {problem.status_code}, after {tried}", **request)
         what = f"{describe(problem)}, after {tried}"
         return HubUnreachable(endpoint=self._asked(problem), what=what, **self._about)
 

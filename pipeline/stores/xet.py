@@ -150,7 +150,7 @@ class XetSource(HubSource):
                     retry.after(httpx2.ReadError(plain(error)))
                 except HubUnreachable as unreachable:
                     self._is_away = self._is_away or at == start
-                    log.warning("%s from byte %d on is read over HTTP: %s", file.path, at, unreachable)
+                    log.warning("%s: switched to HTTP at byte %d: %s", file.path, at, unreachable)
                     yield from super().read(file, at, stop)
                     return
 

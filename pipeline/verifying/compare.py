@@ -40,9 +40,7 @@ def check_headers(both: Paired, ties: Ties, believed: Callable[[], bool] = lambd
     """
     theirs, ours, pairs, lost, added = both
     findings = [text for pair in pairs if (text := moved(pair, theirs, ours))]
-    findings += [
-        f"{entry(theirs, c)}: it has {counted(len(c.tensors), 'tensor')}, and the output none of them" for c in lost
-    ]
+    findings += [f"{entry(theirs, c)}: {counted(len(c.tensors), 'tensor', 'is')} missing from the output" for c in lost]
     findings += [
         f"{entry(ours, c)}: {counted(len(c.tensors), 'tensor', 'is')} in no checkpoint of the source" for c in added
     ]
@@ -77,7 +75,7 @@ def check_headers(both: Paired, ties: Ties, believed: Callable[[], bool] = lambd
     doubted = [] if not claimed or believed() else claimed
     if doubted:
         remarks.append(
-            f"only the output says that {len(doubted):,} of them may go; give verify --ties source if you expect that"
+            f"only the output says that {len(doubted):,} of them can be dropped; use --ties source if you expect that"
         )
     level = "every name, dtype and shape, from headers"
     result: Result = "failed" if findings else "inconclusive" if undeclared or doubted else "passed"
@@ -129,7 +127,7 @@ def moved(pair: Pair, theirs: OpenedSide, ours: OpenedSide) -> str | None:
     named = was.stem == is_.stem or (was.stem not in discover.SOUGHT_STEMS and is_.stem in discover.SOUGHT_STEMS)
     if not mapped and (str(was) == str(is_) or (found and named and was.variant == is_.variant)):
         return None
-    return f"{entry(ours, pair.output)}: the source has this as {was}, and loaders that look for that do not find it"
+    return f"{entry(ours, pair.output)}: it is {was} in the source, and loaders that look for that will not find it"
 
 
 def _called(side: OpenedSide, checkpoint: Checkpoint) -> Name:
@@ -237,9 +235,10 @@ def check_stored(output: OpenedSide, was_read: Read) -> Check:
     """Whether what was read is what the store attests: a file's sha256, or the sums that an archive keeps."""
     figures = {"files": len(output.files), "attested": was_read.attested, "bytes": output.bytes}
     figures |= was_read.records.figures()
-    reason = "" if was_read.attested else "nothing here says what all of its bytes should be"
+    reason = "" if was_read.attested else "no hash or checksum covers all of its bytes"
     result: Result = "failed" if was_read.corrupt else "passed" if was_read.attested else "skipped"
-    return Check("stored bytes", result, "each file's sha256, or its archive's sums", reason, figures, was_read.corrupt)
+    level = "each file's sha256, or its archive's checksums"
+    return Check("stored bytes", result, level, reason, figures, was_read.corrupt)
 
 
 def check_bytes(both: Paired, ties: Ties, theirs: Read, ours: Read, tick: Tick, tmpdir: Path | None) -> Check:
@@ -257,7 +256,7 @@ def check_bytes(both: Paired, ties: Ties, theirs: Read, ours: Read, tick: Tick, 
         were = {t.name: Entry(t, t.dtype) for t in pair.source.tensors}
         were.update(source.changed.get(pair.source.name, {}))
         findings += [
-            f"{name} was dropped, and its bytes in the source are not those of {kept}, to which it is tied"
+            f"{name} was dropped as tied to {kept}, but their bytes differ in the source"
             for name, kept in dropped_copies(pair, output, ties.get(pair.output.name, {})).items()
             if before[name].blake3 != before[kept].blake3
         ]
@@ -270,8 +269,8 @@ def check_bytes(both: Paired, ties: Ties, theirs: Read, ours: Read, tick: Tick, 
             if before[tensor.name].blake3 != after[tensor.name].blake3:
                 differing.append((were[tensor.name], tensor))
     again, rest = differing[:READ_AGAIN_MAX], differing[READ_AGAIN_MAX:]
-    findings += [f"{is_.name} has other bytes{_where(was, source, is_, output, tmpdir)}" for was, is_ in again]
-    findings += [f"{is_.name} has other bytes" for _, is_ in rest]
+    findings += [f"{is_.name} has different bytes{_where(was, source, is_, output, tmpdir)}" for was, is_ in again]
+    findings += [f"{is_.name} has different bytes" for _, is_ in rest]
     findings += theirs.corrupt or _corrupt(source, sorted({p.file for was, _ in again for p in was.pieces}), tick)
     findings += ours.corrupt or _corrupt(output, sorted({p.file for _, is_ in again for p in is_.pieces}), tick)
     figures = {
@@ -291,7 +290,7 @@ def _where(was: Entry, source: OpenedSide, is_: Tensor, output: OpenedSide, tmpd
     second = Stored(Entry(is_, is_.dtype), output.opened.files, output.source)
     found = first_difference(first, second, tmpdir)
     if found is None:
-        return ", though not when it was read again: a disk or a line gives different bytes each time"
+        return ", but not when read again: a disk or a connection returns different bytes each time"
     return f": element {list(found.element)} is {found.first} in the source and {found.second} in the output"
 
 
@@ -309,8 +308,8 @@ def check_ties(models: Mapping[Name, ModelCheck], was_read: Read) -> list[Check]
         if twice := models[name].stored_twice:
             differing = [f"{one} and {other}" for one, other in twice.items() if read[one].blake3 != read[other].blake3]
             figures = {"stored_twice": len(twice), "differ": len(differing)}
-            reason = "loaders take one copy or both; --against tells whether the source has them so"
-            reason = f"other bytes in {', '.join(some(differing))}: {reason}" if differing else ""
+            reason = "loaders use one copy or both; use --against to see whether the source has the same"
+            reason = f"different bytes in {', '.join(some(differing))}: {reason}" if differing else ""
             result: Result = "inconclusive" if differing else "passed"
             checks.append(Check(f"ties of {name}", result, "BLAKE3 of both copies", reason, figures))
     return checks

@@ -60,20 +60,20 @@ def check_files(source: OpenedSide, output: OpenedSide, changes: Options, deep: 
         was, is_ = theirs.get(path), ours.get(path)
         figures["files"] += 1
         if is_ is None:
-            findings.append(f"{path} is not there")
+            findings.append(f"{path} is missing")
         elif was is None and path in settings:
             expected = settings[path].encode()
             if is_.size != len(expected) or b"".join(output.source.read(is_, 0, is_.size)) != expected:
-                findings.append(f"{path} says something else than the settings beside the source's weights")
+                findings.append(f"{path} differs from the settings stored with the source's weights")
         elif was is None:
             figures["added"] += 1
             if _is_read(path, folders):
-                findings.append(f"{path} is there, and the source has none; loaders read it")
+                findings.append(f"{path} is not in the source, and loaders read it")
             else:
                 undecided.append(f"{path} is not in the source")
         elif not deep and was.size == is_.size > CONFIG_MAX and same_by_hash(was, is_) is None:
             figures["not_compared"] += 1
-            undecided.append(f"{path} was not compared; --deep reads it")
+            undecided.append(f"{path} was not compared (use --deep)")
         elif difference := _difference(source.source, was, output.source, is_, changes, tick):
             (undecided if difference.same_meaning else findings).append(f"{path} {difference.text}")
     result: Result = "failed" if findings else "inconclusive" if undecided else "passed"
@@ -88,7 +88,7 @@ def _card(source: Source, output: Source) -> list[str]:
         file = side.files().get(CARD)
         content = b"" if file is None else b"".join(side.read(file, 0, min(file.size, CONFIG_MAX)))
         texts.append(without_block(content).strip())
-    return [] if texts[0] == texts[1] else [f"{CARD} has another text, which is its owner's to write"]
+    return [] if texts[0] == texts[1] else [f"{CARD} differs (ignored)"]
 
 
 def _model_folders(source: OpenedSide, output: OpenedSide) -> set[str]:
@@ -117,7 +117,7 @@ def _difference(
             before = edited_config(was.path, before.decode("utf-8", "replace"), changes, source.files()).encode()
         return None if before == after else json_difference(before, after, config=named_like(was.path, _CONFIGS))
     if was.size != is_.size:
-        return Difference(False, f"has {is_.size:,} bytes, and the source's has {was.size:,}")
+        return Difference(False, f"has {is_.size:,} bytes, but {was.size:,} in the source")
     if found := first_unequal(source.read(was, 0, was.size), output.read(is_, 0, is_.size), tick):
-        return Difference(False, f"differs from byte {found[0] + found[1]} on")
+        return Difference(False, f"differs starting at byte {found[0] + found[1]}")
     return None

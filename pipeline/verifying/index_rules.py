@@ -124,10 +124,10 @@ def _unindexed(paths: list[str]) -> Iterator[Finding]:
     stem = join(dirname(paths[0]), match["stem"])
     index = f"{stem}{match['suffix']}.index.json"
     if match["suffix"] != gguf.SUFFIX:
-        yield Finding("no_index", f"{stem} is in numbered files, and {index} is not there to name them", paths[0])
+        yield Finding("no_index", f"{stem} is in numbered files, but its index {index} is missing", paths[0])
     numbers = {int(found["number"]) for path in paths if (found := NUMBERED.fullmatch(basename(path)))}
     for number in sorted(set(range(1, int(match["count"]) + 1)) - numbers):
-        text = f"number {number} of {int(match['count'])} of {match['stem']} is not there"
+        text = f"file {number} of {int(match['count'])} of {match['stem']} is missing"
         yield Finding("absent_file", text, paths[0])
 
 

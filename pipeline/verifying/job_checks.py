@@ -65,7 +65,7 @@ def check_structure(
             kept = len(selection.entries) + len(selection.dropped) + len(selection.scales)
             whole = kept == len(checkpoint.tensors)
         if not whole:
-            raise ProofError(what=f"{checkpoint.name}: not every tensor of the source is written, tied or a scale")
+            raise ProofError(what=f"{checkpoint.name}: a source tensor is neither written, nor tied, nor a scale")
         return selection.entries
 
     def keys(number: int) -> Keys:
@@ -111,7 +111,7 @@ def _structure(
     figures = {"tensors": tensors, "shards": count, "indexes": indexes}
     if findings:
         raise ProofError(
-            what=f"the plan does not hold what the source holds: {first(findings)}",
+            what=f"the plan does not match the source: {first(findings)}",
             checks=failed("structure", _STRUCTURE, figures, findings),
         )
     return Check("structure", "passed", _STRUCTURE, "", figures)
@@ -144,10 +144,10 @@ def check_model(plan: Plan, shards: Sequence[Shard], source: Source, meta_loader
                     checks=failed(name, verdict.level, figures, [f"{output.name}: {verdict.reason}"]),
                 )
             result: Result = "passed" if verdict.result == "clean" or verdict.result == "report" else verdict.result
-            known = ["known from an earlier check of the same"] if verdict.known else []
+            known = ["cached"] if verdict.known else []
             # Both sides have the new names, so the complaints may be of those and none of the source's.
             asked = plan.options.rename and verdict.level == "model"
-            named = ["it was asked about the names that --rename made"] if asked else []
+            named = ["checked with the names from --rename"] if asked else []
             made = Check(
                 name, result, verdict.level, "; ".join((verdict.reason, *verdict.notes, *named, *known)), figures
             )
@@ -161,12 +161,12 @@ def check_model(plan: Plan, shards: Sequence[Shard], source: Source, meta_loader
 def _cure(output: Output, why: str) -> dict[str, str]:
     """What else helps than another model, where something does."""
     if output.name.suffix != SUFFIX:
-        return {"cure": "leave out --require"}
+        return {"cure": "remove --require"}
     if output.config is None:
-        return {"cure": "--config-from REPO brings the config of the same model; or leave out --require"}
+        return {"cure": "use --config-from REPO with the config of the same model, or remove --require"}
     if "code in the repository" in why:
-        return {"cure": "no code of a repository is run, so leave out --require, and the structure is checked"}
-    return {"cure": "install what it names; or leave out --require"} if "install" in why else {}
+        return {"cure": "reshard never runs code from a repository; remove --require to check only the structure"}
+    return {"cure": "install the missing package, or remove --require"} if "install" in why else {}
 
 
 def _ask_class(
@@ -175,7 +175,7 @@ def _ask_class(
     if output.name.suffix != SUFFIX:
         return ModelCheck("skipped", NO_CLASS)
     if output.config is None:
-        return ModelCheck("skipped", "no config.json says which class loads it")
+        return ModelCheck("skipped", "no config.json, so its class is unknown")
     edited = {edit.path: edit.content.encode() for edit in plan.edits}
     config = edited.get(output.config) or read_file(source, source.files()[output.config], CONFIG_MAX)
     ours = [shards[number] for number in output.shards]
@@ -224,4 +224,5 @@ def _overflows(shards: Sequence[Shard], receipts: Mapping[str, Receipt]) -> str:
     lost = {name: n for shard in shards for name, n in receipts[shard.digest].overflows.items()}
     if not lost:
         return ""
-    return f"values that the cast made infinite: {sum(lost.values()):,}; tensors: {len(lost):,}, such as {min(lost)}"
+    values, tensors = counted(sum(lost.values()), "value"), counted(len(lost), "tensor")
+    return f"the cast made {values} infinite in {tensors}, such as {min(lost)}"

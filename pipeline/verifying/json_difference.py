@@ -27,7 +27,7 @@ def json_difference(before: bytes, after: bytes, *, config: bool) -> Difference:
     """What two different JSON texts say differently; a ``config`` also has keys that mean the same or nothing.
 
     >>> json_difference(b'{"a": 1}', b'{"a": 2}', config=False).text
-    'says something else: a was 1 and is 2'
+    'differs: a was 1 and is 2'
     >>> json_difference(b'{"dtype": "float16"}', b'{"torch_dtype":"float16"}', config=True)[0]
     True
     """
@@ -35,11 +35,11 @@ def json_difference(before: bytes, after: bytes, *, config: bool) -> Difference:
         was, is_ = load_json(before), load_json(after)
         changed, meant = (_changed(_leaves(was, c), _leaves(is_, c), c) for c in (False, config))
     except (ValueError, RecursionError):
-        return Difference(False, "is another text, and one of the two is not JSON that loaders read")
+        return Difference(False, "differs, and one of the two is not JSON that loaders can read")
     if meant:
-        return Difference(False, f"says something else: {'; '.join(some(meant, _SHOWN))}")
-    how = "; ".join(some(changed, _SHOWN)) or "other blanks, order or forms of numbers"
-    return Difference(True, f"means the same in other words: {how}")
+        return Difference(False, f"differs: {'; '.join(some(meant, _SHOWN))}")
+    how = "; ".join(some(changed, _SHOWN)) or "spacing, key order or number format"
+    return Difference(True, f"differs only in form: {how}")
 
 
 def _changed(was: Mapping[_Keys, Any], is_: Mapping[_Keys, Any], config: bool) -> list[str]:
@@ -85,4 +85,4 @@ def _same(one: Any, other: Any, config: bool) -> bool:
 
 
 def _brief(leaves: Mapping[_Keys, Any], keys: _Keys) -> str:
-    return f"{json.dumps(leaves[keys]):.60}" if keys in leaves else "not there"
+    return f"{json.dumps(leaves[keys]):.60}" if keys in leaves else "missing"

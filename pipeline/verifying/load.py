@@ -20,6 +20,7 @@ from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.limits import LOAD_CPU, LOAD_TIME
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.tensors import StoredFile
+from reshard.pipeline.text import counted
 from reshard.pipeline.verifying.child.server import Allowed
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.tokenizer import fetched
@@ -80,18 +81,18 @@ def compare_loads(meta_loader: MetaLoader, source: Path, output: Path, options: 
     """``load`` both folders in the same way; ``equal`` when both answer alike, bit for bit."""
     before, after = (load(meta_loader, folder, options) for folder in (source, output))
     if before.result != "loaded":
-        reason = f"the source itself cannot be asked: {before.reason}"
+        reason = f"the source cannot be loaded: {before.reason}"
         return replace(before, result="skipped" if before.result == "skipped" else "inconclusive", reason=reason)
     lost = sorted({*before.in_no_file} ^ {*after.in_no_file})
     if lost and (after.result == "loaded" or after.in_no_file):
-        reason = f"other parameters than the source's are in no file: {', '.join(lost[:5])}"
+        reason = f"parameters in no file differ from the source's: {', '.join(lost[:5])}"
         return replace(after, result="failed", reason=reason)
     if after.result != "loaded":
         return after
     if before.output != after.output:
-        return replace(after, result="failed", reason="one forward pass gives another output than the source's")
-    same = f"; parameters that are in no file of either: {len(after.in_no_file):,}" if after.in_no_file else ""
-    return replace(after, result="equal", reason=f"one forward pass gives the source's output, bit for bit{same}")
+        return replace(after, result="failed", reason="one forward pass gives a different output from the source's")
+    same = f"; {counted(len(after.in_no_file), 'parameter', 'is')} in no file of either" if after.in_no_file else ""
+    return replace(after, result="equal", reason=f"one forward pass gives the source's output bit for bit{same}")
 
 
 def check_load(
@@ -109,7 +110,7 @@ def check_load(
     """
     level = f"loaded by {options.loader}, one forward pass"
     if not _files(output):
-        return Check("load", "skipped", level, "no safetensors files and config.json are at the top of it")
+        return Check("load", "skipped", level, "no safetensors files and config.json at its top level")
     comparable = source is not None and bool(_files(source))
     with ExitStack() as fetched:
         here = fetched.enter_context(_as_folder(output, tick, tmpdir))
@@ -128,10 +129,10 @@ def _judged(found: LoadCheck, alone: bool) -> tuple[Result, str]:
     if found.result != "loaded":
         return "passed" if found.result == "equal" else found.result, found.reason
     if not alone:
-        incomparable = "the source is in no format that is loaded here, so there is nothing to compare with"
+        incomparable = "the source's format cannot be loaded here, so there is nothing to compare with"
         return "inconclusive", f"{found.reason}; {incomparable}"
     if found.in_no_file:
-        return "inconclusive", f"{found.reason}; --against tells whether the source has them"
+        return "inconclusive", f"{found.reason}; use --against to see whether the source has them"
     return "passed", found.reason
 
 

@@ -26,7 +26,7 @@ from reshard.pipeline.verifying.index_rules import read_indexes
 from reshard.pipeline.verifying.opened import OpenedSide
 from reshard.pipeline.verifying.published import Expected, differences
 
-_LEVEL = "what was published, by its own record"
+_LEVEL = "the published files, by their own record"
 
 
 class Recorded(NamedTuple):
@@ -48,7 +48,7 @@ def check_manifest(output: Source, described: Publication | None = None) -> Reco
     if file is None:
         named = {path: root for path, index in indexes.items() if (root := _root(index))}
         named |= {"the commit": described.manifest} if described and described.manifest else {}
-        findings = [f"{who} names the manifest {root}, and {MANIFEST} is not there" for who, root in named.items()]
+        findings = [f"{who} refers to manifest {root}, but {MANIFEST} is missing" for who, root in named.items()]
         return Recorded(Check("manifest", "failed", _LEVEL, "", {}, some(findings)) if findings else None, None)
     try:
         content = read_file(output, file, MANIFEST_MAX)
@@ -66,9 +66,9 @@ def check_manifest(output: Source, described: Publication | None = None) -> Reco
         "other_files_beside_it": len(others),
         "root_in_the_commit": described is not None and described.manifest == manifest.root,
     }
-    reason = f"it says that {_origin(manifest)}; {_attested(described, contradicted)}"
+    reason = f"{_origin(manifest)}; {_attested(described, contradicted)}"
     if unknown := [_example(paths, kind) for paths, kind in ((weights, "weight"), (others, "other")) if paths]:
-        reason += f"; it says nothing of {' and '.join(unknown)}"
+        reason += f"; not in the manifest: {' and '.join(unknown)}"
     return Recorded(
         Check("manifest", "failed" if findings else "passed", _LEVEL, reason, figures, some(findings)), manifest
     )
@@ -77,18 +77,18 @@ def check_manifest(output: Source, described: Publication | None = None) -> Reco
 def _origin(manifest: Manifest) -> str:
     levels = " and ".join(sorted(set(manifest.source.files.values())))
     source = f"{manifest.source.repo or 'a folder or an object store'} at {manifest.source.commit[:12]}"
-    return f"{manifest.made.by} published it from {source}, whose bytes were {levels}"
+    return f"published by {manifest.made.by} from {source} (source bytes: {levels})"
 
 
 def _attested(described: Publication | None, contradicted: Sequence[str]) -> str:
     """Who else says so: of the files the index does, of all the rest only a commit."""
     if described is None:
-        return "only the manifest itself says so: the commit that published it is not at hand"
+        return "not confirmed by a commit: the one that published it is not available"
     if contradicted:
-        return "the commit that published it says otherwise"
+        return "the commit that published it differs"
     if described.manifest_sha256 is None:
-        return "the commit says so of the source, and nothing of the program, the options and what its bytes were"
-    return "the commit has the sha256 of all that"
+        return "the commit confirms the source, but not the program, the options and the source bytes"
+    return "the manifest's hash matches the commit"
 
 
 def described_by(target: Target, commit: str) -> Publication | None:
@@ -114,10 +114,10 @@ def _root(index: Index) -> str | None:
 
 def _own_findings(manifest: Manifest) -> Iterator[str]:
     if manifest.root != manifest.actual_root:
-        why = f"its root is {manifest.root}, and its files make {manifest.actual_root}"
+        why = f"its root is {manifest.root}, but its files give {manifest.actual_root}"
         yield f"{MANIFEST} was changed: {why}"
     if not manifest.files:
-        yield f"{MANIFEST} lists no file, and none is published without one"
+        yield f"{MANIFEST} lists no files, which reshard never publishes"
 
 
 def _index_findings(manifest: Manifest, indexes: Mapping[str, Index]) -> Iterator[str]:
@@ -132,11 +132,11 @@ def _index_findings(manifest: Manifest, indexes: Mapping[str, Index]) -> Iterato
             continue
         named |= names
         if root != manifest.root:
-            yield f"{path} says {root or 'nothing'} of the manifest, whose root is {manifest.root}"
+            yield f"{path} has manifest root {root or 'none'}, not {manifest.root}"
         if others := names - manifest.files.keys():
-            yield f"{path} names {_example(others)}, of which {MANIFEST} says nothing"
+            yield f"{path} lists {_example(others)}, which {MANIFEST} does not"
     if unnamed := {path for path in manifest.files if is_numbered(path) and path.endswith(SUFFIX)} - named:
-        yield f"no index names {_example(unnamed)}, of a set that was published with one"
+        yield f"no index lists {_example(unnamed)}, published with an index"
 
 
 def _commit_findings(manifest: Manifest, sha256: str, described: Publication) -> Iterator[str]:
@@ -155,7 +155,7 @@ def _commit_findings(manifest: Manifest, sha256: str, described: Publication) ->
     for what, (theirs, ours) in pairs.items():
         if theirs != ours:
             has = f"{MANIFEST} has {ours or 'none'}"
-            yield f"the commit that published it says the {what} {theirs or 'none'}, and {has}"
+            yield f"the commit that published it has {what} {theirs or 'none'}, but {has}"
 
 
 def _beside(output: Source, manifest: Manifest, indexes: Mapping[str, Index]) -> tuple[set[str], set[str]]:
@@ -192,14 +192,14 @@ def check_manifest_bytes(side: OpenedSide, was_read: Read, manifest: Manifest) -
     published = [(path, *item) for path, file in manifest.files.items() for item in file.tensors.items()]
     compared = [item for item in published if item[1] in read.get(item[0], {})]
     findings = [
-        f"{name} in {path} has other bytes than were published"
+        f"{name} in {path} has different bytes than published"
         for path, name, digest in compared
         if read[path][name].xxh3 != digest
     ]
     absent = len(published) - len(compared)
-    reason = f"{absent:,} of the {len(published):,} tensors that were published are not there to be compared"
+    reason = f"not compared: {absent:,} of {len(published):,} published tensors are missing"
     if not absent:
-        reason = "" if published else "the manifest lists no tensor"
+        reason = "" if published else "the manifest lists no tensors"
     result: Result = "failed" if findings else "passed" if compared and not absent else "inconclusive"
     level = "xxh3-128 of every tensor, against the manifest"
     figures = {"tensors": len(compared), "differ": len(findings)}

@@ -56,7 +56,7 @@ _OFFLINE = {
 }
 
 # Why the class of a GGUF model is not asked.
-NO_CLASS = "llama.cpp loads it by an architecture that its keys name, and has no class to ask"
+NO_CLASS = "GGUF has no model class: llama.cpp loads it by the architecture in its keys"
 
 T = TypeVar("T")
 
@@ -224,7 +224,7 @@ class MetaLoader:
             return None
         lacking = [name for name in ("torch", "transformers", "accelerate") if find_spec(name) is None]
         if lacking:
-            return f"{' and '.join(lacking)} not installed here; the extra `model` has what the reload needs"
+            return f"{' and '.join(lacking)} not installed here; the reload needs the extra `model`"
         if self._child is not None:
             self._child.end()
         try:
@@ -242,7 +242,7 @@ class MetaLoader:
             return None
         self._child.end()
         self._child = None
-        return f"the reload could not start: {hello['unavailable']}"
+        return f"cannot start the reload: {hello['unavailable']}"
 
 
 class _ChildLost(Exception):
@@ -311,7 +311,7 @@ class _Child:
                 f"no answer within {seconds:g} s" if time.monotonic() >= deadline else self._ending()
             ) from None
         except OSError:  # of a length that is more than was asked for
-            raise _ChildLost(f"its answer is longer than {limits.RELOAD_ANSWER:,} bytes") from None
+            raise _ChildLost(f"its answer exceeds {limits.RELOAD_ANSWER:,} bytes") from None
         finally:
             late.cancel()
 
@@ -360,7 +360,7 @@ def _packed(specs: Signature) -> str:
 def _naming(config: bytes | None) -> str | None:
     """The text of a config that may name a class; raises NotChecked where it names none, without a child."""
     if config is not None and len(config) > limits.CONFIG_MAX:
-        raise NotChecked(f"config.json has {len(config):,} bytes; {limits.CONFIG_MAX:,} are read")
+        raise NotChecked(f"config.json has {len(config):,} bytes, and the limit is {limits.CONFIG_MAX:,}")
     try:
         text = None if config is None else config.decode()
     except UnicodeDecodeError as error:

@@ -18,7 +18,7 @@ class NotChecked(Exception):
 def parsed(config: str | None) -> dict[str, Any]:
     """The config's object; raises NotChecked where there is none."""
     if config is None:
-        raise NotChecked("there is no config.json, so no class to check")
+        raise NotChecked("no config.json, so no class to check")
     try:
         raw = json.loads(config)
     except RecursionError:
@@ -44,9 +44,9 @@ def named(raw: dict[str, Any]) -> str | None:
         raise no_class()
     name = names[0]
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,127}", name):
-        raise NotChecked(f"config.json names {name!r:.100}, which is not a class name")
+        raise NotChecked(f"config.json has {name!r:.100}, which is not a class name")
     return name
 
 
 def no_class(why: str = "") -> NotChecked:
-    return NotChecked(f"config.json names no model class{why}")
+    return NotChecked(f"config.json has no model class{why}")

@@ -70,7 +70,7 @@ class OpenedSide:
         except NoWeights as error:
             if not any(is_weight_index(path) or path.endswith(SUFFIX) for path in source.files()):
                 raise
-            why = BadIndex(file=source.place, why=f"no weights that reshard reads{error.facts['found']}")
+            why = BadIndex(file=source.place, why=f"no weights that reshard can read{error.facts['found']}")
         return cls(source, Found((), frozenset()), Opened((), (), {}), error=why)
 
     @property

@@ -43,41 +43,41 @@ def differences(there: Source, expected: Expected) -> Iterator[str]:
     for path, text in expected.texts.items():
         found = files.get(path)
         if found is None:
-            yield f"{path} was published and is not there"
+            yield f"{path} was published but is missing"
         elif found.size != len(text) or read_file(there, found, len(text)) != text:
-            yield f"{path} has another text than was published"
+            yield f"{path} differs from the published text"
     for file in expected.carried:
         found = files.get(file.path)
         if found is None or found.size != file.size:
-            yield f"{file.path} was not carried over whole"
+            yield f"{file.path} was not copied completely"
         elif not _is_carried(there, found, file):
-            yield f"{file.path} was carried over with other bytes"
-    yield from (f"{path} should be gone" for path in expected.gone if path in files)
+            yield f"{file.path} was copied with different bytes"
+    yield from (f"{path} should have been deleted" for path in expected.gone if path in files)
 
 
 def _weights_differ(there: Source, path: str, recorded: WeightFile, headers: Mapping[str, int] | None) -> Iterator[str]:
     file = there.files().get(path)
     if file is None:
-        yield f"{path} was published and is not there"
+        yield f"{path} was published but is missing"
     elif file.size != recorded.size:
-        yield f"{path} has {file.size:,} bytes, and {recorded.size:,} were published"
+        yield f"{path} has {file.size:,} bytes, but {recorded.size:,} were published"
     elif file.sha256 != recorded.sha256 and (file.sha256 or headers is not None):
         has = f"the sha256 {file.sha256}" if file.sha256 else "no sha256"
-        yield f"{path} has {has}, and {recorded.sha256} was published"
+        yield f"{path} has {has}, but {recorded.sha256} was published"
     else:
         try:
             header = b"".join(there.read(file, 0, headers[path])) if headers is not None else _header(there, file)
             if sha256_of(header) != recorded.header:
                 names = parse_header(header, file=path, file_size=file.size).tensors.keys() ^ recorded.tensors.keys()
-                which = f": {min(names)} is new or gone" if names else ""
-                yield f"{path} has another header than was published{which}"
+                which = f": {min(names)} was added or removed" if names else ""
+                yield f"{path} has a different header than published{which}"
         except CheckpointError as error:
             yield str(error)
 
 
 def _manifest_differs(there: Source, root: str) -> Iterator[str]:
     if (file := there.files().get(MANIFEST)) is None:
-        yield f"{MANIFEST} was published and is not there"
+        yield f"{MANIFEST} was published but is missing"
         return
     try:
         manifest = parse(read_file(there, file, MANIFEST_MAX))
@@ -85,7 +85,7 @@ def _manifest_differs(there: Source, root: str) -> Iterator[str]:
         yield str(error)
     else:
         if not root == manifest.root == manifest.actual_root:
-            yield f"{MANIFEST} is not that of what was copied"
+            yield f"{MANIFEST} does not match the copied files"
 
 
 def _header(there: Source, file: StoredFile) -> bytes:

@@ -113,9 +113,9 @@ def compare(source: Signature, output: Signature) -> Iterator[Finding]:
     """
     for name in sorted(source.keys() | output.keys()) if source != output else ():
         if name not in output:
-            yield Finding("lost", f"{name} is in the source and not in the output", tensor=name)
+            yield Finding("lost", f"{name} is in the source but not in the output", tensor=name)
         elif name not in source:
-            yield Finding("added", f"{name} is in the output and not in the source", tensor=name)
+            yield Finding("added", f"{name} is in the output but not in the source", tensor=name)
         else:
             (dtype, shape), (new_dtype, new_shape) = source[name], output[name]
             if dtype != new_dtype:
@@ -139,13 +139,13 @@ def check_weight_files(headers: Headers) -> Iterator[Finding]:
     """The rules of the files themselves, with or without an index."""
     for name, paths in _owners(headers).items() if _repeat_names(headers) else ():
         if len(paths) > 1:
-            text = f"{name} is in {' and '.join(paths)}; a loader takes the one that it reads last"
+            text = f"{name} is in {' and '.join(paths)}; loaders use the one they read last"
             yield Finding("duplicate", text, paths[-1], name)
     for path, header in sorted(headers.items()):
         if isinstance(header, CheckpointError):
             yield Finding("length" if isinstance(header, BadLength) else "header", str(header), path)
         elif not isinstance(header, GgufHeader) and not header.metadata.get("format"):
-            yield Finding("format", f'{path} has no "format" in its metadata, which transformers asks for', path)
+            yield Finding("format", f'{path} has no "format" in its metadata, which transformers requires', path)
     parts = [header for _, header in sorted(headers.items()) if isinstance(header, GgufHeader)]
     if len(parts) == len(headers):
         for path, why in split_faults(parts):
@@ -166,17 +166,17 @@ def check_index(
     index_path, weight_map, metadata, places = index.path, index.weight_map, index.metadata, index.files
     listing = set(listing)
     if metadata is None:
-        text = f'{index_path} has no "metadata" object, without which transformers stops'
+        text = f'{index_path} has no "metadata" object, which transformers requires'
         yield Finding("index_metadata", text, index_path)
     for written in sorted(set(weight_map.values())):
         if (path := places.get(written)) is None:
-            yield Finding("escape", f"{index_path} names {written!r}, which leaves its folder", index_path)
+            yield Finding("escape", f"{index_path} refers to {written!r}, outside its folder", index_path)
         elif path not in listing:
-            yield Finding("absent_file", f"{index_path} names {written}, which is not there", path)
+            yield Finding("absent_file", f"{index_path} refers to {written}, which is missing", path)
     yield from _check_names(index_path, weight_map, places, headers)
     named = set(places.values())
     for path, effect in _stale(index_path, listing - named):
-        yield Finding("stale_file", f"{path} is left over: {index_path} does not name it{effect}", path)
+        yield Finding("stale_file", f"{path} is left over: {index_path} does not list it{effect}", path)
     own = {path: header for path, header in headers.items() if path in named}
     if metadata is not None and len(_readable(own)) == len(named):
         yield from _check_total(index_path, metadata, _readable(own), totals)
@@ -198,14 +198,14 @@ def _check_names(
         path, paths = places.get(written), owners.get(name, ())
         if paths and path not in paths:
             yield Finding(
-                "wrong_file", f"{name} is in {' and '.join(paths)}, and {index_path} says {written}", path, name
+                "wrong_file", f"{name} is in {' and '.join(paths)}, but {index_path} says {written}", path, name
             )
         # That a file is absent or unreadable is one finding already; its tensors are unknown.
         elif not paths and (path is None or path in readable):
-            yield Finding("ghost", f"{index_path} names {name}, and no file has it", path, name)
+            yield Finding("ghost", f"{index_path} lists {name}, but no file has it", path, name)
     for name, paths in owners.items():
         if name not in weight_map and not named.isdisjoint(paths):
-            text = f"{name} is in {' and '.join(paths)}, and {index_path} does not name it"
+            text = f"{name} is in {' and '.join(paths)}, but {index_path} does not list it"
             yield Finding("missing", text, paths[0], name)
 
 
@@ -214,10 +214,10 @@ def _check_total(
 ) -> Iterator[Finding]:
     parameters = metadata.get(TOTAL_PARAMETERS, 0)
     if type(parameters) is not int or parameters < 0:
-        text = f"{index_path} says {TOTAL_PARAMETERS} {str(parameters)[:40]!r}, which is no count"
+        text = f"{index_path} has {TOTAL_PARAMETERS} {str(parameters)[:40]!r}, which is not a count"
         yield Finding("total_parameters", text, index_path)
     if "total_size" not in metadata:
-        yield Finding("no_total_size", f"{index_path} has no total_size, which loaders do without", index_path)
+        yield Finding("no_total_size", f"{index_path} has no total_size, which loaders do not need", index_path)
         return
     stated = metadata["total_size"]
     counted = [
@@ -229,7 +229,7 @@ def _check_total(
     if isinstance(stated, bool) or not isinstance(stated, int | float) or not least <= stated <= most:
         bytes_ = f"{most:,}" if least == most else f"{least:,} to {most:,}"
         says = f"{stated:,}" if type(stated) in {int, float} else stated
-        text = f"{index_path} says total_size {says}, and the tensors have {bytes_} bytes"
+        text = f"{index_path} has total_size {says}, but the tensors have {bytes_} bytes"
         yield Finding("total_size", text, index_path)
 
 
@@ -245,7 +245,7 @@ def _stale(index_path: str, others: Iterable[str]) -> Iterator[tuple[str, str]]:
     shard = re.compile(f"{stem}({tail}{number}|{number}{tail}){suffix}")
     for path in sorted(others):
         if single.fullmatch(path):
-            yield path, ", and loaders take it instead of the index"
+            yield path, ", and loaders use it instead of the index"
         elif shard.fullmatch(path):
             yield path, ""
 

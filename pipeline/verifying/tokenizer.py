@@ -84,19 +84,19 @@ def _check_folder(
     folder: str, output: Source, source: Source | None, meta_loader: MetaLoader, tmpdir: Path | None
 ) -> Check:
     name = f"tokenizer {folder}" if folder else "tokenizer"
-    level = "the same files, or how they behave" if source else "loads without remote code"
+    level = "same files, or same behavior" if source else "loads without remote code"
     sides = [side for side in (output, source) if side is not None]
     files = [{path: side.files()[path] for path in _tokenizers(side.files()).get(folder, [])} for side in sides]
     ours, theirs = files[0], files[-1]
     figures = {"files": len(ours)}
     if not theirs:
-        return Check(name, "inconclusive", level, "the source has none to compare it with", figures)
+        return Check(name, "inconclusive", level, "the source has no tokenizer to compare with", figures)
     if source and ours.keys() == theirs.keys() and all(same_by_hash(ours[path], theirs[path]) for path in ours):
-        return Check(name, "passed", level, "every file has the source's hash", figures)
+        return Check(name, "passed", level, "all files have the source's hashes", figures)
     if source and not ours:
-        return Check(name, "failed", level, "", figures, (f"{name}: none of its files is there",))
+        return Check(name, "failed", level, "", figures, (f"{name}: all of its files are missing",))
     if _too_large({*ours, *theirs}, *files):
-        reason = f"a file of it is larger than {TOKENIZER_MAX:,} bytes: it is not loaded"
+        reason = f"not loaded: a file is larger than {TOKENIZER_MAX:,} bytes"
         return Check(name, "skipped", level, reason, figures)
     with ExitStack() as stack:
         folders = []
@@ -107,7 +107,7 @@ def _check_folder(
         paths = sorted({*ours, *theirs}) if source else []
         differences = [f"{path} {how}" for path in paths if (how := _difference(basename(path), folders))]
         if source and not differences:
-            return Check(name, "passed", level, f"all files are the same byte for byte ({len(ours)})", figures)
+            return Check(name, "passed", level, f"all files are identical ({len(ours)})", figures)
         question = {"folders": [str(side) for side in reversed(folders)]}
         found = meta_loader.ask("tokenizers", Behaviour, json.dumps(question))
     reasons = "; ".join([found.reason, *some(differences)])
@@ -126,7 +126,7 @@ def _difference(name: str, folders: list[Path]) -> str:
     if filecmp.cmp(before, after, shallow=False):
         return ""
     if not name.endswith(".json"):
-        return "has other bytes"
+        return "has different bytes"
     return json_difference(before.read_bytes(), after.read_bytes(), config=False).text
 
 

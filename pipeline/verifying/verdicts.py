@@ -99,7 +99,7 @@ class Verdicts:
             self._write(self._folder, key, answer)
         except (OSError, ValueError) as error:  # UTF-8 has no half characters, which names in files of torch may have
             if not self._warned:
-                log.warning("what models' classes answer is not kept in %s: %s", self._folder, error)
+                log.warning("cannot cache model checks in %s: %s", self._folder, error)
             self._warned = True
 
     def _hold(self, key: str, answer: ModelCheck) -> None:

@@ -130,9 +130,9 @@ def _is_recorded(side: OpenedSide, recorded: Recorded, described: Publication | 
 
 def _exchanged(names: Mapping[str, str], believed: bool) -> Check:
     """Told before everything else: with such rules, other weights under the right names are no difference."""
-    shown = some([f"{new} holds the source's {old}" for new, old in sorted(names.items())], EXCHANGED_SHOWN)
+    shown = some([f"{new} has the bytes of the source's {old}" for new, old in sorted(names.items())], EXCHANGED_SHOWN)
     result: Result = "passed" if believed else "inconclusive"
-    level = "which of the source's names the rules for names give to another tensor"
+    level = "source names that the naming options give to another tensor"
     return Check("exchanged names", result, level, ", ".join(shown), {"tensors": len(names)})
 
 
@@ -144,16 +144,16 @@ def _unlike(told: dict[str, Any], changes: Options) -> dict[str, Any]:
 def _by_its_word(same: Check, told: dict[str, Any], believed: bool) -> Check:
     """``same`` where the output's manifest decided which name of the source is which of the output."""
     if believed:
-        text = f"names are compared as the manifest says that they were made, and you published it: {_typed(told)}"
+        text = f"names compared with the options in the manifest that you published: {_typed(told)}"
         return replace(same, reason="; ".join(filter(None, (same.reason, text))))
-    text = f"names are compared as only the output's manifest says that they were made: {_typed(told)}"
-    text += "; give verify the same if you expect that"
+    text = f"names compared with options that only the output's manifest states: {_typed(told)}"
+    text += "; use the same options if you expect them"
     result: Result = "inconclusive" if same.result == "passed" else same.result
     return replace(same, result=result, reason="; ".join(filter(None, (text, same.reason))))
 
 
 def _with_hint(same: Check, told: dict[str, Any]) -> Check:
-    text = f"the output's manifest says {_typed(told)}; give verify the same if you expect that" if told else ""
+    text = f"the output's manifest states {_typed(told)}; use the same options if you expect them" if told else ""
     return replace(same, reason="; ".join(filter(None, (same.reason, text))))
 
 
@@ -178,16 +178,16 @@ def _ask_class(
     if checkpoint.name.suffix == GGUF:
         return ModelCheck("skipped", NO_CLASS)
     if side.found.stays_whole:
-        return ModelCheck("skipped", "such weights have a loader of their own, for more than one model")
+        return ModelCheck("skipped", "such weights have their own loader, for more than one model")
     path = join(checkpoint.name.folder, "config.json")
     places = [(side.source, path)]
     if theirs and before:
         places.append((theirs.source, join(before.name.folder, "config.json")))
     source, file = next(((s, s.files()[at]) for s, at in places if at in s.files()), (side.source, None))
     if file is None:
-        return ModelCheck("skipped", f"no {path} says which class loads it")
+        return ModelCheck("skipped", f"no {path}, so its class is unknown")
     if file.size > CONFIG_MAX:
-        return ModelCheck("skipped", f"{file.path} has {file.size:,} bytes; {CONFIG_MAX:,} are read")
+        return ModelCheck("skipped", f"{file.path} has {file.size:,} bytes, and the limit is {CONFIG_MAX:,}")
     config, ours = read_file(source, file, CONFIG_MAX), side.signature(checkpoint)
     if theirs and before:
         return loader.check(config, theirs.signature(before), ours)
@@ -208,6 +208,6 @@ def _judged(verdict: ModelCheck, alone: bool) -> tuple[Result, str]:
     if verdict.result != "report":
         return verdict.result, verdict.reason
     if complaints := [*verdict.missing, *verdict.mismatched, *verdict.errors]:
-        misses = f"{verdict.class_name} misses or refuses {complaints[0]}"
-        return "inconclusive", f"{misses}; --against tells whether its source does too"
-    return "passed", f"{verdict.class_name} lacks nothing, and has no use for such as {verdict.unexpected[0]}"
+        misses = f"{verdict.class_name} misses or rejects {complaints[0]}"
+        return "inconclusive", f"{misses}; use --against to see whether its source does too"
+    return "passed", f"{verdict.class_name} has all its tensors, and no use for others such as {verdict.unexpected[0]}"

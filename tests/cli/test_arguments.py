@@ -59,10 +59,10 @@ def test_what_is_no_place_is_refused(place: str) -> None:
     [
         ({"public": True, "private": True}, "--public and --private"),
         ({"branch": "b", "pr": True}, "--branch and --pr"),
-        ({"to": "/folder", "pr": True}, "neither branches nor pull requests"),
-        ({"to": "/folder", "branch": "b"}, "neither branches nor pull requests"),
+        ({"to": "/folder", "pr": True}, "no branches or pull requests"),
+        ({"to": "/folder", "branch": "b"}, "no branches or pull requests"),
         ({"to": "b/model@main"}, "--branch"),
-        ({"source": "/folder", "revision": "v1"}, "only a repository has revisions"),
+        ({"source": "/folder", "revision": "v1"}, "only repositories have revisions"),
         ({"source": "a/model@v1", "revision": "v2"}, "two revisions"),
         ({"revision": "v 1"}, "--revision v 1: git knows no such branch"),
         ({"source": "/folder", "credential": "reader"}, "--credential: /folder is no repository"),

@@ -162,8 +162,8 @@ ROWS: dict[str, tuple[Spoil, str, int, str, str]] = {
     "a bad token": (lambda s: s.env.update(HF_TOKEN="hf_wrong"), "access.bad_token", 4, "token", "HF_TOKEN"),
     "a more visible target": (private_source, "target.more_visible", 7, "is public", "--public"),
     "a dtype that is none": (typed("--dtype", "fp16"), "usage", 2, "'--dtype': 'fp16' is not one of", "--help"),
-    "size zero": (typed("--size", "0"), "usage.size", 2, "more than zero", "200MB"),
-    "size negative": (typed("--size=-1GB"), "usage.size", 2, "more than zero", "200MB"),
+    "size zero": (typed("--size", "0"), "usage.size", 2, "greater than zero", "200MB"),
+    "size negative": (typed("--size=-1GB"), "usage.size", 2, "greater than zero", "200MB"),
     "size a rate": (typed("--size", "5MB/s"), "usage.size", 2, "rate", "200MB"),
     "size in bits": (typed("--size", "5Gb"), "usage.size", 2, "bits", "200MB"),
     "size unparsable": (typed("--size", "lots"), "usage.size", 2, "lots", "200MB"),
@@ -189,10 +189,10 @@ ROWS: dict[str, tuple[Spoil, str, int, str, str]] = {
     ),
     "a dataset": (lambda s: setattr(s, "source", "datasets/a/b"), "usage.place", 2, "not a model", "only models"),
     "a name without its owner": (
-        lambda s: setattr(s, "source", "gpt2"), "usage.place", 2, "an owner is missing", "openai-community/gpt2",
+        lambda s: setattr(s, "source", "gpt2"), "usage.place", 2, "the owner is missing", "openai-community/gpt2",
     ),
     "code of the repository": (
-        its_own_code, "proof.model_required", 6, "code in the repository", "leave out --require",
+        its_own_code, "proof.model_required", 6, "code in the repository", "remove --require",
     ),
     "no config": (no_config, "proof.model_required", 6, "no config.json", "--config-from"),
     "a folder without ./": (folder_without_dot, "source.not_found", 3, "mine/model", "./mine/model"),
@@ -221,8 +221,8 @@ ROWS: dict[str, tuple[Spoil, str, int, str, str]] = {
     "bytes that do not match their sha256": (flipped, "proof.source_corrupt", 6, FIRST, "nothing was published"),
     "disk full": (disk_full, "resource.disk", 8, "no room", "the same command"),
     "Hub unreachable": (unreachable, "hub.unreachable", 9, "127.0.0.1:9", "HF_ENDPOINT"),
-    "a target that is a file": (into_a_file, "access.folder", 4, "it is a file", "choose another name"),
-    "a target below a file": (below_a_file, "access.folder", 4, "it is a file", "choose another name"),
+    "a target that is a file": (into_a_file, "access.folder", 4, "it is a file", "a name that does not exist yet"),
+    "a target below a file": (below_a_file, "access.folder", 4, "it is a file", "a name that does not exist yet"),
     "a folder cannot have branches": (
         lambda s: (s.options.extend(["--branch", "b"]), setattr(s, "target", "./out")), "usage", 2, "folder", "",
     ),
@@ -311,7 +311,7 @@ def test_a_target_that_is_missing_is_asked_for(reshard: Run, model: Path, comman
 def test_a_target_without_its_owner_is_told_what_a_target_is(reshard: Run, model: Path) -> None:
     done = reshard("run", model, "--to", "you")
     assert (done.code, done.err.partition(":")[0]) == (2, "error[usage.place]")
-    assert done.err.endswith("hint: give --to user/repo, or --to ./you for a folder here\n")
+    assert done.err.endswith("hint: use --to user/repo, or --to ./you for a folder\n")
 
 
 @pytest.mark.parametrize("token", ["", "their own"])

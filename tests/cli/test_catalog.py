@@ -54,11 +54,11 @@ def test_check_says_what_can_be_done_and_queues_nothing(reshard: Run, namespace:
     reads = reshard("catalog", "check", file, env=env)
     assert reads.code == 0
     assert (
-        f"HF_TOKEN, which is {namespace.name}'s, may not write to {namespace.name} on {namespace.endpoint}:"
-        f" {namespace.repo('one-cut')} and 2 more (control and workers may use another token)\n"
+        f"HF_TOKEN ({namespace.name}) cannot write to {namespace.name} on {namespace.endpoint}:"
+        f" {namespace.repo('one-cut')} and 2 more; control and workers may have another token\n"
     ) in reads.out
     none = reshard("catalog", "check", file, env={"HF_ENDPOINT": namespace.endpoint}).out
-    assert f"no token here may write to {namespace.name} on {namespace.endpoint}: " in none
+    assert f"no token to write to {namespace.name} on {namespace.endpoint}: " in none
     env["HF_TOKEN"] = namespace.token
 
     with file.open("a") as more:
@@ -67,10 +67,10 @@ def test_check_says_what_can_be_done_and_queues_nothing(reshard: Run, namespace:
     wrong = reshard("catalog", "check", file, env=env)
     assert wrong.code == 2
     assert "source.not_found" in wrong.out
-    assert "access.credential_unknown: RESHARD_CREDENTIALS has no credential boss" in wrong.out
+    assert "access.credential_unknown: RESHARD_CREDENTIALS on the machine that copies has no" in wrong.out
     assert wrong.err.splitlines() == [
-        f"error[usage.entries]: {file}: 2 models cannot be done",
-        "hint: fix the entries listed as wrong; the others can still be done",
+        f"error[usage.entries]: {file}: 2 models cannot be resharded",
+        "hint: fix the entries listed as wrong; the other models can still be resharded",
     ]
     file.write_text(f"name: mine\nentries:\n- {{repo: {namespace.repo('none')}, to: {namespace.repo('other')}}}\n")
     assert reshard("catalog", "check", file, env=env).err.endswith("hint: fix the entries listed as wrong\n")
@@ -157,7 +157,7 @@ def test_a_catalog_from_its_submission_to_its_end(queue: Queue, tmp_path: Path) 
     assert seen["state"] == "expanding"
     bogus = queue("catalog", "retry", "mine", "--only", "bogus")
     assert bogus.code == 2
-    assert bogus.err.startswith("error[usage.only]: --only bogus: no model of mine failed with it; there is nothing")
+    assert bogus.err.startswith("error[usage.only]: --only bogus: no model of mine failed with this code (codes: none)")
     report = tmp_path / "report.md"
     assert queue("catalog", "cancel", "mine").out == "Cancelled catalog mine and 0 jobs\n"
     assert queue("catalog", "status", "mine", "--report", report, "--quiet").out == "cancelled\n"
@@ -270,7 +270,7 @@ def test_a_schedule_is_set_to_no_other_catalog_than_its_own(queue: Queue, tmp_pa
     for name, does in (("nightly", "catalog mine"), ("one", "a request")):
         refused = queue("schedule", "set", name, "--catalog", file)
         assert refused.code == 2
-        assert refused.err.startswith(f"error[usage]: schedule {name} submits {does}, and the file is catalog other\n")
+        assert refused.err.startswith(f"error[usage]: schedule {name} submits {does}, but the file is catalog other\n")
     assert queue("schedule", "set", "none", "--catalog", file).code == 10
 
 

@@ -76,7 +76,7 @@ def test_a_device_that_gets_nothing_is_shown_with_its_limit(reshard: Run, llama:
 def test_a_module_that_the_class_does_not_have_is_named(reshard: Run, llama: Path, tmp_path: Path) -> None:
     (tmp_path / "map.json").write_text(json.dumps({"": 0, "model.layrs": 3, "model.rotary_emb": 0}))
     (placed,) = reshard("plan", llama, "--device-map", tmp_path / "map.json", "--json").documents[0]["device_maps"]
-    assert placed["notes"] == ["the map names model.layrs, which LlamaForCausalLM does not have"]
+    assert placed["notes"] == ["the device map has model.layrs, which is not in LlamaForCausalLM"]
     assert [block["name"] for block in placed["blocks"]] == ["", "model.rotary_emb"]
     assert [(device["device"], device["bytes"] > 0) for device in placed["devices"]] == [("0", True), ("3", False)]
 
@@ -85,7 +85,7 @@ def test_a_map_that_forgets_a_parameter_names_it(reshard: Run, llama: Path, tmp_
     (tmp_path / "map.json").write_text(json.dumps({"model.layers": 0, "model.embed_tokens": "cpu", "lm_head": "cpu"}))
     done = reshard("plan", llama, "--device-map", tmp_path / "map.json")
     assert done.code == 2
-    assert done.err.splitlines()[0] == "error[usage.device_map]: the device map gives no device for model.norm.weight"
+    assert done.err.splitlines()[0] == "error[usage.device_map]: the device map has no device for model.norm.weight"
 
 
 def test_a_model_of_no_known_class_says_why_it_has_no_devices(reshard: Run, model: Path) -> None:

@@ -36,7 +36,7 @@ def test_a_repository_is_looked_over(reshard: Run, model: Path) -> None:
     done = reshard("doctor", model)
     assert done.code == 0, done.err
     assert "other formats: 12 bytes in PyTorch files (1)" in done.out
-    assert "-> a reshard leaves it out" in done.out
+    assert "-> resharding skips it" in done.out
     (model / "model.safetensors").write_bytes(b"short")
     assert reshard("doctor", model, "--quiet").code == 5
 
@@ -63,9 +63,9 @@ def test_hooks_are_tried_when_asked(reshard: Run, tmp_path: Path) -> None:
     none = reshard("doctor", "--notify")
     assert none.code == 0 and "no notices are sent" in none.out
     took = reshard("doctor", "--notify", env={"RESHARD_NOTIFY_COMMAND": f"tee {tmp_path / 'notice'}"})
-    assert took.code == 0 and "it took a test notice" in took.out
+    assert took.code == 0 and "test notice delivered" in took.out
     assert json.loads((tmp_path / "notice").read_text())["kind"] == "test"
-    assert "a test of reshard's notices" not in took.out, "what a hook writes goes to stderr"
+    assert "a test notice from reshard" not in took.out, "what a hook writes goes to stderr"
     away = reshard("doctor", "--notify", "--json", env={"RESHARD_NOTIFY_URL": "http://127.0.0.1:9/s3cr3t"})
     assert away.code == 10 and "s3cr3t" not in away.out + away.err
     assert away.documents[0]["probes"][0]["error"]["code"] == "queue.notice"

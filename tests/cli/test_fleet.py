@@ -97,7 +97,7 @@ def test_what_is_wrong_is_said_in_one_line(queue: Queue) -> None:
         (("limit",), "error[usage.limit]: no limit is named"),
         (("limit", "--bandwidth", "200MB"), "error[usage.limit]: --bandwidth 200MB: bytes a second are meant"),
         (("limit", "--tz", "Mars/Base"), "error[usage.limit]: --tz 'Mars/Base' is not a time zone"),
-        (("drain", "nobody"), "error[queue.no_worker]: no worker is called nobody; there are: none"),
+        (("drain", "nobody"), "error[queue.no_worker]: no worker is named nobody (workers: none)"),
     ):
         done = queue("fleet", *options)
         assert done.code in {2, 10}

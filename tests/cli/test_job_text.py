@@ -108,11 +108,11 @@ def test_a_few_lines_follow_and_a_folder_has_neither_uploads_nor_a_branch() -> N
 
 
 def test_the_end_tells_what_a_cast_made_infinite_and_no_other_reason_of_what_passed() -> None:
-    clean = check("reload model", "passed", "Llama takes every tensor and lacks none")
-    lost = check("read back", "passed", "values that the cast made infinite: 3; tensors: 1")
+    clean = check("reload model", "passed", "Llama accepts all tensors, none missing")
+    lost = check("read back", "passed", "the cast made 3 values infinite in 1 tensor, such as a")
     assert in_short(done(OUT, [clean, *PASSED]), OUT, []) == []
     rows = in_short(done(OUT, [clean, *MANY, lost]), OUT, [])
-    assert rows[0] == ("read back", "passed: values that the cast made infinite: 3; tensors: 1")
+    assert rows[0] == ("read back", "passed: the cast made 3 values infinite in 1 tensor, such as a")
     assert len(rows) == SHORT_ROWS
 
 
@@ -132,7 +132,7 @@ def test_the_end_of_a_job_in_place_says_how_it_is_undone(
     rows = undo_rows(request)
     assert rows == ([("changed", f"the source itself; {says}")] if says else [])
     assert in_short(done(request.target, MANY), request.target, rows)[:1] == (rows or ANY)
-    assert "the source itself" not in ended(done(request.target), request, 1, 10, changes_source=False)
+    assert "the source" not in ended(done(request.target), request, 1, 10, changes_source=False)
 
 
 def document(job: Job) -> JobNow:

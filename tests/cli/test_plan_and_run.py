@@ -211,7 +211,7 @@ def test_a_tensor_larger_than_the_size_is_named(reshard: Run, model: Path) -> No
     done = reshard("plan", model, "--size", "600B")
     assert done.code == 0, done.err
     assert re.search(r"^  model-00001-of-\d+\.safetensors .+ 1 tensor  over --size$", done.out, re.MULTILINE)
-    assert re.search(r"^note +layer\.0\.weight is 1,000 bytes, more than --size allows", done.out, re.MULTILINE)
+    assert re.search(r"^note +layer\.0\.weight \(1\.0 kB\) is larger than --size", done.out, re.MULTILINE)
     refused = reshard("plan", model, "--size", "600B", "--oversize", "fail")
     assert refused.code == 2
     assert refused.err.startswith("error[usage.oversize]: layer.0.weight is ")
@@ -239,9 +239,9 @@ def test_a_plan_into_a_disk_without_room_is_shown_and_ends_as_a_run_would(reshar
     save_sparse(tmp_path / "giant", ((f"layers.{i}.weight", "U8", (10**11,)) for i in range(count)), count)
     typed = (tmp_path / "giant", "--to", tmp_path / "out", "--size", "200GB")
     shown, run = reshard("plan", *typed), reshard("run", *typed)
-    assert shown.code == run.code == 7 and f"are free beside {tmp_path}/out: a run refuses" in shown.out
+    assert shown.code == run.code == 7 and f" next to {tmp_path}/out (" in shown.out
     (planned, refused) = ([line for line in done.err.splitlines() if line.startswith("error")] for done in (shown, run))
-    assert planned[0].startswith(f"error[target.disk]: no room beside {tmp_path}/out: ")
+    assert planned[0].startswith(f"error[target.disk]: not enough disk space next to {tmp_path}/out: ")
     assert planned[0].partition(" needed")[0] == refused[0].partition(" needed")[0]
     assert reshard("plan", tmp_path / "giant", "--size", "200GB").code == 0
 
@@ -338,7 +338,7 @@ def test_prefixes_are_taken_off_and_a_config_is_borrowed(reshard: Run, model: Pa
     source, out = tmp_path / "wrapped", tmp_path / "out"
     source.mkdir()
     save_file({f"module.{i}.weight": np.zeros(10, np.uint8) for i in range(3)}, source / "model.safetensors")
-    assert "--strip-prefix auto removes it" in reshard("plan", source).out
+    assert "remove it with --strip-prefix auto" in reshard("plan", source).out
     done = reshard("run", source, "--to", out, "--strip-prefix", "auto", "--config-from", model)
     assert done.code == 0, done.err
     with safe_open(out / "model.safetensors", "np") as made:

@@ -242,7 +242,7 @@ def test_jobs_that_ended_are_deleted_by_id_and_others_refused_with_all_beside_th
     assert refused.code == 11
     assert refused.err.splitlines() == [
         f"error[job.under_way]: job {running} is queued: only a job that has ended can be deleted",
-        f"hint: `reshard cancel {running}` first, or wait for its end with `reshard watch {running}`",
+        f"hint: run `reshard cancel {running}` first, or wait for it with `reshard watch {running}`",
     ]
     assert queue("status", ended, "-q").out == "cancelled\n"
     assert queue("delete", ended[:8], ended).out == f"Deleted 1 job: {ended}\n"
@@ -269,7 +269,7 @@ def test_jobs_are_deleted_by_state_and_age_once_a_trial_has_shown_which(queue: Q
     with JobStore.at(url) as store:
         store.redis.zadd(f"{PREFIX}jobs:cancelled", {"gone": 0})  # as one that another deletes just then
         refused = queue(*chosen).err.splitlines()[0]
-        assert refused == "error[usage]: 2 jobs would be deleted: add --yes, or see them by --dry-run"
+        assert refused == "error[usage]: 2 jobs would be deleted; confirm with --yes, or preview with --dry-run"
         assert queue(*chosen, "-qy").out == f"{old}\n"
         store.redis.zadd(f"{PREFIX}jobs:cancelled", {"gone": 0})
     assert queue(*chosen, "--yes").out == "Deleted 0 jobs\n"
@@ -280,7 +280,7 @@ def test_jobs_are_deleted_by_state_and_age_once_a_trial_has_shown_which(queue: Q
     assert queue("cancel", running).code == 0
 
 
-CHOOSE = "give JOBs, or choose them by --state, --source and the like, or take --all"
+CHOOSE = "give JOBs, select them with --state, --source or another filter, or use --all"
 
 
 @pytest.mark.parametrize(
@@ -290,10 +290,10 @@ CHOOSE = "give JOBs, or choose them by --state, --source and the like, or take -
         ("cancel abc --all", CHOOSE),
         ("retry abc --state failed", CHOOSE),
         ("delete --state copying", "--state copying: such a job has not ended; `reshard cancel` it first"),
-        ("cancel --state done", "--state done: such a job has ended, or its commit is being made"),
+        ("cancel --state done", "--state done: such a job has ended, or its commit is in progress"),
         ("retry --state done", "--state done: there is nothing to retry"),
-        ("retry abc def --watch", "--watch follows one job: name it"),
-        ("delete --older-than 6m", "--older-than 6m: not an age like 30min, 12h, 7d or 4w"),
+        ("retry abc def --watch", "--watch requires exactly one job"),
+        ("delete --older-than 6m", "--older-than 6m: not a duration such as 30min, 12h, 7d or 4w"),
     ],
 )
 def test_what_cannot_be_done_to_jobs_is_said_before_anything_is(queue: Queue, words: str, what: str) -> None:
@@ -307,7 +307,7 @@ def test_many_jobs_are_cancelled_and_retried_at_once_once_a_trial_has_shown_whic
     assert {*queue("cancel", *chosen, "--dry-run", "-q").out.split()} == {one, two}
     refused = queue("cancel", *chosen)
     assert (refused.code, refused.err.splitlines()[0]) == (
-        2, "error[usage]: 2 jobs would be cancelled: add --yes, or see them by --dry-run",
+        2, "error[usage]: 2 jobs would be cancelled; confirm with --yes, or preview with --dry-run",
     )  # fmt: skip
     assert queue("status", one, "-q").out == "queued\n"
     (done,) = queue("cancel", *chosen, "--yes", "--json").documents
@@ -316,7 +316,7 @@ def test_many_jobs_are_cancelled_and_retried_at_once_once_a_trial_has_shown_whic
 
     mixed = queue("retry", one, other, two)
     assert mixed.code == 11 and mixed.out == f"Retried 2 jobs: {one}, {two}\n"
-    assert mixed.err.splitlines()[0] == f"job {other}: job {other} is queued: it is still under way"
+    assert mixed.err.splitlines()[0] == f"job {other}: job {other} is queued: it has not ended"
     assert queue("cancel", "--all", "-y").out.startswith("Cancelled 3 jobs: ")
     assert queue("retry", "--all", "-yq").out.split() != []
     assert queue("list", "--state", "queued", "-q").out.count("\n") == 3
@@ -490,8 +490,8 @@ def test_up_submit_and_down_do_what_run_does(reshard: Run, model: Path, tmp_path
             (worker,) = (process for process in store.processes() if process.kind == "worker")
             os.kill(worker.pid, signal.SIGSTOP)
             store.redis.delete(f"{PREFIX}process:{worker.name}")  # as after twenty seconds
-        resume = f"resume it with `kill -CONT {worker.pid}`, or replace it with `reshard up --restart`"
-        says = f"{worker.name} is stopped; {resume}"
+        says = f"{worker.name} is stopped: resume it with `kill -CONT {worker.pid}` or replace it with"
+        says += " `reshard up --restart`"
         seen = reshard("status", "--json", env=env).documents[0]
         assert seen["waits"] == f"no worker is working: {says}"
         assert [(one["pid"], one["why"], one["says"]) for one in seen["silent"]] == [(worker.pid, "stopped", says)]

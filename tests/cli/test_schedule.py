@@ -72,10 +72,10 @@ def test_a_schedule_shows_that_its_last_job_was_deleted(queue: Queue) -> None:
 def test_what_is_wrong_is_said_in_one_line(queue: Queue) -> None:
     assert add(queue, "taken").code == 0
     for done, code, said in (
-        (add(queue, "taken"), 10, "error[queue.schedule_exists]: there is a schedule taken already"),
+        (add(queue, "taken"), 10, "error[queue.schedule_exists]: schedule taken already exists"),
         (add(queue, "zone", "--tz", "Mars/Base"), 2, "error[usage.schedule]: --tz 'Mars/Base' is not a time zone"),
         (add(queue, "Big"), 2, "error[usage.schedule]: 'Big' is not a valid name"),
-        (queue("schedule", "show", "nobody"), 10, "error[queue.no_schedule]: no schedule nobody"),
+        (queue("schedule", "show", "nobody"), 10, "error[queue.no_schedule]: schedule not found: nobody"),
     ):
         assert done.code == code
         assert done.err.splitlines()[-2].startswith(said)

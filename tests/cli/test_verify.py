@@ -58,7 +58,7 @@ def test_a_changed_element_ends_with_the_code_of_proof_and_its_place(reshard: Ru
     assert reshard("verify", cut, "--against", bare).code == 0, "nothing but one byte is another"
     done = reshard("verify", cut, "--against", bare, "--deep")
     assert done.code == 6
-    assert f"{last} has other bytes: element [17] is {was} (0x{was:02x}) in the source and {was ^ 1}" in done.out
+    assert f"{last} has different bytes: element [17] is {was} (0x{was:02x}) in the source and {was ^ 1}" in done.out
     assert done.err.splitlines()[-2].startswith("error[proof.verify]: ")
     report, error = reshard("verify", cut, "--against", bare, "--deep", "--json").documents
     assert report["result"] == "failed"
@@ -71,7 +71,7 @@ def test_a_missing_file_is_found_without_a_source(reshard: Run, cut: Path) -> No
     (cut / "model-00002-of-00004.safetensors").unlink()
     done = reshard("verify", cut)
     assert done.code == 6
-    assert "names model-00002-of-00004.safetensors, which is not there" in done.out
+    assert "refers to model-00002-of-00004.safetensors, which is missing" in done.out
 
 
 def test_two_repositories_are_compared_and_their_sha256s_held(
@@ -111,7 +111,7 @@ def test_a_folder_is_compared_with_a_repository(reshard: Run, bare: Path, cut: P
         (["--loader", "accelerate"], "need --load"),
         (["--load", "--memory", "much"], "--memory much"),
         (["--load", "--device-map", "nowhere.json"], "--device-map nowhere.json"),
-        (["--load", "--device-map", "x", "--max-memory", "cpu=1GB"], "exclude each other"),
+        (["--load", "--device-map", "x", "--max-memory", "cpu=1GB"], "cannot be used together"),
     ],
 )
 def test_how_to_load_is_looked_at_before_anything_is_read(

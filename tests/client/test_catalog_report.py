@@ -71,13 +71,12 @@ def test_each_code_has_its_models_what_to_do_and_the_command_after_that() -> Non
     gated, weights = page.index("### `source.gated`: 2 models"), page.index("### `source.no_weights`: 1 model")
     assert gated < weights, "the most frequent first"
     assert "`reshard catalog retry mirror --only source.gated`" in page[gated:weights]
-    assert "* them/e is gated, and this token's owner has not been given access; sign in" in page[gated:weights]
-    assert "sign in to https://hub/them/d" in page and "sign in to https://hub/them/e" in page
+    assert "* them/e is gated, and the token does not have access; request access" in page[gated:weights]
+    assert "request access at https://hub/them/d" in page and "request access at https://hub/them/e" in page
     assert (
-        "check that it is the place of a model. Then run `reshard catalog retry mirror --only source.no_weights`"
-        in page[weights:]
+        "check that this is a model. Then run `reshard catalog retry mirror --only source.no_weights`" in page[weights:]
     )
-    assert "* them/f has no weights that reshard reads; it has GGUF files (job `j1`)" in page
+    assert "* them/f has no weights that reshard can read; it has GGUF files (job `j1`)" in page
 
 
 def test_a_night_that_was_stopped_says_why_and_what_is_left() -> None:
@@ -85,9 +84,9 @@ def test_a_night_that_was_stopped_says_why_and_what_is_left() -> None:
     page = markdown(seen(("them/a", None, collide), todo=4, note="more than 0 failed"))
     assert page.startswith("# Catalog mirror: stopped\n")
     assert "\n**more than 0 failed**\n" in page
-    assert "in it does. Then run `reshard catalog submit FILE`." in page
+    assert "in a template. Then run `reshard catalog submit FILE`." in page
     assert "| to do | 4 |" in page and "| all | 5 |" in page
-    assert "\n* them/a: us/x is where them/a and them/b would both go\n" in page
+    assert "\n* them/a and them/b have the same target: us/x\n" in page
     assert "## Published" not in page and "(job" not in page
 
 

@@ -101,7 +101,7 @@ def test_the_broker_of_the_compose_file_lets_clients_use_the_queue_and_nothing_e
             assert store.get(job).state == "cancelled"
             store.delete([job])
             assert store.recent() == []
-            assert "does not show this user appendfsync" in durability(store.redis, "here").warning
+            assert "this user cannot read appendfsync" in durability(store.redis, "here").warning
             assert durability(whole, "here").state == "ok"
             Fleet(store).paused()
             catalogs = Catalogs(store)

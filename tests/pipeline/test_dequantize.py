@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import save_file
 
 from reshard.pipeline.checkpoint.formats.safetensors import build_header
-from reshard.pipeline.errors import BadScale, NotDequantised
+from reshard.pipeline.errors import BadScale, NotDequantized
 from reshard.pipeline.places import Folder
 from reshard.pipeline.planning.codec import decode_shard, encode
 from reshard.pipeline.planning.estimate import forecast, needs
@@ -188,7 +188,7 @@ def test_verify_knows_what_it_should_have_become(tmp_path: Path, go: Run, meta_l
     state[name][3, 5] *= 2
     save_file(state, out / "model.safetensors", metadata={"format": "pt"})
     (finding,) = failed(changes=changes)["same bytes"]
-    assert finding.startswith(f"{name} has other bytes: element [3, 5] is {was[:5]}")
+    assert finding.startswith(f"{name} has different bytes: element [3, 5] is {was[:5]}")
 
 
 @pytest.mark.parametrize(
@@ -265,12 +265,12 @@ def test_nothing_says_any_longer_that_it_is_quantised(tmp_path: Path, on_hub: Na
     out.mkdir()
     (out / told.name).write_bytes(told.read_bytes())
     report = go(repo, out, overwrite=True, **WISHES)
-    assert (told.name, "the weights are no longer quantised") in report.plan.left_out
+    assert (told.name, "the weights are no longer quantized") in report.plan.left_out
     on_hub.admin.put_files(repo, {"tokenizer.json": b"{}"})
     again = go(repo, out, **WISHES)
     assert (again.plan.shards, (out / "tokenizer.json").exists()) == ((), True), "the weights stay"
     assert json.loads((out / "config.json").read_text()) == {"hidden_size": 6}
     assert not (out / told.name).exists()
     told.write_text('{"quantization": {"quant_algo": "NVFP4"}}')
-    with pytest.raises(NotDequantised, match="NVFP4"):
+    with pytest.raises(NotDequantized, match="NVFP4"):
         go(source, tmp_path / "refused", **WISHES)

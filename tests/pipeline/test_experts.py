@@ -132,17 +132,17 @@ STACK = {"mlp.experts.gate_up_proj": (2, 12, 4), "mlp.experts.down_proj": (2, 4,
         ("fused", expert(0) | expert(1, **{"up_proj.weight": (6, 5)}), "F32", "different shapes"),
         ("fused", expert(0, **{"gate_proj.bias": (6,)}), "F32", "gate_proj.bias"),
         ("fused", expert(0, **{"gate_proj.weight_scale_inv": (1, 1)}), "F32", "weight_scale_inv"),
-        ("fused", expert(0), "F8_E4M3", "quantised"),
+        ("fused", expert(0), "F8_E4M3", "quantized"),
         ("fused", expert(0) | {"mlp.experts.bias": (1,)}, "F32", "mlp.experts.bias belongs to them"),
         ("fused", expert(0, **{"down_proj.weight": (6, 4)}), "F32", "transposed"),
         ("separate", {"mlp.experts.gate_up_proj": (2, 4, 12), "mlp.experts.down_proj": (2, 6, 4)}, "F32", "transposed"),
         ("separate", STACK | {"mlp.experts.gate_up_proj_bias": (2, 12)}, "F32", "gate_up_proj_bias belongs to them"),
-        ("separate", {"mlp.experts.gate_up_proj": (2, 12, 4)}, "F32", "not the other"),
+        ("separate", {"mlp.experts.gate_up_proj": (2, 12, 4)}, "F32", "only one of gate_up_proj and down_proj exists"),
         ("separate", STACK | {"mlp.experts.gate_up_proj": (2, 11, 4)}, "F32", "shapes"),
         ("separate", STACK | {"mlp.experts.down_proj": (3, 4, 6)}, "F32", "shapes"),
-        ("separate", STACK, "I8", "quantised"),
-        ("separate", expert(0), "F32", "none that separate ones can be made of"),
-        ("fused", STACK, "F32", "none that fused ones can be made of"),
+        ("separate", STACK, "I8", "quantized"),
+        ("separate", expert(0), "F32", "no experts to convert to separate"),
+        ("fused", STACK, "F32", "no experts to convert to fused"),
     ],
 )
 def test_experts_that_are_no_plain_stack_are_refused(
@@ -158,7 +158,7 @@ def test_experts_that_are_no_plain_stack_are_refused(
 
 def test_quantised_weights_are_made_plain_in_a_run_of_their_own(tmp_path: Path, go: Run) -> None:
     save_file({name: torch.zeros(shape) for name, shape in STACK.items()}, tmp_path / "model.safetensors")
-    with pytest.raises(BadExperts, match="one after the other"):
+    with pytest.raises(BadExperts, match="use it in a separate run"):
         go(tmp_path, tmp_path.with_name("out"), experts="separate", dequantize=True, dtype="bfloat16")
 
 

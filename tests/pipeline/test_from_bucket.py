@@ -68,7 +68,7 @@ def test_what_training_left_in_a_bucket_becomes_a_repository(
     card = block(report.plan).decode()
     assert "a checkpoint in an object store" in card and bucket.name not in card
     on_hub.admin.create_repo(on_hub.repo("shown"))
-    with pytest.raises(TargetMoreVisible, match=f"shown is public, and its source {url} is private"):
+    with pytest.raises(TargetMoreVisible, match=f"shown is public, but its source {url} is private"):
         go(url, on_hub.repo("shown"), config_from=lender)
 
 
@@ -81,7 +81,7 @@ def test_a_source_that_changes_after_it_was_planned_is_refused(
     again = source_of(request, context, made)
     weights = made.files[0]
     bucket.put("runs/final", {weights.path: bytes(weights.size)})
-    with pytest.raises(SourceChanged, match=f"{weights.path} is another object now"):
+    with pytest.raises(SourceChanged, match=f"{weights.path} was replaced"):
         list(again.read(weights, 0, weights.size))
     with pytest.raises(SourceChanged, match="was planned at"):
         source_of(request, context, made)

@@ -22,7 +22,7 @@ from reshard.pipeline.errors import (
     BadIndex,
     BadRename,
     ModelCheckRequired,
-    NotDequantised,
+    NotDequantized,
     NotRead,
     NoWeights,
     Oversize,
@@ -316,7 +316,7 @@ def test_gguf_beside_safer_weights_is_left_out_as_before(model: Path, tmp_path: 
 def test_a_part_that_is_missing_is_named(model: Path, tmp_path: Path, go: Run) -> None:
     go(model, tmp_path / "out", size=SIZE)
     next((tmp_path / "out").glob("*-00002-of-*.gguf")).unlink()
-    with pytest.raises(BadIndex, match="number 2 of [0-9]+ is missing"):
+    with pytest.raises(BadIndex, match="file 2 of [0-9]+ is missing"):
         go(tmp_path / "out", tmp_path / "again")
 
 
@@ -327,22 +327,22 @@ def test_names_and_keys_of_parts_must_agree(model: Path, tmp_path: Path, go: Run
     alone = tmp_path / "alone"
     alone.mkdir()
     shutil.copy(second, alone / "renamed.gguf")
-    with pytest.raises(BadIndex, match="renamed.gguf: its split keys say that it is number 2 of [0-9]+"):
+    with pytest.raises(BadIndex, match="renamed.gguf: its split keys say number 2 of [0-9]+"):
         go(alone, tmp_path / "out")
     swapped = first.read_bytes()
     first.write_bytes(second.read_bytes())
     second.write_bytes(swapped)
-    with pytest.raises(BadIndex, match="say that it is number 2 of [0-9]+, and it is number 1 of [0-9]+"):
+    with pytest.raises(BadIndex, match="say number 2 of [0-9]+, but it is number 1 of [0-9]+"):
         go(parts, tmp_path / "out")
 
 
 def test_what_a_gguf_cannot_be_asked_for_is_refused(model: Path, tmp_path: Path, go: Run) -> None:
-    with pytest.raises(UsageError, match="--dtype casts no GGUF"):
+    with pytest.raises(UsageError, match="--dtype does not apply to GGUF"):
         go(model, tmp_path / "out", dtype="float16")
     for dtype in ("keep", "float16"):
-        with pytest.raises(NotDequantised, match="is a GGUF model") as refused:
+        with pytest.raises(NotDequantized, match="is a GGUF model") as refused:
             go(model, tmp_path / "out", dtype=dtype, dequantize=True)
-        assert "leave out --dequantize and --dtype" in refused.value.next_step
+        assert "remove --dequantize and --dtype" in refused.value.next_step
     with pytest.raises(ModelCheckRequired, match="llama.cpp"):
         go(model, tmp_path / "out", require="model")
     with pytest.raises(Oversize, match="token_embd"):

@@ -67,7 +67,7 @@ def long_name(folder: Path) -> None:
     [
         (loop, "source.link_loop", "symbolic links"),
         (deep, "source.path_too_long", "too long"),
-        (deeper, "source.path_too_long", "more than 200 folders inside each other"),
+        (deeper, "source.path_too_long", "more than 200 nested folders"),
         (below("model.safetensors.index.json"), "checkpoint.path_taken", "needs a folder"),
         (below("model-00001-of-00003.safetensors"), "checkpoint.path_taken", "needs a folder"),
         (below("README.md"), "checkpoint.path_taken", "needs a folder"),
@@ -107,7 +107,7 @@ def test_a_name_that_terminals_obey_is_refused_for_the_hub(
     (folder / name).write_text("x")
     go(folder, tmp_path / "out", size=SIZE)
     assert (tmp_path / "out" / name).read_text() == "x"
-    with pytest.raises(UnsafePath, match="no path may have"):
+    with pytest.raises(UnsafePath, match="not allowed in a path"):
         go(folder, on_hub.repo("target"), size=SIZE)
     assert not any("/repos/create" in line["path"] for line in on_hub.admin.log())
 
@@ -121,7 +121,7 @@ def test_a_tensor_whose_name_terminals_obey_is_refused_for_the_hub(
     save_file(tensors, folder / "model.safetensors")
     go(folder, tmp_path / "out", size=SIZE)
     assert load_file(tmp_path / "out" / "model.safetensors").keys() == tensors.keys()
-    with pytest.raises(UnsafeName, match="names a tensor 'layer") as error:
+    with pytest.raises(UnsafeName, match="tensor name 'layer") as error:
         go(folder, on_hub.repo("target"), size=SIZE)
     assert error.value.code == "checkpoint.unsafe_name" and repr(name)[1:-1] in str(error.value)
     assert not any("/repos/create" in line["path"] for line in on_hub.admin.log())
@@ -137,5 +137,5 @@ def test_a_source_file_whose_name_terminals_obey_is_refused_for_the_hub(
     index = {"metadata": {}, "weight_map": {f"l{i}": part for i in range(5)}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     go(folder, tmp_path / "out", size=SIZE)
-    with pytest.raises(UnsafePath, match="no path may have"):
+    with pytest.raises(UnsafePath, match="not allowed in a path"):
         go(folder, on_hub.repo("target"), size=SIZE)

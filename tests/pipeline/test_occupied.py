@@ -245,7 +245,7 @@ def test_a_manifest_says_nothing_of_weights_that_are_not_its_own(
 
 
 def test_a_plan_tells_that_a_card_keeps_its_text(model: Path, other: Path, tmp_path: Path, go: Run) -> None:
-    told = "README.md keeps its text, and gets reshard's block"
+    told = "README.md keeps its text and gets a reshard section"
     assert told in plan(asked(model, other, size=SIZE)).notes
     assert told in go(model, other, size=SIZE, overwrite=True).plan.notes
     (model / "README.md").unlink(missing_ok=True)
@@ -257,7 +257,7 @@ def test_what_an_earlier_run_kept_is_named_before_the_next_one_removes_it(model:
     kept = model.parent / ".model.reshard.last"
 
     def told(made: Plan) -> bool:
-        return any(str(kept) in note and "removed for good" in note for note in made.notes)
+        return any(str(kept) in note and "will be deleted" in note for note in made.notes)
 
     assert not told(go(model, model, size=SIZE).plan)
     assert kept.exists() and not told(go(model, model, size=SIZE).plan), "there was nothing to do"
@@ -298,7 +298,7 @@ def test_an_original_that_cannot_be_read_is_not_taken_for_nothing(tmp_path: Path
     with pytest.raises(KeptOriginal, match="in F32"):
         go(model, model, size=2 * SIZE, exclude=("broken*",))
     (kept / "model.safetensors").write_bytes(b"cut off")
-    with pytest.raises(KeptOriginal, match="what cannot be read"):
+    with pytest.raises(KeptOriginal, match="a form that cannot be read"):
         go(model, model, size=2 * SIZE, exclude=("broken*",))
     assert kept.exists()
 
@@ -313,12 +313,12 @@ def test_a_plan_tells_that_a_repository_is_created_and_who_may_see_it(model: Pat
     def told(source: str | Path, **options: str) -> str:
         return next(note for note in plan(asked(source, new, size=SIZE, **options)).notes if new in note)
 
-    ours = f" (the token of {on_hub.name} may write there)"
-    assert told(model) == told(hidden) == f"{new} is created, private; --public changes that{ours}"
-    assert told(open_) == f"{new} is created, public; --private changes that{ours}"
-    assert told(open_, visibility="private") == f"{new} is created, private{ours}"
-    assert told(model, visibility="public") == f"{new} is created, public{ours}"
-    assert f"{new} is created, private; --public changes that" in go(model, new, size=SIZE).plan.notes
+    ours = f"; the token of {on_hub.name} can write there"
+    assert told(model) == told(hidden) == f"will create {new} as a private repository (use --public to change){ours}"
+    assert told(open_) == f"will create {new} as a public repository (use --private to change){ours}"
+    assert told(open_, visibility="private") == f"will create {new} as a private repository{ours}"
+    assert told(model, visibility="public") == f"will create {new} as a public repository{ours}"
+    assert f"will create {new} as a private repository (use --public to change)" in go(model, new, size=SIZE).plan.notes
     assert not any(new in note for note in plan(asked(model, new, size=2 * SIZE)).notes)
 
 
@@ -341,8 +341,8 @@ def test_a_plan_promises_nothing_where_a_run_would_be_refused(
     with pytest.raises(NoWriteAccess) as refused:
         go(model, theirs, size=SIZE)
     (note,) = (note for note in plan(asked(model, theirs, size=SIZE)).notes if theirs in note)
-    assert note == f"a run is refused: {refused.value}"
-    assert f"the token of {on_hub.name} may not write to {theirs}" in note
+    assert note == f"a run will fail: {refused.value}"
+    assert f"the token of {on_hub.name} does not have write access to {theirs}" in note
 
 
 def test_a_plan_promises_nothing_for_a_token_that_only_reads(
@@ -350,7 +350,7 @@ def test_a_plan_promises_nothing_for_a_token_that_only_reads(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", on_hub.admin.create_token(on_hub.name, role="read"))
     (note,) = plan(asked(model, on_hub.repo("new"), size=SIZE)).notes
-    assert note.startswith(f"a run is refused: the token of {on_hub.name} may not write to ")
+    assert note.startswith(f"a run will fail: the token of {on_hub.name} does not have write access to ")
 
 
 def test_a_plan_says_where_write_access_cannot_be_asked(
@@ -360,11 +360,11 @@ def test_a_plan_says_where_write_access_cannot_be_asked(
 
     def unchecked(repo: str, **options: bool) -> str:
         notes = plan(asked(model, repo, size=SIZE, **options)).notes
-        return next(note.partition(": not checked ")[2] for note in notes if "not checked" in note)
+        return next(note.partition(" not checked ")[2] for note in notes if "not checked" in note)
 
     assert "pull request" in unchecked(there, pr=True)
     on_hub.admin.settings(auth_check_status=404)
-    assert "does not say" in unchecked(there)
+    assert "does not report token permissions" in unchecked(there)
     on_hub.admin.fault("GET /api/whoami-v2", "status", status=404)
     assert "whoami-v2" in unchecked(new)
     for answer in NO_ACCOUNT:
@@ -372,8 +372,11 @@ def test_a_plan_says_where_write_access_cannot_be_asked(
         on_hub.admin.fault("GET /api/whoami-v2", **answer)
         assert on_hub.endpoint in unchecked(new)
     monkeypatch.delenv("HF_TOKEN")
-    assert unchecked(new) == "(no token here)"
-    assert plan(asked(model, new, size=SIZE)).notes[0] == f"{new} is created, private; --public changes that"
+    assert unchecked(new) == "(no token)"
+    assert (
+        plan(asked(model, new, size=SIZE)).notes[0]
+        == f"will create {new} as a private repository (use --public to change)"
+    )
 
 
 # -------------------------------------------------------------------------------------- replaced, and brought back

@@ -51,7 +51,7 @@ def test_each_place_names_the_module_of_its_store(place: type[AnyPlace]) -> None
 
 
 def test_an_object_store_is_no_target() -> None:
-    with pytest.raises(BadPlace, match="read and not written to"):
+    with pytest.raises(BadPlace, match="can only be a source"):
         Request.of("a/b", "s3://bucket/x")
     with pytest.raises(ValidationError, match="target"):
         Request.model_validate({"source": "a/b", "target": {"kind": "bucket", "url": "s3://bucket"}})
@@ -119,14 +119,14 @@ def test_a_size_is_bytes(text: str, size: int) -> None:
 
 
 def test_a_small_number_without_a_unit_is_taken_for_one_whose_unit_was_forgotten() -> None:
-    with pytest.raises(BadSize, match="--size 200: without a unit these are bytes; 200MB is probably meant, or 200B"):
+    with pytest.raises(BadSize, match="--size 200: without a unit this means bytes; did you mean 200MB or 200B?"):
         parse_size("200")
     assert (parse_size("200B"), parse_size("1000000")) == (200, 1_000_000)
 
 
 @pytest.mark.parametrize("text", ["200,000,000", "1,000MB", "1,5GB"])
 def test_a_size_with_a_comma_is_told_of_the_comma(text: str) -> None:
-    with pytest.raises(BadSize, match=f"--size {text}: a number has no commas here"):
+    with pytest.raises(BadSize, match=f"--size {text}: remove the commas"):
         parse_size(text)
 
 

@@ -58,7 +58,7 @@ def test_verify_takes_the_rules_of_the_manifest_and_says_so(source: Path, tmp_pa
     out = tmp_path / "out"
     go(source, out, rename=RULES)
     told = same_tensors(out, source)
-    assert (told.result, told.reason.count("->")) == ("passed", 2) and "the manifest says" in told.reason
+    assert (told.result, told.reason.count("->")) == ("passed", 2) and "the manifest that you published" in told.reason
     typed = same_tensors(out, source, changes=Options(rename=RULES))
     assert (typed.result, typed.reason) == ("passed", "")
     other = verify(str(out), str(source), changes=Options(rename=[{"^h": "x"}])).checks
@@ -78,9 +78,9 @@ def test_other_rules_in_a_manifest_make_other_names(rules: Any, source: Path, tm
 
 
 def test_rules_that_make_one_name_of_two_or_change_none_are_errors(source: Path, tmp_path: Path, go: Run) -> None:
-    with pytest.raises(RenameCollision, match=r"x of two names of model: h\.0\.attn\.q and h\.0\.mlp"):
+    with pytest.raises(RenameCollision, match=r"two tensors of model the name x: h\.0\.attn\.q and h\.0\.mlp"):
         go(source, tmp_path / "out", rename=[{r"^h\.0\..*": "x"}])
-    with pytest.raises(RenameUnused, match=r"'\^g' -> 'x' changes no name"):
+    with pytest.raises(RenameUnused, match=r"'\^g' -> 'x' does not change any name"):
         go(source, tmp_path / "out", rename=[*RULES, {"^g": "x"}])
     with pytest.raises(RenameUnused, match="norm"):  # the second of two alike finds nothing that is left
         go(source, tmp_path / "out", rename=[{"^norm$": "n"}, {"^norm$": "n"}])

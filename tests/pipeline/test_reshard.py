@@ -240,7 +240,7 @@ def test_a_plan_of_another_hub_is_refused_by_the_hubs_and_not_by_the_commits(
         monkeypatch.setenv("HF_ENDPOINT", other)
         with pytest.raises(SourceChanged) as refused:
             source_of(request, Context.from_env(), made)
-        assert f"it was planned on {on_hub.endpoint}, and HF_ENDPOINT is {other} here" in str(refused.value)
+        assert f"it was planned on {on_hub.endpoint}, but HF_ENDPOINT is {other} here" in str(refused.value)
         assert made.pin.commit[:12] not in str(refused.value)
 
 
@@ -275,7 +275,7 @@ def test_a_card_that_its_owner_edited_stays_theirs(model: Path, on_hub: Namespac
     ("card", "why"),
     [
         (b"# Caf\xe9\n", "it is not UTF-8"),
-        (b"# A\n<!-- reshard:begin -->\nMine.\n", "reshard's markers in it are not one pair"),
+        (b"# A\n<!-- reshard:begin -->\nMine.\n", "it does not have exactly one pair of reshard markers"),
         (b"# A\n" * (CONFIG_MAX // 4 + 1), "it is larger than 10,000,000 bytes"),
     ],
     ids=["latin-1", "unclosed", "large"],
@@ -287,7 +287,7 @@ def test_a_card_that_cannot_be_edited_is_published_as_it_is(
     for size in (SIZE, 2 * SIZE):
         report = go(model, tmp_path / "out", size=size)
         assert (tmp_path / "out" / "README.md").read_bytes() == card
-        assert report.plan.notes[-1] == f"README.md is published as it is, without reshard's block: {why}"
+        assert report.plan.notes[-1] == f"README.md is published unchanged, without a reshard section: {why}"
 
 
 def test_an_owners_card_that_cannot_be_edited_stays(model: Path, on_hub: Namespace, go: Run) -> None:
@@ -440,7 +440,7 @@ def test_a_publication_of_a_later_request_stops_an_earlier_one_but_a_wrong_clock
     now = time.time()
     go(repo, target, size=SIZE)
     assert planned(time.time()).shards
-    with pytest.raises(TargetDrifted, match="after this was submitted"):
+    with pytest.raises(TargetDrifted, match="after this job was submitted"):
         planned(now - 1)
     with monkeypatch.context() as ahead:
         ahead.setattr(time, "time", lambda: now + 3600)
@@ -507,7 +507,7 @@ def test_a_target_that_more_may_see_than_its_source_is_refused(
 ) -> None:
     repo, there = upload(on_hub, "secret", model, **SEEN_BY[source]), on_hub.repo("target")
     on_hub.admin.create_repo(there, **SEEN_BY[target])
-    with nullcontext() if source == target else pytest.raises(TargetMoreVisible, match="and its source"):
+    with nullcontext() if source == target else pytest.raises(TargetMoreVisible, match="but its source"):
         go(repo, there, size=SIZE)
 
 
@@ -566,7 +566,7 @@ def test_a_plan_that_does_not_hold_the_source_goes_no_further(
     planner: Callable[[Known], Plan], model: Path, tmp_path: Path, go: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drafting, "make_plan", planner)
-    with pytest.raises(ProofError, match="the plan does not hold what the source holds"):
+    with pytest.raises(ProofError, match="the plan does not match the source"):
         go(model, tmp_path / "out", size=SIZE)
 
 
@@ -593,7 +593,7 @@ def llama(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("blind", "error", "said"),
-    [(False, ProofError, "the plan does not hold"), (True, ReloadFailed, r"model\.norm\.weight")],
+    [(False, ProofError, "the plan does not match"), (True, ReloadFailed, r"model\.norm\.weight")],
 )
 def test_headers_that_changed_since_they_were_planned_are_found_without_and_by_the_models_own_class(
     blind: bool,

@@ -243,7 +243,7 @@ def test_a_folder_that_cannot_be_written_is_told_and_costs_only_the_resuming(
     noted = Journal.open(tmp_path / "file" / "state", "key")
     noted.seal([receipt("a")])
     assert noted.receipts.keys() == {"a"}
-    assert "a run that is killed starts over" in caplog.text
+    assert "a killed run will start over" in caplog.text
 
 
 class Full(FileIO):
@@ -268,7 +268,7 @@ def test_a_note_that_cannot_be_written_ends_the_notes_and_not_the_run(
         noted.seal([receipt("b")])
         noted.seal([receipt("c")])
     assert noted.receipts.keys() == {"a", "b", "c"}
-    assert "a run that is killed starts over" in caplog.text
+    assert "a killed run will start over" in caplog.text
     assert not (tmp_path / "key.jsonl").exists()
 
 

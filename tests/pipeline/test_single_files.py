@@ -82,7 +82,7 @@ def test_a_file_that_is_one_of_several_names_the_folder(tmp_path: Path, go: Run)
     part = min(folder.glob("model-*.safetensors"))
     with pytest.raises(PartOfCheckpoint, match="one of the files of a checkpoint, by its name") as error:
         go(part, tmp_path / "out")
-    assert error.value.next_step == f"give the folder: {folder}"
+    assert error.value.next_step == f"use the folder: {folder}"
     odd = folder / "odd.safetensors"
     part.rename(odd)
     index = folder / "model.safetensors.index.json"
@@ -101,7 +101,7 @@ def test_a_file_that_links_elsewhere_is_refused_and_one_of_no_weights_is_no_plac
     with pytest.raises(UnsafePath, match=r"model\.pth"):
         go(tmp_path / "m" / "model.pth", tmp_path / "out")
     (tmp_path / "m" / "notes.txt").write_text("")
-    with pytest.raises(FolderNotFound, match="a file, and none of weights"):
+    with pytest.raises(FolderNotFound, match="a file, but not a weight file"):
         go(tmp_path / "m" / "notes.txt", tmp_path / "out")
 
 
@@ -120,7 +120,7 @@ def test_settings_beside_the_weights_are_carried_as_json_and_said(tmp_path: Path
     assert "\u202e" not in (out / "model.settings.json").read_text()
     [said] = [note for note in notes if "settings" in note]
     assert "(config, model_args) are written to model.settings.json" in said
-    assert not any("left out config" in note for note in notes) and any("left out epoch" in note for note in notes)
+    assert not any("skipped config" in note for note in notes) and any("skipped epoch" in note for note in notes)
     assert_same(output(out), STATE)
     [files] = [check for check in verify(str(out), against=str(tmp_path / "m")).checks if check.name == "other files"]
     assert files.result == "passed", files
@@ -198,7 +198,7 @@ def test_settings_beside_weights_follow_a_source_that_gets_or_loses_its_own_and_
 def test_what_json_has_no_word_for_is_left_out_and_said(tmp_path: Path, go: Run, value: Any) -> None:
     saved(tmp_path / "m" / "model.pt", {"config": value, "model": STATE})
     notes = go(tmp_path / "m", tmp_path / "out", size=SIZE).plan.notes
-    assert any("left out config" in note for note in notes)
+    assert any("skipped config" in note for note in notes)
     assert not (tmp_path / "out" / "model.settings.json").exists()
 
 
@@ -213,7 +213,7 @@ def test_settings_that_may_hold_a_secret_are_left_out_whole_and_said(
     value = {"config": {"deep": [{key: "hf_abc"}]}, "model_args": {"layers": 2}, "model": STATE}
     torch.save(value, tmp_path / "m" / "model.pt", _use_new_zipfile_serialization=not legacy)
     notes = go(tmp_path / "m", tmp_path / "out", size=SIZE).plan.notes
-    assert f"model.pt: no settings are taken from config: its {key!r} may be a secret" in notes
+    assert f"model.pt: skipped the settings in config, as its {key!r} could be a secret" in notes
     assert json.loads((tmp_path / "out" / "model.settings.json").read_text()) == {"model_args": {"layers": 2}}
 
 
@@ -224,7 +224,7 @@ def test_ids_and_counts_of_tokens_are_settings_and_a_scripts_arguments_are_not(t
     )
     notes = go(tmp_path / "m", tmp_path / "out", size=SIZE).plan.notes
     assert json.loads((tmp_path / "out" / "model.settings.json").read_text()) == {"config": config}
-    assert any("left out hparams" in note for note in notes) and any("left out hyper_par" in note for note in notes)
+    assert any("skipped hparams" in note for note in notes) and any("skipped hyper_par" in note for note in notes)
 
 
 def test_settings_that_differ_between_the_files_of_one_checkpoint_are_said(tmp_path: Path, go: Run) -> None:
@@ -236,7 +236,10 @@ def test_settings_that_differ_between_the_files_of_one_checkpoint_are_said(tmp_p
     notes = go(tmp_path / "m", tmp_path / "out", size=SIZE).plan.notes
     written = json.loads((tmp_path / "out" / "model.settings.json").read_text())
     assert written == {"config": {"layers": 1}, "model_args": {"same": 1}}
-    assert "pytorch_model-00002-of-00002.bin: its own settings in 'config' give way to the first file's" in notes
+    assert (
+        "pytorch_model-00002-of-00002.bin: its settings in 'config' differ from the first file's, which are used"
+        in notes
+    )
     assert not any("'model_args'" in note for note in notes)
 
 
@@ -245,4 +248,4 @@ def test_settings_that_repeat_one_value_without_end_cost_no_more_than_they_may(t
     for _ in range(7):
         value = {str(i): value for i in range(100)}
     saved(tmp_path / "m" / "model.pt", {"config": value, "model": STATE})
-    assert any("left out config" in note for note in go(tmp_path / "m", tmp_path / "out", size=SIZE).plan.notes)
+    assert any("skipped config" in note for note in go(tmp_path / "m", tmp_path / "out", size=SIZE).plan.notes)

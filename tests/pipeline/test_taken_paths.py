@@ -25,7 +25,7 @@ def test_what_include_names_never_takes_the_path_of_what_is_written(tmp_path: Pa
     source, target = upload(on_hub, "source", model), on_hub.repo("target")
     for again in (False, True):  # the second time the weights stand already
         report = go(source, target, size=SIZE, include=("*",))
-        taken = ("model.safetensors.index.json", "a file that is written has this path")
+        taken = ("model.safetensors.index.json", "the result has its own file at this path")
         assert (taken in report.plan.left_out, bool(report.plan.reused)) == (not again, again)
         assert read_checkpoint(from_hub(on_hub.endpoint, target)) == read_checkpoint(from_folder(tmp_path / "single"))
         on_hub.admin.put_files(source, {"notes.txt": b"new"})

@@ -171,7 +171,7 @@ def test_the_fleet_is_steered_over_the_api(both: Both, api: Run, store: JobStore
     for command in ("drain", "undrain"):
         assert both("fleet", command, "nobody", code=10)[0]["error"]["code"] == "queue.no_worker"
     assert api("fleet", "undrain", "box").out == "Worker box takes work again\n"
-    said = "no worker is called ../pause; there are: box"
+    said = "no worker is named ../pause (workers: box)"
     assert both("fleet", "drain", "../pause", code=10)[0]["error"]["message"] == said
     assert api("fleet", "pause", scope="read").err.startswith("error[access.scope]: ")
 
@@ -266,7 +266,7 @@ def test_who_may_not_is_told_what_to_set(api: Run, site: Site, store: JobStore, 
     assert api("list", scope="read").code == 0
     refused = api(*SUBMIT, scope="read")
     assert refused.code == 4 and refused.err.startswith("error[access.scope]: reader may read here, ")
-    for token, why in (({}, "wants a token"), ({"RESHARD_API_TOKEN": "rsh_hush"}, "refuses RESHARD_API_TOKEN")):
+    for token, why in (({}, "requires a token"), ({"RESHARD_API_TOKEN": "rsh_hush"}, "rejected RESHARD_API_TOKEN")):
         for command in (SUBMIT, ("watch", "abcd")):
             done = reshard(*command, env={"RESHARD_API_URL": site.url} | token)
             assert done.code == 4 and done.err.startswith(f"error[access.api_token]: {site.url} {why}\n"), done.err

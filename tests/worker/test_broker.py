@@ -153,7 +153,7 @@ def test_a_data_folder_of_another_user_is_a_bad_setting(own: Settings) -> None:
     if user == 0:
         os.seteuid(65534)  # nobody; root may look everywhere
     try:
-        with pytest.raises(BadSetting, match="RESHARD_DATA_DIR=.*: it is another user's"):
+        with pytest.raises(BadSetting, match="RESHARD_DATA_DIR=.*: owned by another user"):
             broker.broker_url(own)
     finally:
         os.seteuid(user)

@@ -30,7 +30,7 @@ def test_a_worker_and_control_are_alive_without_their_broker_and_ready_only_with
             assert answer(port, "/") == answer(port, "/healthz/x") == answer(port, "/favicon.ico")
             assert answer(port, "/")[0] == 404
         assert answer(ports["RESHARD_METRICS_PORT"], "/metrics")[0] == 200
-        assert answer(ports["RESHARD_HEALTH_PORT"], "/metrics") == (404, "there is only /healthz, /readyz")
+        assert answer(ports["RESHARD_HEALTH_PORT"], "/metrics") == (404, "only /healthz, /readyz")
         broker.kill()
         for port in ports.values():
             wait_for(lambda port=port: answer(port, "/readyz")[0] == 503, "its not being ready", 2 * PRESUMED_DEAD)
@@ -81,7 +81,7 @@ def test_a_drained_worker_is_alive_and_not_ready(tmp_path: Path) -> None:
             (name,) = [process.name for process in store.processes() if process.pid == worker.pid]
         assert machine.run("fleet", "drain", name).returncode == 0
         wait_for(lambda: answer(port, "/readyz")[0] == 503, "its not being ready")
-        assert answer(port, "/readyz")[1] == "it takes no work: it is drained, rests or ends"
+        assert answer(port, "/readyz")[1] == "it accepts no work: it is drained, paused itself or is shutting down"
         assert answer(port, "/healthz") == (200, "ok")
 
 
@@ -91,7 +91,7 @@ def test_a_control_whose_loop_stands_still_is_not_healthy(
     process = Control(store, leases, Settings(broker_url=store.url))
     assert process.stuck() == ""
     monkeypatch.setattr(control, "STUCK", -1.0)
-    assert process.stuck().startswith("its loop has not turned for")
+    assert process.stuck().startswith("its loop has been stuck for")
 
 
 def test_who_connects_and_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:

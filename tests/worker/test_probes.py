@@ -36,7 +36,7 @@ def test_a_fleet_that_begins_nothing_is_a_warning(store: JobStore) -> None:
     assert fleet_of() == ["every worker is drained; jobs wait: `reshard fleet undrain here:1`"]
     assert "here:2, 1, drained" in [probe.says for probe in queue(settings(store.url))]
     fleet.pause("me", "the line is down")
-    assert fleet_of() == ["paused by me: the line is down; jobs wait: `reshard fleet resume` lets them go on"]
+    assert fleet_of() == ["paused by me: the line is down; jobs are waiting: resume with `reshard fleet resume`"]
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_control_waits_until_it_takes_something_again(broken: Refusing, caplog: 
     with ExitStack() as refused:
         refused.enter_context(refusal())
         with running(store) as wakes:
-            wait_for(lambda: "the broker is unavailable or refuses: " in caplog.text, "its noticing")
+            wait_for(lambda: "the broker is unavailable or denied access: " in caplog.text, "its noticing")
             refused.close()
             job = store.submit(ask()).id
             wait_for(lambda: wakes.sent == [("interactive", job)], "the wake")

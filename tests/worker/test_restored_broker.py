@@ -63,7 +63,7 @@ def test_a_job_from_before_the_backup_does_not_replace_what_was_published_after_
     seen = site.ended(old)
     assert seen.state == JobState.failed and seen.error is not None
     assert seen.error["code"] == TargetDrifted.code
-    assert published[:12] in seen.error["message"] and "after this was submitted" in seen.error["message"]
+    assert published[:12] in seen.error["message"] and "after this job was submitted" in seen.error["message"]
     assert head(site) == published
 
     again = site.ended(site.submit())  # somebody wants A, and knows of B

@@ -140,7 +140,7 @@ def test_a_file_that_holds_no_secret_is_named(unread: None, tmp_path: Path, monk
     with pytest.raises(BadSetting, match="it is empty"):
         settings()
     (tmp_path / "secret").write_bytes(b"\xff")
-    with pytest.raises(BadSetting, match="it is not text"):
+    with pytest.raises(BadSetting, match="not text"):
         settings()
 
 

@@ -131,14 +131,14 @@ def test_a_worker_without_a_temporary_folder_says_so_in_one_line_and_ends_before
         worker = machine.launch("worker", worker_command(1))
         assert worker.wait(60) == TempDirUnusable.exit_code
     (line,) = worker.said().splitlines()
-    assert f"error[resource.tmpdir]: the temporary folder {tmp_path / 'file'} cannot be used: " in line
+    assert f"error[resource.tmpdir]: cannot use the temporary folder {tmp_path / 'file'} cannot be used: " in line
     assert "RESHARD_TMPDIR" in line
 
 
 def test_a_worker_whose_temporary_files_a_cleaner_took_ends_without_a_traceback(tmp_path: Path) -> None:
     with Broker(tmp_path) as broker, Machine(tmp_path, broker.url) as machine:
         worker = machine.worker(concurrency=1)
-        wait_for(lambda: "the worker is running" in worker.said(), "its last word before a job")
+        wait_for(lambda: "worker ready" in worker.said(), "its last word before a job")
         for path in machine.tmpdir.iterdir():
             shutil.rmtree(path)
         worker.terminate()

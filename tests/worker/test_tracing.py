@@ -254,7 +254,7 @@ def test_a_receiver_that_hangs_holds_up_neither_a_job_nor_the_end_of_a_worker(
     hung.assert_published_once(hung.submit("second"), "second")
     stop(hung)
     assert receiver.bodies == [], "nothing was answered all the while"
-    assert re.search(r"(\d+) of \1 spans of this process did not reach their receiver", worker.said())
+    assert re.search(r"(\d+) of \1 spans of this process were not delivered", worker.said())
 
 
 def test_a_process_that_ends_does_not_wait_until_a_receiver_has_answered(
@@ -309,7 +309,7 @@ def test_spans_that_find_the_queue_full_are_dropped_and_counted(
     receiver.answers.set()
     tracing.end()
     assert len(receiver.spans()) == 8
-    assert "17 of 25 spans of this process did not reach their receiver" in caplog.text
+    assert "17 of 25 spans of this process were not delivered" in caplog.text
 
 
 def test_spans_that_a_receiver_refuses_are_counted(
@@ -321,7 +321,7 @@ def test_spans_that_a_receiver_refuses_are_counted(
     tracing.end()
     assert len(receiver.bodies) == 1, "it is not tried again"
     assert re.search("Failed to export spans? batch code: 403", caplog.text)
-    assert "1 of 1 spans of this process did not reach their receiver" in caplog.text
+    assert "1 of 1 spans of this process were not delivered" in caplog.text
 
 
 def test_a_value_that_opentelemetry_refuses_costs_the_traces_and_no_job(
@@ -412,7 +412,7 @@ def test_without_opentelemetry_nothing_is_started_and_the_extra_is_named(
     monkeypatch.setitem(sys.modules, missing, None)
     tracing.check()
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
-    with pytest.raises(ExtraMissing, match="opentelemetry.* is not installed, which OTEL_ variables") as error:
+    with pytest.raises(ExtraMissing, match=r"opentelemetry.* is not installed \(required by OTEL_") as error:
         local.up(Settings(data_dir=tmp_path))
     assert "[otel]" in error.value.next_step
     assert list(tmp_path.iterdir()) == []

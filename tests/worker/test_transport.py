@@ -31,4 +31,4 @@ def test_a_message_that_cannot_go_back_because_its_connection_is_lost_is_dropped
             connection.release()
         taken[0].reject_log_error(log, connection.connection_errors, requeue=True)
         assert broker.client().llen(queue.name) == (0 if lost else 1)
-    assert ("a wake is not put back" in caplog.text) == lost
+    assert ("a wake was not put back" in caplog.text) == lost

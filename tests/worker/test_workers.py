@@ -204,7 +204,7 @@ def test_a_second_sigterm_hands_back_at_once(site: Site) -> None:
     job = site.submit()
     site.space.admin.wait_for_fault(rule, waiting=1)
     worker.terminate()
-    wait_for(lambda: "the worker ends" in worker.said(), "the first signal's effect")
+    wait_for(lambda: "shutting down" in worker.said(), "the first signal's effect")
     worker.terminate()
     worker.wait(30)  # and not the ten minutes of its drain
     assert site.store.get(job).claims == ()
@@ -283,7 +283,7 @@ def test_receipts_of_a_copy_that_ends_while_the_broker_is_away_are_kept(site: Si
     job = site.submit()
     site.copying(job)
     site.broker.kill()
-    wait_for(lambda: "waits for the broker" in worker.said(), "a copy that has ended", 60)
+    wait_for(lambda: "is waiting for the broker" in worker.said(), "a copy that has ended", 60)
     site.broker.start()
     site.space.admin.clear_faults()
     site.assert_published_once(job)
@@ -308,7 +308,7 @@ def test_a_broker_that_is_away_when_a_task_ends_does_not_stop_its_worker(site: S
     python, module, celery, *arguments = worker_command(1)
     assert (module, celery) == ("-m", "celery")
     worker = site.machine.start("worker", [python, "-c", TALKATIVE, *arguments])
-    wait_for(lambda: "the worker is running" in worker.said(), "its child's being there")
+    wait_for(lambda: "worker ready" in worker.said(), "its child's being there")
     children = worker.children()
     for pid in children:
         os.kill(pid, signal.SIGSTOP)

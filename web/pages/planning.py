@@ -61,7 +61,7 @@ def submit(call: Call) -> Reply:
     try:
         sent = _drafted(call.body)
         if sent.target == NOWHERE:
-            raise BadBody(where="target", why="where it goes is missing")
+            raise BadBody(where="target", why="the target is missing")
         made = submit_job(call.session, sent)
     except ReshardError as error:
         return _page(as_typed(call.body), error)

@@ -96,9 +96,9 @@ def parse_limits(given: Mapping[str, str]) -> dict[str, str | None]:
     ``closed`` is the window that is left when these hours are taken from the day.
     """
     if not given:
-        raise BadLimit(what="no limit is named")
+        raise BadLimit(what="give at least one limit")
     if {"window", "closed"} <= given.keys():
-        raise BadLimit(what="--window and --closed exclude each other: each is what the other leaves of the day")
+        raise BadLimit(what="--window and --closed cannot be used together: one is the rest of the day of the other")
     return {
         "window" if name == "closed" else name: None if text.strip().lower() == OFF else _parse(name, text)
         for name, text in given.items()
@@ -118,7 +118,7 @@ def _parse(name: str, text: str) -> str:
     if name == "bandwidth":
         size, slash, second = text.strip().rpartition("/")
         if not slash or second != "s":
-            raise BadLimit(what=f"{option}: bytes a second are meant, as in 200MB/s")
+            raise BadLimit(what=f"{option}: use bytes per second, such as 200MB/s")
     try:
         return str(parse_size(size))
     except BadSize as error:
@@ -283,7 +283,7 @@ class Fleet:
         except (BadSchedule, BadLimit, ValueError) as error:
             if self._complained != self._limits.tz:
                 self._complained = self._limits.tz
-                log.error("bulk work is left to other workers: %s", error)
+                log.error("leaving bulk work to other workers: %s", error)
             return self._night, 1
         return self._night, int(shut)
 

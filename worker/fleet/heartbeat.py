@@ -34,4 +34,4 @@ def withdraw(client: redis.Redis, process: Process) -> None:
             pipeline.delete(f"{PREFIX}process:{process.name}")
             pipeline.execute()
     except redis.RedisError as error:
-        log.warning("the broker is unavailable at the end: %s", error)
+        log.warning("the broker is unavailable at shutdown: %s", error)

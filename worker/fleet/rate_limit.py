@@ -101,7 +101,7 @@ class SharedRateLimiter(LocalRateLimiter):
 
     def _take(self, kind: str) -> float:
         """Seconds to wait for a call; after 0 it is ours."""
-        with _tolerated("ask how long other workers wait"):
+        with _tolerated("check how long other workers wait"):
             # A Hub that names no limits and asked for no wait takes a glance at two keys, at once, instead of a script.
             if kind not in self._told and not self._redis.exists(self._key, f"{self._key}:{kind}"):
                 return 0.0

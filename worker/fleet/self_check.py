@@ -68,16 +68,16 @@ def named(error: Exception, tmpdir: Path | None) -> ReshardError:
     if isinstance(error, ImportError):
         return PackageMissing(what=str(error))
     if isinstance(error, MemoryError) or "can't start new thread" in str(error):
-        return ResourceError(what=f"memory or processes ran out where the work is done: {error}")
+        return ResourceError(what=f"out of memory or processes: {error}")
     if isinstance(error, OSError):
         where, why = error.filename or tmpdir, error.strerror or str(error)
         if error.errno in FULL:
-            return ResourceError(what=f"no room on {where}: {why}")
+            return ResourceError(what=f"no space left on {where}: {why}")
         if error.errno in _EXHAUSTED:
-            return ResourceError(what=f"memory, processes or open files ran out where the work is done: {why}")
+            return ResourceError(what=f"out of memory, processes or open files: {why}")
         if tmpdir is not None and not (tmpdir.is_dir() and os.access(tmpdir, os.W_OK | os.X_OK)):
             return TempDirUnusable(path=str(tmpdir), why=why)
-    log.error("it failed for an unknown reason", exc_info=error)
+    log.error("failed for an unknown reason", exc_info=error)
     return ReshardError(what=f"{type(error).__name__}: {error}")
 
 
@@ -101,7 +101,7 @@ def _cause() -> dict[str, Any]:
     try:
         cause: dict[str, Any] = json.loads(shared[_CAUSE:].rstrip(b"\0"))
     except ValueError:
-        return {"code": ReshardError.code, "message": "several things failed at once", "hint": "look at its log"}
+        return {"code": ReshardError.code, "message": "several tasks failed at once", "hint": "see its log"}
     return cause
 
 
@@ -139,7 +139,7 @@ class SelfCheck:
         try:
             self._try = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
         except (OSError, MemoryError) as error:
-            log.warning("this worker cannot try itself: %s", error)
+            log.warning("cannot run the self-check: %s", error)
             self._rest(self._tried_for)
             return
         self._tried = self._clock()
@@ -154,7 +154,7 @@ class SelfCheck:
         if ended == 0 and not said and not self._unseen():
             if self._cause is not None:
                 self._fleet.awake(self._worker)
-            log.warning("this worker found itself fit, and %s", "takes work again" if self._cause else "goes on")
+            log.warning("self-check passed; this worker %s", "accepts work again" if self._cause else "continues")
             self._doubted |= self._cause is None
             self._cause, shared[_COUNT] = None, 0
             return
@@ -163,7 +163,7 @@ class SelfCheck:
             try:
                 found = {name: value for name, value in found.items() if name in _FACTS} | json.loads(said)
             except ValueError:
-                log.warning("this worker's try of itself said something else: %r", said[:200])
+                log.warning("self-check gave an invalid answer: %r", said[:200])
         self._rest(found)
 
     def _unseen(self) -> bool:
@@ -173,8 +173,8 @@ class SelfCheck:
     def _rest(self, cause: dict[str, Any]) -> None:
         self._pause = min(2 * self._pause or REST_FIRST, REST_MAX)
         self._next = self._clock() + self._pause
-        rests = "still rests" if self._cause else f"rests after {REST_AFTER} failures in a row that are its own"
-        log.error("this worker %s, and tries itself again in %.0f s: %s", rests, self._pause, cause["message"])
+        rests = "is still paused" if self._cause else f"paused itself after {REST_AFTER} machine errors in a row"
+        log.error("this worker %s; next self-check in %.0f s: %s", rests, self._pause, cause["message"])
         self._cause = cause
         self._fleet.rest(self._worker, cause)
 
@@ -207,7 +207,7 @@ def _check_tokens(cause: Mapping[str, Any], context: Context) -> None:
     references = [reference for reference in context.credentials.references() if reference.endpoint == endpoint]
     tokens = [reference for reference in references if reference.credential is not None]
     if references and not tokens and asked_for:
-        raise TokenMissing(endpoint=endpoint, need="writing there", sign_in=GO_ON["sign_in"][1])
+        raise TokenMissing(endpoint=endpoint, need="writing to it", sign_in=GO_ON["sign_in"][1])
     errors = [probe_hub(reference, time.time).error for reference in tokens]
     serious = [error for error in errors if isinstance(error, TokenRefused) or (error and asked_for)]
     if serious and len(serious) == len(tokens):

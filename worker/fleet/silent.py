@@ -33,14 +33,10 @@ class Silent(NamedTuple):
         pid, name = self.process.pid, self.process.name
         match self.why:
             case "stopped":
-                return (
-                    f"{name} is stopped; resume it with `kill -CONT {pid}`, or replace it with `reshard up --restart`"
-                )
+                return f"{name} is stopped: resume it with `kill -CONT {pid}` or replace it with `reshard up --restart`"
             case "hangs":
-                return (
-                    f"{name} is hung (see its log); replace it with `reshard up --restart`, or run `kill -KILL {pid}`"
-                )
-        return f"{name} has not responded for {time.time() - self.told:.0f} s; check it on its machine"
+                return f"{name} hangs (see its log): replace it with `reshard up --restart` or run `kill -KILL {pid}`"
+        return f"{name} has not been heard from for {time.time() - self.told:.0f} s: check it on its machine"
 
 
 def noted(process: Process) -> str:

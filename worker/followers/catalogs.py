@@ -137,7 +137,7 @@ class Catalogs:
         if not started:
             status = self.get(definition.name)
             if status.definition.digest != definition.digest or status.state not in UNDER_WAY:
-                raise CatalogState(name=definition.name, state=status.state, why="its jobs have not all ended")
+                raise CatalogState(name=definition.name, state=status.state, why="some of its jobs have not ended")
         last = {"digest": definition.digest, "at": server_ms(self._redis)}
         self._redis.hset(SUBMITTED, definition.name, json.dumps(last))
         return started
@@ -210,11 +210,11 @@ class Catalogs:
 
     def pause(self, name: str) -> None:
         """Expand and admit nothing more; jobs at work go on. Raises CatalogNotFound, CatalogState."""
-        self._turn(name, "paused", "only one that runs can be paused")
+        self._turn(name, "paused", "only a running catalog can be paused")
 
     def resume(self, name: str) -> None:
         """Go on where it was paused or stopped; done when nothing is left. Raises CatalogNotFound, CatalogState."""
-        self._turn(name, "running", "only one that is paused or stopped can go on")
+        self._turn(name, "running", "only a paused or stopped catalog can be resumed")
 
     def cancel(self, name: str) -> int:
         """Drop what was not begun and cancel what is at work; returns how many jobs. Raises as ``pause``.
@@ -222,7 +222,7 @@ class Catalogs:
         Jobs that it found at work, as somebody else had asked for them, are not its own and go on.
         A second time it goes on where a client died over the first.
         """
-        self._turn(name, "cancelled", "it has ended already")
+        self._turn(name, "cancelled", "it has already ended")
         cancelled = 0
         for job in texts(self._redis.hvals(key(name, "active"))):
             try:
@@ -230,7 +230,7 @@ class Catalogs:
                     self.store.cancel(job)
                     cancelled += 1
             except (WrongState, JobNotFound) as error:
-                log.info("job %s goes on to its end: %s", job, error)
+                log.info("job %s keeps running: %s", job, error)
         return cancelled
 
     def retry(self, name: str, only: str | None = None) -> int:
@@ -241,7 +241,7 @@ class Catalogs:
 
         def step(pipe: Pipeline, now: Now) -> int:
             if now.state is not None and "expanding" in {now.state, now.paused_from}:
-                raise CatalogState(name=name, state=now.state, why="it is not expanded yet")
+                raise CatalogState(name=name, state=now.state, why="it has not been expanded yet")
             again: dict[str, Ended] = {}
             for number, kept in hash_of(pipe, key(name, "ended")).items():
                 ended = known_fields(Ended, kept)
@@ -271,7 +271,7 @@ class Catalogs:
 
         def step(pipe: Pipeline, now: Now) -> None:
             if now.busy:
-                raise CatalogState(name=name, state=now.shown, why="only one whose jobs have all ended can be removed")
+                raise CatalogState(name=name, state=now.shown, why="remove it when all of its jobs have ended")
             nights = [f"night:{ms}" for ms in texts(pipe.lrange(key(name, "nights"), 0, -1))]
             pipe.multi()
             pipe.delete(key(name), *(key(name, part) for part in (*RUN_PARTS, "record", "nights", *nights)))

@@ -26,16 +26,16 @@ class Contained:
         try:
             yield
         except (CatalogNotFound, ScheduleNotFound) as error:
-            log.info("it was removed or restarted meanwhile: %s", error)
+            log.info("removed or restarted meanwhile: %s", error)
         except BROKER_UNAVAILABLE:
             raise
         except Exception as error:
             if name not in self._broken:
                 # A newer release's, or a time zone that is unknown here.
                 if isinstance(error, ValidationError | ScheduleUnreadable | BadSchedule):
-                    log.error("%s %s cannot be read here and is left to another control: %s", self._what, name, error)
+                    log.error("cannot read %s %s here; leaving it to another control: %s", self._what, name, error)
                 else:
-                    log.exception("%s %s failed for an unknown reason, and waits", self._what, name)
+                    log.exception("%s %s failed for an unknown reason and waits", self._what, name)
             self._broken.add(name)
         else:
             self._broken.discard(name)

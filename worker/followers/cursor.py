@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 EXPAND_LEASE = 30.0  # seconds after which another control expands what a dead one began
 CLOCK_SLACK = 1.0  # seconds that the broker's clock may be put back by, to correct it
-WAITS = "it waits: it has {most} jobs queued, as many as one submitter may"  # the note of a run
+WAITS = "waiting: it already has {most} queued jobs, the limit for one submitter"  # the note of a run
 FILL = 500  # entries written in one step, so that none keeps Redis busy for long
 
 
@@ -100,13 +100,13 @@ class Cursor(Catalogs):
         def step(pipe: Pipeline, now: Now) -> None:
             pipe.multi()
             if (now.state, now.run, now.expander) == ("expanding", run, token):
-                pipe.hset(key(name), "note", f"{error}; it is tried again")
+                pipe.hset(key(name), "note", f"{error}; trying again")
 
         self._change(name, step)
 
     def refuse(self, name: str, run: str, token: str, error: ReshardError) -> None:
         """This run cannot be expanded. Raises CatalogState when it is not this control's to expand any more."""
-        why = "it is not this control's to expand any more"
+        why = "another control expands it now"
         self._turn(name, "failed", why, f"{error} ({error.next_step})", run, token)
 
     def fill(
@@ -196,7 +196,7 @@ class Cursor(Catalogs):
         name = definition.name
         entry = self._entry(name, number)
         if entry.request is None:
-            error: ReshardError = BadPlace(value=entry.repo, why="the file gives it no target")
+            error: ReshardError = BadPlace(value=entry.repo, why="it has no target in the file")
             self._end(definition, run, number, entry.repo, Ended("failed", error=error.to_dict()))
             return "gone"
         again = cast("bytes | None", self._redis.hget(key(name, "again"), number))

@@ -42,7 +42,8 @@ def expanded(definition: Definition, context: Context, catalogs: Cursor) -> tupl
             catalogs.remember(definition.name, entry)
     for one, _ in wanted:
         if one.error is not None:
-            one.error.facts |= {"again": f"`reshard catalog retry {definition.name}`", "where": " where control runs"}
+            again = f"run `reshard catalog retry {definition.name}`"
+            one.error.facts |= {"again": again, "where": " for control and restart it"}
     return [(entry, one.error) for one, entry in wanted], found.empty
 
 
@@ -96,7 +97,7 @@ class Expander:
         try:
             self._attempt(name, run)
         except redis.RedisError as error:
-            log.warning("catalog %s will be expanded again, the broker was unavailable: %s", name, error)
+            log.warning("catalog %s will be expanded again; the broker was unavailable: %s", name, error)
 
     def _attempt(self, name: str, run: str) -> None:
         try:
@@ -104,7 +105,7 @@ class Expander:
             log.info("catalog %s: %s entries", name, len(rows))
             self._catalogs.fill(name, run, self._token, rows, empty)
         except ReshardError as error:
-            log.warning("catalog %s cannot be expanded: %s", name, error, extra=error.logged)
+            log.warning("cannot expand catalog %s: %s", name, error, extra=error.logged)
             if error.retryable:
                 self._again[run] = self._clock() + EXPAND_AGAIN
                 self._catalogs.delay(name, run, self._token, error)
@@ -122,4 +123,4 @@ class Expander:
         try:
             self._catalogs.refuse(name, run, self._token, error)
         except (CatalogState, CatalogNotFound) as ended:
-            log.info("catalog %s was ended meanwhile: %s", name, ended)
+            log.info("catalog %s ended meanwhile: %s", name, ended)

@@ -84,7 +84,7 @@ class Notice:
     def test(cls) -> Notice:
         now = datetime.now(UTC)
         id = f"test-{now.timestamp() * 1000:.0f}"
-        return cls(id, now.timestamp(), "test", "hook", "test", "a test of reshard's notices: no problems found", "")
+        return cls(id, now.timestamp(), "test", "hook", "test", "a test notice from reshard: no problems found", "")
 
     @classmethod
     def read(cls, fields: Mapping[str, str]) -> Notice:
@@ -112,14 +112,14 @@ class Notice:
 def _text(fields: Mapping[str, str], error: dict[str, Any] | None, codes: Mapping[str, int]) -> str:
     subject, kind = f"{fields['what']} {fields['name']}", fields["kind"]
     if kind == "recovered":
-        return f"{subject} ended well again"
+        return f"{subject} succeeded again"
     if kind == "missed":
         due = datetime.fromtimestamp(int(fields["due"]) / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
         return f"{subject}, due on {due}: {_MISSED.get(fields['outcome'], fields['outcome']).format(job=fields['job'])}"
     if error is not None:
         return f"{subject} failed: job {fields['job']}: {error['code']}: {error['message']}"
     if fields.get("state") == "failed":
-        return f"{subject} could not be expanded: {fields['note']}"
+        return f"cannot expand {subject}: {fields['note']}"
     parts = [f"stopped: {fields['note']}"] if fields.get("state") == "stopped" else []
     if codes:
         ranked = ", ".join(f"{code} {number:,}" for code, number in Counter(codes).most_common())
@@ -128,11 +128,11 @@ def _text(fields: Mapping[str, str], error: dict[str, Any] | None, codes: Mappin
 
 
 _MISSED = {
-    "fired": "no control ran then, and it was fired late",
-    "missed": "no control ran then, and it was left out",
-    "overlap": "left out, because what it fired last is still at work",
-    "full": "left out, because it has as many jobs queued as one submitter may",
-    "busy": "left out, because job {job} has the target, with another request",
+    "fired": "fired late, as no control was running",
+    "missed": "skipped, as no control was running",
+    "overlap": "skipped: previous run still in progress",
+    "full": "skipped: it has reached the limit of queued jobs for one submitter",
+    "busy": "skipped: job {job} is working on the target, with a different request",
 }
 
 
@@ -168,7 +168,7 @@ class Command:
                 self._arguments, env=os.environ | told, stdin=subprocess.PIPE, stdout=STDERR, start_new_session=True
             )
         except OSError as error:
-            raise NoticeFailed(hook=self.name, why=f"it cannot be started: {error.strerror}") from None
+            raise NoticeFailed(hook=self.name, why=f"cannot start it: {error.strerror}") from None
         try:
             process.communicate(notice.to_json(), timeout=NOTIFY_TIMEOUT)
         except subprocess.TimeoutExpired:
@@ -176,7 +176,7 @@ class Command:
             process.wait()
             raise NoticeFailed(hook=self.name, why=f"it ran for more than {NOTIFY_TIMEOUT:.0f} s") from None
         if process.returncode != 0:
-            raise NoticeFailed(hook=self.name, why=f"it ended with {process.returncode}")
+            raise NoticeFailed(hook=self.name, why=f"it exited with {process.returncode}")
 
 
 class Url:
@@ -195,9 +195,9 @@ class Url:
         except httpx2.TransportError as error:
             raise NoticeFailed(hook=self.name, why=describe(error)) from None
         except httpx2.InvalidURL:
-            raise NoticeFailed(hook=self.name, why="it is not a valid URL") from None
+            raise NoticeFailed(hook=self.name, why="not a valid URL") from None
         if not 200 <= status < 300:
-            raise NoticeFailed(hook=self.name, why=f"it answered {status}")
+            raise NoticeFailed(hook=self.name, why=f"HTTP {status}")
 
 
 class Services:
@@ -210,14 +210,14 @@ class Services:
         try:
             import apprise
         except ImportError:
-            raise ExtraMissing(package="apprise", extra="apprise", who="RESHARD_NOTIFY_APPRISE needs") from None
+            raise ExtraMissing(package="apprise", extra="apprise", who="RESHARD_NOTIFY_APPRISE") from None
         logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)  # its messages name URLs, which hold secrets
         self._services = [apprise.Apprise() for _ in urls]
         self._left: dict[str, list[Any]] = {}  # by notice: those that have not taken it
         for number, (service, url) in enumerate(zip(self._services, urls, strict=True), 1):
             if not service.add(url):
                 raise BadSetting(
-                    name="RESHARD_NOTIFY_APPRISE", value="...", why=f"number {number} is not a URL that Apprise knows"
+                    name="RESHARD_NOTIFY_APPRISE", value="...", why=f"URL number {number} is not supported by Apprise"
                 )
 
     def tell(self, notice: Notice) -> None:
@@ -286,9 +286,9 @@ class Notifier:
                 while not ending.is_set() and self.tell(hook):
                     pass
             except BROKER_UNAVAILABLE as error:
-                log.warning("notices wait for the broker: %s", error)
+                log.warning("notices are waiting for the broker: %s", error)
             except Exception:
-                log.exception("the %s hook failed on a notice for an unknown reason; it is tried again", hook.name)
+                log.exception("the %s hook failed on a notice for an unknown reason; trying again", hook.name)
 
     def tell(self, hook: Hook) -> str | None:
         """Try the next notice whose time has come; returns ``told``, ``again`` or ``dropped``, None when none has.
@@ -300,19 +300,19 @@ class Notifier:
         id, fields, attempt = found
         about = f"notice {id}"
         if not fields:
-            log.error("%s: dropped after %s tries by the %s hook", about, attempt, hook.name)
+            log.error("%s: dropped after %s attempts by the %s hook", about, attempt, hook.name)
             return "dropped"
         about += f", {fields['what']} {fields['name']} {fields['kind']}"
         try:
             hook.tell(Notice.read({"id": id, **fields}))
         except NoticeFailed as error:
             pause = _pause(attempt)
-            log.warning("%s: try %s: %s; again in %.0f s", about, attempt, error, pause)
+            log.warning("%s: attempt %s: %s; trying again in %.0f s", about, attempt, error, pause)
             self._redis.xclaim(NOTICES, hook.name, WAITING, 0, [id], justid=True)
             self._redis.hincrby(TOTALS, f"notices:{hook.name}:failed", 1)
             return "again"
         self._end(hook.name, id, "told")
-        log.info("%s: told by the %s hook", about, hook.name)
+        log.info("%s: delivered by the %s hook", about, hook.name)
         return "told"
 
     def _next(self, hook: str) -> tuple[str, dict[str, str], int] | None:

@@ -123,11 +123,11 @@ class Pushes:
     def _go_on(self, field: str, watch: Watch) -> None:
         waited, _, what = field.partition(" ")
         if not self._reads_still(watch):
-            log.info("a push that waited for job %s is dropped: %s reads its source no more", waited, what)
+            log.info("dropped a push waiting for job %s: %s no longer reads its source", waited, what)
             self._redis.hdel(WAITING, field)
             return
         carried = self._submit(watch)
-        log.info("a push that waited for job %s: %s, job %s", waited, *carried)
+        log.info("a push waiting for job %s: %s, job %s", waited, *carried)
         if not (carried.outcome == "waits" and field.startswith(f"{carried.job} ")):  # retried meanwhile
             self._redis.hdel(WAITING, field)
 

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from reshard.pipeline.errors import BadPlace, RequestTooLarge, ReshardError, TargetsCollide
+from reshard.pipeline.figures import human_bytes
 from reshard.pipeline.limits import ASKED_BY_MAX, CATALOG_MAX
 from reshard.pipeline.request import Request, key_of
+from reshard.pipeline.text import counted
 from reshard.pipeline.validation import Strict
 from reshard.worker.queue.record import Job
 from reshard.worker.queue.states import JobState
@@ -195,9 +197,9 @@ def after(definition: Definition, state: State, todo: int, active: int, failures
     if state != "running":
         return state, ""
     if todo and definition.max_failures is not None and failures > definition.max_failures:
-        return "stopped", f"more than {definition.max_failures} failed"
+        return "stopped", f"more than {counted(definition.max_failures, 'model')} failed"
     if todo and definition.max_bytes is not None and read >= definition.max_bytes:
-        return "stopped", f"{definition.max_bytes:,} bytes were read"
+        return "stopped", f"read limit of {human_bytes(definition.max_bytes)} reached"
     return ("running" if todo or active else "done"), ""
 
 

@@ -68,7 +68,7 @@ class Schedule(Strict):
             raise BadSchedule(what="a schedule submits either one request or a catalog")
         if not NAME.fullmatch(self.name):
             raise BadSchedule(
-                what=f"{self.name!r} is not a valid name: small letters, digits, dots, - and _, at most 63"
+                what=f"{self.name!r} is not a valid name: use at most 63 lowercase letters, digits, '.', '-' or '_'"
             )
         if self.request is not None:
             self.request.stored()  # raises RequestTooLarge
@@ -141,7 +141,7 @@ class Schedules:
             kept = self._whole(name)
             if kept.catalog is None or kept.catalog.name != definition.name:
                 does = f"catalog {kept.catalog.name}" if kept.catalog else "a request"
-                raise UsageError(what=f"schedule {name} submits {does}, and the file is catalog {definition.name}")
+                raise UsageError(what=f"schedule {name} submits {does}, but the file is catalog {definition.name}")
             _keep(pipe, kept.model_copy(update={"catalog": definition}))
 
         transact(self._redis, step, ALL)

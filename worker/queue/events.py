@@ -67,7 +67,7 @@ class Event(NamedTuple):
         try:
             fields = decoded(data)
         except UnicodeDecodeError:
-            raise Malformed("it is not UTF-8") from None
+            raise Malformed("not UTF-8") from None
         check(sum(len(name) + len(value) for name, value in data.items()), fields)
         return cls(id.decode(), fields.pop("kind"), int(fields.pop("at")), fields)
 
@@ -120,7 +120,7 @@ class Reader:
         """Have this group never see the event again, and count and log that."""
         if self._redis.xack(EVENTS, self.group, id):
             self._redis.hincrby(TOTALS, f"dropped:{self.group}", 1)
-            log.error("event %s is dropped, %s cannot follow it: %s", id, self.group, why)
+            log.error("event %s dropped: %s cannot process it: %s", id, self.group, why)
 
     def acknowledge(self, *events: Event) -> None:
         self._redis.xack(EVENTS, self.group, *(event.id for event in events))
@@ -182,17 +182,17 @@ def relay(client: redis.Redis) -> None:
     """Have followed what clients did that may not write to the stream themselves, as far as a client may do it."""
     if client.type(TOLD) not in {b"stream", b"none"}:  # a client may write anything there
         client.delete(TOLD)
-        _lost(client, "what clients told is dropped: it is not a stream")
+        _lost(client, "dropped the events of clients: their key is not a stream")
     found = cast("list[tuple[bytes, dict[bytes, bytes]]]", client.xrange(TOLD, count=BATCH))
     for id, data in found:
         why = ""
         try:
             if (event := Event.read(id, data)).kind not in OF_CLIENTS:
-                why = f"no client makes a {event.kind} event"
+                why = f"clients do not send {event.kind} events"
         except Malformed as error:
             why = str(error)
         if Scripts(client)("relay", id, int(not why)) and why:
-            _lost(client, f"event {id.decode()} of a client is dropped: {why}")
+            _lost(client, f"dropped event {id.decode()} of a client: {why}")
 
 
 def _lost(client: redis.Redis, what: str) -> None:
@@ -203,7 +203,7 @@ def _lost(client: redis.Redis, what: str) -> None:
 def forget_jump(client: redis.Redis, stream: str, group: str, age: int) -> None:
     """Have what was delivered before the server's clock jumped back be ``age`` ms old, and so free to take over."""
     if found := Scripts(client)("forget_jump", stream, group, age):
-        log.warning("the broker's clock jumped back: %s deliveries of %s to %s are taken over", found, stream, group)
+        log.warning("the broker's clock jumped back: taking over %s deliveries of %s to %s", found, stream, group)
 
 
 def create_group(client: redis.Redis, stream: str, group: str, start: str) -> None:

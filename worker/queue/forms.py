@@ -81,16 +81,16 @@ KINDS: Mapping[str, Mapping[str, Field]] = {
 def check(size: int, fields: Mapping[str, str]) -> None:
     """Raises Malformed. ``size`` is that of all of it, in bytes."""
     if size > EVENT_MAX:
-        raise Malformed(f"it is larger than {EVENT_MAX:,} bytes")
+        raise Malformed(f"larger than {EVENT_MAX:,} bytes")
     if len(fields) > FIELDS_MAX:
-        raise Malformed(f"it has more than {FIELDS_MAX} fields")
+        raise Malformed(f"more than {FIELDS_MAX} fields")
     if (kind := fields.get("kind", "")) not in KINDS:
-        raise Malformed("its kind is unknown" if kind else "it has no kind")
+        raise Malformed("unknown kind" if kind else "no kind")
     if not _number(fields.get("at", "")):
-        raise Malformed("its time is not a number")
+        raise Malformed("time is not a number")
     for field, fits in KINDS[kind].items():
         name = field.removesuffix("?")
         if name not in fields and name == field:
             raise Malformed(f"a {kind} event without {name}")
         if name in fields and not fits(fields[name]):
-            raise Malformed(f"a {kind} event whose {name} is malformed")
+            raise Malformed(f"a {kind} event with a malformed {name}")

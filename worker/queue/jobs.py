@@ -133,11 +133,11 @@ class JobStore:
             return  # we may not ask
         mode = said.get("redis_mode") or said.get("server_mode")  # as Redis and Valkey call it
         if mode == "cluster":
-            why = "it is part of a cluster, and a step needs keys that lie on several nodes"
+            why = "it is part of a cluster, and the queue needs keys that are on several nodes"
         elif mode == "sentinel":
-            why = "it is a Sentinel, which keeps no data"
+            why = "it is a Sentinel, which stores no data"
         elif said.get("role") == "slave":
-            why = f"it is a replica of {said['master_host']}:{said['master_port']}, and takes no writes that last"
+            why = f"it is a replica of {said['master_host']}:{said['master_port']}, which does not keep writes"
         else:
             return
         raise BrokerUnsupported(url=without_password(self.url), why=why)
@@ -148,7 +148,7 @@ class JobStore:
         arguments = submission(request)
         id, existed, active_key = texts(self.run("submit", *arguments, self.most))
         if existed == "2":
-            raise TooManyQueued(name=request.asked_by or "nobody", most=self.most, job=id)
+            raise TooManyQueued(name=request.asked_by or "an unnamed submitter", most=self.most, job=id)
         if active_key != arguments[1]:
             raise TargetBusy(job=id, target=str(request.target))
         return Submitted(id, existed == "1")
@@ -160,11 +160,11 @@ class JobStore:
         if answer == "missing":
             raise JobNotFound(job=id)
         if answer == "refused":
-            why = "its commit is being made and cannot be taken back any more"
+            why = "its commit is in progress and can no longer be stopped"
             if state not in JobState.__members__:
-                why = "only a newer release knows this state; cancel it by a command of that one"
+                why = "this state is from a newer release; cancel it with a command of that release"
             elif JobState(state).ended:
-                why = "it has ended already"
+                why = "it has already ended"
             raise WrongState(job=id, state=state, why=why)
         return JobState(state)
 
@@ -186,9 +186,9 @@ class JobStore:
         if answer == "busy":
             raise TargetBusy(job=what, target=str(self.get(id).request.target))
         if answer == "full":
-            raise TooManyQueued(name=self.get(id).request.asked_by or "nobody", most=self.most, job=what)
+            raise TooManyQueued(name=self.get(id).request.asked_by or "an unnamed submitter", most=self.most, job=what)
         if answer == "refused":
-            why = "there is nothing to retry" if what == JobState.done else "it is still under way"
+            why = "there is nothing to retry" if what == JobState.done else "it has not ended"
             raise WrongState(job=id, state=what, why=why)
         return JobState(what)
 

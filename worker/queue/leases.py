@@ -254,5 +254,5 @@ class Leases(Wakes):
     @staticmethod
     def _known(value: Any, job: str) -> bytes:
         if value is None:
-            raise LookupError(f"job {job} is gone from the store")
+            raise LookupError(f"job {job} is no longer in the store")
         return cast(bytes, value)

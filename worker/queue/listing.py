@@ -67,5 +67,5 @@ def _of(client: redis.Redis, name: str, count: int, place: tuple[float, str], le
 def _parsed(after: str) -> tuple[float, str]:
     score, _, id = after.partition("-")
     if not score.isascii() or not score.isdecimal() or len(score) > len(str(2**53)):
-        raise ValueError(f"{after[:100]!r} begins with no time")
+        raise ValueError(f"{after[:100]!r} does not start with a time")
     return float(score), id

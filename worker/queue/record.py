@@ -112,7 +112,7 @@ def _job(fields: dict[str, str], units: dict[str, str], now: int) -> Job:
         last_error=parsed("last_error"),
         note=fields.get("note"),
         logged=int(fields.get("logged", 0)),
-        notes=(*parsed("notes", ()), *(f"a newer release asked for {name}, unknown to this one" for name in unknown)),
+        notes=(*parsed("notes", ()), *(f"{name} is from a newer release and not supported" for name in unknown)),
         checked=parsed("checked", []),
         published=parsed("published"),
         confirmed=parsed("confirmed", []),

@@ -105,7 +105,7 @@ class Wakes:
         for (key, kind), type in zip(kinds.items(), types, strict=True):
             if type not in {kind, b"none"}:
                 self.redis.delete(key)
-                log.error("%s is removed: a client wrote over it; the jobs that it held are rung again", key)
+                log.error("removed %s, which a client had overwritten; its jobs are queued again", key)
                 found = True
         return found
 
@@ -113,11 +113,9 @@ class Wakes:
         """Have jobs that are in no place of the queue looked at."""
         for job in strays(self.redis):
             if self._run("stray", job):
-                log.warning("job %s was in no place of the queue, and is rung again", job)
+                log.warning("job %s was in no queue; queued it again", job)
             else:
-                log.error(
-                    "job %s waits in vain: a client wrote over or deleted %s, or one beside it", job, job_key(job)
-                )
+                log.error("job %s cannot run: a client overwrote or deleted %s or a key next to it", job, job_key(job))
 
     def due(self) -> int:
         """Send the wakes that are due, and again those that got lost, interactive jobs' first; returns how many."""

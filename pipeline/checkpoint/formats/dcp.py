@@ -80,7 +80,7 @@ def read_dcp(read: Read, metadata: StoredFile, files: Sequence[StoredFile]) -> C
     wanted: dict[int, list[_Chunk]] = {}
     for chunk in chunks:
         if chunk.path not in numbers:
-            raise BadIndex(file=metadata.path, why=f"it names {label((chunk.path,))}, which is not there")
+            raise BadIndex(file=metadata.path, why=f"{label((chunk.path,))} is missing")
         wanted.setdefault(numbers[chunk.path], []).append(chunk)
     pieces: dict[Tensor, list[Piece]] = {chunk.tensor: [] for chunk in chunks}
     records: list[Record] = []
@@ -99,9 +99,7 @@ def _described(read: Read, metadata: StoredFile) -> tuple[list[_Chunk], tuple[st
     """The chunks of each tensor in turn, which tile it, and notes."""
     file = metadata.path
     if metadata.size > PICKLE_MAX:
-        raise BadPickle(
-            file=file, why=f"it is {metadata.size:,} bytes long, and {PICKLE_MAX:,} is the most that is read"
-        )
+        raise BadPickle(file=file, why=f"{metadata.size:,} bytes, and the limit is {PICKLE_MAX:,}")
     data = read_bytes(read, metadata, 0, metadata.size)
     root = fields(load(data, file=file, allowed=ALLOWED_METADATA).value, "Metadata", file)
     described = named(root.get("state_dict_metadata"), "state_dict_metadata", file)
@@ -126,7 +124,7 @@ def _leaf(value: object, file: str) -> bool:
     """Whether an entry of the state dict is a tensor."""
     kind = value.kind.name if type(value) is Made else None
     if kind not in ("TensorStorageMetadata", "BytesStorageMetadata"):
-        raise BadPickle(file=file, why="it describes something that is neither a tensor nor bytes")
+        raise BadPickle(file=file, why="an entry is neither a tensor nor bytes")
     return kind == "TensorStorageMetadata"
 
 
@@ -137,11 +135,11 @@ def _plant(tree: Branch[str], path: tuple[str, ...], name: str, tensor: bool, fi
         branch.has_tensors |= tensor
         below = branch.children.setdefault(key, Branch())
         if not isinstance(below, Branch):
-            raise BadPickle(file=file, why=f"{label(path)} is inside something that is not a dictionary")
+            raise BadPickle(file=file, why=f"{label(path)} is not inside a dictionary")
         branch = below
     branch.has_tensors |= tensor
     if path[-1] in branch.children:
-        raise BadPickle(file=file, why=f"{label(path)} is there twice")
+        raise BadPickle(file=file, why=f"duplicate entry {label(path)}")
     branch.children[path[-1]] = Leaf(name) if tensor else Other("a value that is not a tensor")
 
 
@@ -154,7 +152,7 @@ def _stored(value: object, folder: str, file: str) -> dict[tuple[str, tuple[int,
             continue  # bytes, which have no place in a tensor
         name, at = index.get("fqn"), counts_of(index["offset"])
         if type(name) is not str or at is None:
-            raise BadPickle(file=file, why="it stores something under a malformed index")
+            raise BadPickle(file=file, why="a stored part has a malformed index")
         if (name, at) in found:
             raise BadTiling(file=file, tensor=label((name,)), why=f"the part at {list(at)} is stored twice")
         found[name, at] = _storage_info(fields(info, "_StorageInfo", file), label((name,)), folder, file)
@@ -164,11 +162,11 @@ def _stored(value: object, folder: str, file: str) -> dict[tuple[str, tuple[int,
 def _storage_info(info: Mapping[str, object], what: str, folder: str, file: str) -> tuple[str, int, int]:
     path, offset, length = info.get("relative_path"), count_of(info.get("offset")), count_of(info.get("length"))
     if type(path) is not str or offset is None or length is None:
-        raise BadPickle(file=file, why=f"the place of {what} is malformed")
+        raise BadPickle(file=file, why=f"the storage location of {what} is malformed")
     if path.startswith("/") or "\\" in path or any(part in ("", ".", "..") for part in path.split("/")):
         raise UnsafePath(file=file, path=label((path,)))
     if info.get("transform_descriptors") not in (None, ()):
-        raise Unsupported(file=file, what=f"{what}, stored through a transformation (compressed or encrypted),")
+        raise Unsupported(file=file, what=f"{what} (compressed or encrypted)")
     return posixpath.join(folder, path), offset, length
 
 
@@ -188,14 +186,14 @@ def _chunks(
         if at is None or extent is None:
             raise BadPickle(file=file, why=f"{what} has a malformed chunk")
         if (full, at) not in stored:
-            raise BadTiling(file=file, tensor=what, why=f"the part at {list(at)} is stored nowhere")
+            raise BadTiling(file=file, tensor=what, why=f"the part at {list(at)} is not stored")
         found.append(_Chunk(tensor, Box(at, extent), *stored[full, at]))
     if not found:
-        raise BadTiling(file=file, tensor=what, why="it has no parts")
+        raise BadTiling(file=file, tensor=what, why="no parts")
     if (flaw := flaw_in_tiling(shape, [chunk.box for chunk in found])) is not None:
         raise BadTiling(file=file, tensor=what, why=flaw)
     if tensor.dtype == "F4":
-        raise Unsupported(file=file, what=f"{what}, a sharded tensor of 4-bit elements,")
+        raise Unsupported(file=file, what=f"{what} (a sharded tensor of 4-bit elements)")
     # Ranks that hold nothing of a tensor may have a chunk without elements; an empty tensor keeps one.
     return [chunk for chunk in found if 0 not in chunk.box.shape] or found[:1]
 
@@ -249,7 +247,7 @@ def _read_chunks(
     for chunk in ordered:
         start, stop = chunk.offset, chunk.offset + chunk.length
         if start < end or stop > file.size:
-            what = "overlaps another" if start < end else "reaches behind the end of the file"
+            what = "overlaps another" if start < end else "extends past the end of the file"
             raise BadArchive(file=file.path, why=f"the chunk of {label((chunk.tensor.name,))} at byte {start} {what}")
         end = stop
         if chunk.length <= 2 * BLOB_EDGE:
@@ -269,7 +267,7 @@ def _piece(held: _Held, file: StoredFile, number: int, chunk: _Chunk) -> tuple[P
     view = view_of(archive.root, what, file.path)
     if view.dtype != tensor.dtype or view.shape != chunk.box.shape:
         expected = f"{tensor.dtype}{list(chunk.box.shape)}"
-        why = f"the chunk of {what} is {view.dtype}{list(view.shape)}, and .metadata says {expected}"
+        why = f"the chunk of {what} is {view.dtype}{list(view.shape)}, but .metadata says {expected}"
         raise BadArchive(file=file.path, why=why)
     records = archive.storages([view])
     piece = archive.piece(view, records, what)
@@ -296,7 +294,7 @@ def merged(parts: Iterable[tuple[str, Contents]]) -> tuple[Tensor, ...]:
         for tensor in part.tensors:
             at = offsets.get(tensor.name)
             if at is None or len(at) != len(tensor.shape):
-                raise BadIndex(file=path, why=f"it does not say where {label((tensor.name,))} belongs")
+                raise BadIndex(file=path, why=f"no position for {label((tensor.name,))}")
             found.setdefault(tensor.name, []).append((path, tensor, at))
     return tuple(_merged(name, stored) for name, stored in found.items())
 
@@ -305,12 +303,12 @@ def _saved_offsets(path: str, metadata: Mapping[str, str]) -> dict[str, tuple[in
     try:
         info = json.loads(metadata.get(SHARDING_INFO, ""))
     except (ValueError, RecursionError):
-        raise BadIndex(file=path, why=f"its {SHARDING_INFO} is not JSON") from None
+        raise BadIndex(file=path, why=f"{SHARDING_INFO} is not JSON") from None
     found = {}
     for name, entry in info.items() if isinstance(info, dict) else ():
         at = counts_of(entry.get(_SAVED_OFFSETS)) if isinstance(entry, dict) else None
         if at is None:
-            raise BadIndex(file=path, why=f"its {SHARDING_INFO} of {label((name,))} is malformed")
+            raise BadIndex(file=path, why=f"{SHARDING_INFO} of {label((name,))} is malformed")
         found[name] = at
     return found
 
@@ -318,7 +316,7 @@ def _saved_offsets(path: str, metadata: Mapping[str, str]) -> dict[str, tuple[in
 def _merged(name: str, stored: Sequence[tuple[str, Tensor, tuple[int, ...]]]) -> Tensor:
     file, first, _ = stored[0]
     if any(tensor.dtype != first.dtype or len(at) != len(first.shape) for _, tensor, at in stored):
-        raise BadTiling(file=file, tensor=label((name,)), why="they differ in dtype or number of dimensions")
+        raise BadTiling(file=file, tensor=label((name,)), why="different dtypes or numbers of dimensions")
     shape = tuple(max(at[axis] + tensor.shape[axis] for _, tensor, at in stored) for axis in range(len(first.shape)))
     if (flaw := flaw_in_tiling(shape, [Box(at, tensor.shape) for _, tensor, at in stored])) is not None:
         raise BadTiling(file=file, tensor=label((name,)), why=flaw)

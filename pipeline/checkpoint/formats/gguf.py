@@ -116,7 +116,7 @@ def parse_header(data: bytes | memoryview, *, file: str, file_size: int) -> Gguf
     try:
         return _Parser(data, file, file_size).header()
     except _Short as short:
-        raise BadLength(file=file, actual=len(data), expected=f"{short.stop} or more") from None
+        raise BadLength(file=file, actual=len(data), expected=f"{short.stop:,} or more") from None
 
 
 class _Parser:
@@ -134,13 +134,13 @@ class _Parser:
         self._at = 0
         refuse_pointer(memoryview(self._data)[:64], self._file)
         if bytes(self._data[:4]) != MAGIC:
-            raise self._bad("it does not begin as GGUF files do")
+            raise self._bad("not a GGUF file: wrong first bytes")
         self._take(len(MAGIC))
         version = self._int32()
         if version in {2 << 24, 3 << 24}:
-            raise self._not_read("a big-endian GGUF file, as llama.cpp takes it on big-endian machines alone,")
+            raise self._not_read("big-endian GGUF (only for llama.cpp on big-endian machines)")
         if version not in {2, 3}:
-            raise self._not_read(f"version {version} of GGUF")
+            raise self._not_read(f"GGUF version {version}")
         tensors, keys = self._count("tensors"), self._count("keys")
         self._keys(keys)
         raw = self._spans.get(ALIGNMENT_KEY)
@@ -155,7 +155,7 @@ class _Parser:
         while len(self._spans) < count:
             key = self._name("a key")
             if not key or key in self._spans:
-                raise self._bad(f"it has the key {key[:100]!r} twice" if key else "it has a key without a name")
+                raise self._bad(f"duplicate key {key[:100]!r}" if key else "a key has no name")
             start = self._at
             self._skip_value(key)
             self._spans[key] = start, self._at
@@ -186,9 +186,9 @@ class _Parser:
     def _alignment(self, raw: bytes) -> int:
         alignment = integer(raw)
         if alignment is None or raw[:4] != _INT32.pack(_U32):
-            raise self._bad(f"{ALIGNMENT_KEY} is not an unsigned integer of 32 bits")
+            raise self._bad(f"{ALIGNMENT_KEY} is not a 32-bit unsigned integer")
         if not 0 < alignment <= GGUF_ALIGNMENT_MAX or alignment & (alignment - 1):
-            raise self._bad(f"{ALIGNMENT_KEY} is {alignment:,}, and not a power of two up to {GGUF_ALIGNMENT_MAX:,}")
+            raise self._bad(f"{ALIGNMENT_KEY} is {alignment:,}, not a power of two up to {GGUF_ALIGNMENT_MAX:,}")
         return alignment
 
     def _tensors(self, count: int) -> dict[str, tuple[str, tuple[int, ...], int]]:
@@ -197,16 +197,16 @@ class _Parser:
         for _ in range(count):
             name = self._name("a tensor's name")
             if name in found:
-                raise self._bad(f"it has the tensor {name[:100]!r} twice")
+                raise self._bad(f"duplicate tensor {name[:100]!r}")
             dimensions = self._int32()
             if dimensions > GGUF_DIMENSIONS_MAX:
                 raise self._bad(f"{name[:100]!r} claims {counted(dimensions, 'dimension')}")
             shape = tuple(self._int64() for _ in range(dimensions))[::-1]
             if prod(max(1, length) for length in shape) >= 1 << 63:
-                raise self._bad(f"{name[:100]!r} has more elements than there are numbers for")
+                raise self._bad(f"{name[:100]!r} has too many elements to count")
             number = self._int32()
             if not (dtype := _TYPES.get(number)):
-                raise self._not_read(f"{name[:100]!r}, of type {number}, whose blocks are not known here,")
+                raise self._not_read(f"{name[:100]!r} (tensor type {number})")
             found[sys.intern(name)] = dtype, shape, self._int64()
         return found
 
@@ -224,7 +224,7 @@ class _Parser:
                 raise self._bad(f"{name[:100]!r}: {error}") from None
             if start + offset != end:
                 raise self._bad(
-                    f"{name[:100]!r} is at offset {offset:,}, and the one before it ends at {end - start:,}"
+                    f"{name[:100]!r} is at offset {offset:,}, but the previous tensor ends at {end - start:,}"
                 )
             stop = end + size
             specs[name] = Spec(dtype, shape, end, stop)
@@ -238,13 +238,13 @@ class _Parser:
     def _count(self, what: str) -> int:
         count = self._int64()
         if count > GGUF_ENTRIES_MAX:
-            raise self._bad(f"it claims {count:,} {what}; {GGUF_ENTRIES_MAX:,} are read")
+            raise self._bad(f"header claims {count:,} {what}, and the limit is {GGUF_ENTRIES_MAX:,}")
         return count
 
     def _name(self, what: str) -> str:
         length = self._int64()
         if length > GGUF_NAME_MAX:
-            raise self._bad(f"{what} claims {length:,} bytes; {GGUF_NAME_MAX:,} are allowed")
+            raise self._bad(f"{what} claims {length:,} bytes, and the limit is {GGUF_NAME_MAX:,}")
         start = self._take(length)
         try:
             return str(self._data[start : self._at], "utf-8")
@@ -271,14 +271,14 @@ class _Parser:
         if stop > self._size:
             raise BadLength(file=self._file, actual=self._size, expected=f"{stop:,} or more")
         if stop > GGUF_HEADER_MAX:
-            raise self._bad(f"its header claims {stop:,} bytes or more; {GGUF_HEADER_MAX:,} are read")
+            raise self._bad(f"header claims {stop:,} bytes or more, and the limit is {GGUF_HEADER_MAX:,}")
 
     def _bad(self, why: str) -> BadHeader:
         return BadHeader(file=self._file, why=why)
 
     def _not_read(self, what: str) -> NotRead:
         set_of_it = re.sub(r"-\d{5}(-of-\d{5}\.gguf)$", r"-*\1", self._file)
-        cure = f"leave it out: `reshard run` and `reshard plan` take --exclude {set_of_it!r}; or convert the model anew"
+        cure = f"skip it with --exclude {set_of_it!r} (of `reshard run` and `reshard plan`), or convert the model again"
         return NotRead(file=self._file, what=what, cure=cure)
 
 
@@ -310,12 +310,12 @@ def split_faults(parts: Sequence[GgufHeader]) -> Iterator[tuple[str, str]]:
         if split is None and len(parts) == 1:
             continue
         if split is None or split[:2] != (number, len(parts)):
-            says = f"number {split.number + 1} of {split.parts}" if split else "no part of anything"
-            yield part.file, f"its split keys say that it is {says}, and it is number {number + 1} of {len(parts)}"
+            says = f"number {split.number + 1} of {split.parts}" if split else "not part of a set"
+            yield part.file, f"its split keys say {says}, but it is number {number + 1} of {len(parts)}"
         elif split.tensors != tensors:
             yield (
                 part.file,
-                f"its split keys say that all parts have {counted(split.tensors, 'tensor')}, and they have {tensors:,}",
+                f"its split keys say {counted(split.tensors, 'tensor')} in all parts, but there are {tensors:,}",
             )
 
 
@@ -327,7 +327,7 @@ def check_renamed(names: Iterable[str], before: Iterable[str]) -> None:
     most = max([GGUF_RENAME_MAX, *(len(name.encode()) for name in before)])
     for name in names:
         if (size := len(name.encode())) > most:
-            why = f"{name[:100]!r} has {size:,} bytes, and tensors of this GGUF model may have names of {most:,}"
+            why = f"{name[:100]!r} has {size:,} bytes, and the limit for tensor names in this GGUF model is {most:,}"
             raise BadRename(rules="RULES", why=why)
 
 

@@ -78,13 +78,13 @@ def weights_of(root: Branch[T], file: str, told: Container[str] = ()) -> tuple[d
         if isinstance(child, Leaf):
             tensors[name] = child.tensor
         elif child.has_tensors and name not in TRAINING_STATE:
-            raise Unsupported(file=file, what=f"{label((*path, name))}, {child.text} with tensors inside,")
+            raise Unsupported(file=file, what=f"{label((*path, name))} ({child.text} with tensors inside)")
         else:
             left_out.append(_left_out((*path, name), child))
-    notes = [f"{file}: the weights are those under {label(path)}"] if path else []
-    notes += [f"{file}: left out {text}" for text in left_out[:LEFT_OUT_MAX]]
+    notes = [f"{file}: using the weights under {label(path)}"] if path else []
+    notes += [f"{file}: skipped {text}" for text in left_out[:LEFT_OUT_MAX]]
     if len(left_out) > LEFT_OUT_MAX:
-        notes.append(f"{file}: left out {len(left_out) - LEFT_OUT_MAX} more values")
+        notes.append(f"{file}: skipped {len(left_out) - LEFT_OUT_MAX} more values")
     return tensors, tuple(notes)
 
 
@@ -105,7 +105,7 @@ def _way_down(branch: Branch[T], file: str, path: tuple[str, ...]) -> str | None
     if inner:
         names = ", ".join(label((*path, key)) for key in inner[:5])
         raise Unsupported(file=file, what=f"a file with several dictionaries of tensors ({names})")
-    raise Unsupported(file=file, what=f"{branch.text} without a tensor under a name")
+    raise Unsupported(file=file, what=f"{branch.text} without named tensors")
 
 
 def _left_out(path: tuple[str, ...], child: Branch[T] | Leaf[T] | Other) -> str:

@@ -130,15 +130,15 @@ class _Machine:
                 self._at += 1
                 if opcode == _STOP:
                     if len(self.stack) != 1 or self._below_marks:
-                        raise self._bad("it ends with values left over")
+                        raise self._bad("values are left over at its end")
                     return Loaded(self.stack[0], self._at, self._persistent)
                 step = _STEPS.get(opcode)
                 if step is None:
-                    raise self._bad(f"byte {self._at - 1} is {opcode:#04x}, an opcode that plain data never needs")
+                    raise self._bad(f"byte {self._at - 1} is {opcode:#04x}, an opcode that plain data does not use")
                 self._allowance -= _OPCODE_COST  # checked by whatever allocates more
                 step(self)
         except (IndexError, KeyError):
-            raise self._bad(f"byte {self._at - 1} takes something that was never put there") from None
+            raise self._bad(f"byte {self._at - 1} reads a value that was never stored") from None
         if stop < len(data):
             raise self._bad(f"it is longer than {PICKLE_MAX:,} bytes")
         raise self._cut_short()
@@ -146,7 +146,7 @@ class _Machine:
     # What every step is made of.
 
     def _bad(self, why: str) -> BadPickle:
-        return BadPickle(file=self._file, why=f"this pickle cannot be read: {why}")
+        return BadPickle(file=self._file, why=f"cannot read this pickle: {why}")
 
     def _cut_short(self) -> PickleCutShort:
         return PickleCutShort(file=self._file, bytes=len(self._data) - self._start)
@@ -154,7 +154,7 @@ class _Machine:
     def _charge(self, cost: int) -> None:
         self._allowance -= cost
         if self._allowance < 0:
-            raise self._bad("it makes far more values than its length explains")
+            raise self._bad("far more values than its length allows")
 
     def _count_idle(self) -> None:
         """Of a flood of marks or pops, memory is given back and not only time taken: the count ends it."""
@@ -185,7 +185,7 @@ class _Machine:
         try:
             decoded = text.decode("utf-8")
         except UnicodeDecodeError:
-            raise self._bad("it holds a text that is not UTF-8") from None
+            raise self._bad("a string is not UTF-8") from None
         self._charge(getsizeof(decoded))
         return decoded
 
@@ -204,7 +204,7 @@ class _Machine:
     def protocol(self) -> None:
         version = self.number(1)
         if version > _HIGHEST_PROTOCOL:
-            raise self._bad(f"it claims protocol {version}")
+            raise self._bad(f"unknown protocol {version}")
 
     def frame(self) -> None:
         # Frames are a hint for readers of streams; the bytes are here already.
@@ -217,7 +217,7 @@ class _Machine:
     def long(self, prefix: int) -> None:
         length = self.number(prefix)
         if length > _INTEGER_BYTES_MAX:
-            raise self._bad(f"it claims an integer of {length:,} bytes")
+            raise self._bad(f"an integer claims {length:,} bytes")
         self._charge(length)
         self.integer(length, True)
 
@@ -253,14 +253,14 @@ class _Machine:
                 target.items = []
             target.items.extend(values)
         else:
-            raise self._bad("it adds elements to something that has none")
+            raise self._bad("elements are added to a value that is not a collection")
 
     def set_items(self, flat: list[object]) -> None:
         if len(flat) % 2:
             raise self._bad("a key has no value")
         target = self.stack[-1]
         if type(target) is not Mapping and type(target) is not Made:
-            raise self._bad("it sets items of something that has none")
+            raise self._bad("items are set on a value that is not a dictionary")
         self._charge(_PAIR_COST * (len(flat) // 2))
         if target.pairs is None:
             self._charge(_LIST_COST)
@@ -290,7 +290,7 @@ class _Machine:
     def global_from_stack(self) -> None:
         name, module = self.stack.pop(), self.stack.pop()
         if type(module) is not str or type(name) is not str:
-            raise self._bad("it imports something whose name is not text")
+            raise self._bad("an imported name is not a string")
         self._push_global(module, name)
 
     def _push_global(self, module: str, name: str) -> None:
@@ -303,15 +303,15 @@ class _Machine:
     def call(self) -> None:
         args, kind = self.stack.pop(), self.stack.pop()
         if type(kind) is not Global:
-            raise self._bad("it calls something that is not a name")
+            raise self._bad("a call to something that is not a name")
         if type(args) is not tuple:
-            raise self._bad(f"it calls {kind} without a tuple of arguments")
+            raise self._bad(f"a call to {kind} without a tuple of arguments")
         self.push(Made(kind, args), _MADE_COST)
 
     def build(self) -> None:
         state, target = self.stack.pop(), self.stack[-1]
         if type(target) is not Made:
-            raise self._bad("it gives a state to something that has none")
+            raise self._bad("a state is set on a value that has none")
         target.state = state
 
     def persistent(self) -> None:

@@ -30,14 +30,14 @@ def each(read: Callable[..., T], *arguments: Iterable[Any]) -> list[T]:
 def read_bytes(read: Read, file: StoredFile, start: int, stop: int) -> bytes:
     """Those bytes in memory; raises BadLength when the file ends before ``stop``."""
     if stop > file.size:
-        raise BadLength(file=file.path, actual=file.size, expected=f"{stop} or more")
+        raise BadLength(file=file.path, actual=file.size, expected=f"{stop:,} or more")
     if start == stop:
         return b""
     data = bytearray()
     for view in read(file, start, stop):  # not joined: a view is gone when the next one comes
         data += view
     if len(data) != stop - start:
-        raise BadLength(file=file.path, actual=start + len(data), expected=f"{stop} or more")
+        raise BadLength(file=file.path, actual=start + len(data), expected=f"{stop:,} or more")
     return bytes(data)
 
 

@@ -67,19 +67,17 @@ def read_ranks(read: Read, files: Sequence[StoredFile]) -> Contents:
     ranks = each(partial(_rank, read), files, count())
     for rank, file in zip(ranks, files, strict=True):
         if odd := rank.parts.keys() ^ ranks[0].parts.keys():
-            raise BadIndex(file=file.path, why=f"only one of it and {files[0].path} has {label((min(odd),))}")
+            raise BadIndex(file=file.path, why=f"{label((min(odd),))} is in only one of this file and {files[0].path}")
     tensors: list[Tensor] = []
     records: dict[Record, None] = {}
     for name in ranks[0].parts:
         parts = _used(name, [rank.parts[name] for rank in ranks], files)
         tensors.append(_tensor(name, parts, files))
         records |= dict.fromkeys(part.record for part in parts)
-    notes = [f"the files of {counted(len(files), 'rank')}: the tensors are put together", *ranks[0].notes]
+    notes = [f"merged the files of {counted(len(files), 'rank')}", *ranks[0].notes]
     repeated = [name for name, part in ranks[0].parts.items() if not any(dim is not None for dim in part.whole.divided)]
     if repeated and len(files) > 1:
-        notes.append(
-            f"{files[0].path}: {counted(len(repeated), 'tensor', 'is')} whole in every rank and taken from here"
-        )
+        notes.append(f"{files[0].path}: used for {counted(len(repeated), 'tensor')} that every rank has in full")
     return Contents(tuple(tensors), tuple(notes), tied_tensors(tensors), tuple(records))
 
 
@@ -93,7 +91,7 @@ def _rank(read: Read, file: StoredFile, number: int) -> _Rank:
         _, whole, at = described[name]
         whole = whole or _Whole(dtype, shape, ())
         if whole.dtype != dtype:
-            raise BadPickle(file=file.path, why=f"{label((name,))} is of {whole.dtype}, and its part of {dtype}")
+            raise BadPickle(file=file.path, why=f"{label((name,))} is {whole.dtype}, but its part is {dtype}")
         parts[name] = _Part(whole, at, piece, record)
     return _Rank(parts, notes)
 
@@ -134,7 +132,7 @@ def _divided(placement: object, dimensions: int, what: str, file: str) -> int | 
         if type(dim) is int and 0 <= dim < dimensions:
             return dim
     elif name in ("Partial", "_Partial", "_StridedShard"):
-        raise NotRead(file=file, what=f"{what}, placed as {name},")
+        raise NotRead(file=file, what=f"{what} (placement {name})")
     raise BadPickle(file=file, why=f"{what} has a malformed placement")
 
 
@@ -159,7 +157,7 @@ def _used(name: str, parts: Sequence[_Part], files: Sequence[StoredFile]) -> lis
         place = tuple(at for at, dim in zip(part.at, whole.divided, strict=True) if dim is not None)
         first = used.setdefault(place, part)
         if _content(part) != _content(first):
-            why = f"{files[first.piece.file].path} has other values of the same part, and nothing says which count"
+            why = f"{files[first.piece.file].path} has different values for the same part"
             raise BadTiling(file=files[part.piece.file].path, tensor=label((name,)), why=why)
     return list(used.values())
 
@@ -175,7 +173,7 @@ def _tensor(name: str, parts: Sequence[_Part], files: Sequence[StoredFile]) -> T
     dtype, shape, divided = parts[0].whole
     dims = [dim for dim in divided if dim is not None]
     if len(dims) > 1:
-        what = f"{label((name,))}, divided in several dimensions of the mesh,"
+        what = f"{label((name,))} (split along several mesh dimensions)"
         raise NotRead(file=files[parts[0].piece.file].path, what=what)
     pieces = []
     for number, part in enumerate(parts if dims else parts[:1]):

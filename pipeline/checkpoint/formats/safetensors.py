@@ -83,13 +83,13 @@ def _origin(dimensions: int) -> tuple[int, ...]:
 def header_length(prefix: bytes | memoryview, *, file: str, file_size: int) -> int:
     """The length that the first 8 bytes claim; raises BadHeader before anyone allocates it, and LfsPointer."""
     if len(prefix) < LENGTH_BYTES:
-        raise BadHeader(file=file, why=f"{len(prefix)} bytes are too few for a safetensors file")
+        raise BadHeader(file=file, why=f"{len(prefix)} bytes is too short for a safetensors file")
     refuse_pointer(prefix, file)
     length = int.from_bytes(prefix[:LENGTH_BYTES], "little")
     if length > HEADER_MAX:
-        raise BadHeader(file=file, why=f"its header claims {length:,} bytes; the format allows {HEADER_MAX:,}")
+        raise BadHeader(file=file, why=f"header claims {length:,} bytes, and the limit of the format is {HEADER_MAX:,}")
     if LENGTH_BYTES + length > file_size:
-        raise BadLength(file=file, actual=file_size, expected=f"{LENGTH_BYTES + length} or more")
+        raise BadLength(file=file, actual=file_size, expected=f"{LENGTH_BYTES + length:,} or more")
     return length
 
 
@@ -183,7 +183,7 @@ def _parse_json(raw: memoryview, data_start: int, file: str) -> tuple[dict[str, 
     try:
         text = str(raw, "utf-8")
         if "\\u" in text and any(len(escape[0]) == len(r"\ud800") for escape in _ESCAPES.finditer(text)):
-            raise ValueError("half a surrogate pair, which is not a character")
+            raise ValueError("half a surrogate pair is not a character")
         content = json.loads(
             text,
             object_pairs_hook=tuple,
@@ -193,9 +193,9 @@ def _parse_json(raw: memoryview, data_start: int, file: str) -> tuple[dict[str, 
             parse_constant=_refuse_constant,
         )
     except (ValueError, RecursionError) as error:
-        raise BadHeader(file=file, why=f"its header is not JSON ({_first_line(error)})") from None
+        raise BadHeader(file=file, why=f"header is not JSON ({_first_line(error)})") from None
     if type(content) is not tuple:
-        raise BadHeader(file=file, why="its header is not a JSON object")
+        raise BadHeader(file=file, why="header is not a JSON object")
     metadata: dict[str, str] | None = None
     found: dict[str, Spec] = {}
     for name, value in content:
@@ -203,7 +203,7 @@ def _parse_json(raw: memoryview, data_start: int, file: str) -> tuple[dict[str, 
             # The same names are in the source's headers, its index and the planned headers: one copy serves all.
             found[sys.intern(name)] = _spec(name, value, data_start, file)
         elif metadata is not None:
-            raise BadHeader(file=file, why="it has __metadata__ twice")
+            raise BadHeader(file=file, why="duplicate __metadata__")
         else:
             metadata = _metadata(value, file)
     for name, spec in found.items():  # of a name that is there twice, only the last has to be right
@@ -238,7 +238,7 @@ def _metadata(value: Any, file: str) -> dict[str, str]:
     if value is None:
         return {}
     if type(value) is not tuple or not all(type(text) is str for _, text in value):
-        raise BadHeader(file=file, why="__metadata__ holds something other than strings")
+        raise BadHeader(file=file, why="__metadata__ has values that are not strings")
     return dict(value)
 
 
@@ -295,11 +295,11 @@ def _check(name: str, spec: Spec, file: str) -> None:
     for count in spec.shape:
         elements *= count
         if elements >= 1 << 64:
-            raise BadHeader(file=file, why=f"{name} has more elements than there are numbers for")
+            raise BadHeader(file=file, why=f"{name} has too many elements to count")
     bits, size = elements * DTYPE_BITS[spec.dtype], spec.stop - spec.start
     if bits != size * 8:
         needed = f"{bits // 8:,} bytes" if bits % 8 == 0 else f"{bits:,} bits"
-        raise BadHeader(file=file, why=f"{name} has {size:,} bytes, and {spec.dtype}{list(spec.shape)} needs {needed}")
+        raise BadHeader(file=file, why=f"{name} has {size:,} bytes, but {spec.dtype}{list(spec.shape)} needs {needed}")
 
 
 # -------------------------------------------------------------------------------------------------------- writing

@@ -36,7 +36,7 @@ def settings_of(root: object, file: str) -> tuple[dict[str, object], tuple[str, 
             try:
                 found[key] = _plain(value, [SETTINGS_MAX])
             except _Secret as secret:
-                notes.append(f"{file}: no settings are taken from {key}: its {secret} may be a secret")
+                notes.append(f"{file}: skipped the settings in {key}, as its {secret} could be a secret")
             except _NotPlain:
                 continue
     return found, tuple(notes)

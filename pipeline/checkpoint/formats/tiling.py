@@ -19,9 +19,9 @@ def flaw_in_tiling(shape: Sequence[int], boxes: Sequence[Box | Piece]) -> str | 
     """
     for box in boxes:
         if len(box.at) != len(shape) or len(box.shape) != len(shape):
-            return f"a part at {list(box.at)} has another number of dimensions"
+            return f"a part at {list(box.at)} has a different number of dimensions"
         if any(first + extent > whole for first, extent, whole in zip(box.at, box.shape, shape, strict=True)):
-            return f"the part at {list(box.at)} reaches outside of {list(shape)}"
+            return f"the part at {list(box.at)} extends outside {list(shape)}"
     if 0 in shape:
         return None
     solid = [box for box in boxes if 0 not in box.shape]
@@ -46,7 +46,7 @@ def flaw_in_tiling(shape: Sequence[int], boxes: Sequence[Box | Piece]) -> str | 
         inside[...] = True
     if not taken.all():
         free = np.unravel_index(int(np.argmin(taken)), taken.shape)
-        return f"nothing covers the elements at {[edges[axis][int(cell)] for axis, cell in enumerate(free)]}"
+        return f"no part covers the elements at {[edges[axis][int(cell)] for axis, cell in enumerate(free)]}"
     return None
 
 

@@ -27,7 +27,5 @@ def read_torch(read: Read, file: StoredFile, number: int) -> Contents:
     if torch_legacy.is_legacy(head):
         return torch_legacy.read_torch_legacy(read, file, number)
     if head[_TAR_MAGIC_AT:] == _TAR_MAGIC:
-        raise Unsupported(file=file.path, what="the tar format that torch wrote before 2017")
-    raise BadArchive(
-        file=file.path, why=f"torch.save did not write this file; --exclude {quote(file.path)} leaves it out"
-    )
+        raise Unsupported(file=file.path, what="the tar format of torch before 2017")
+    raise BadArchive(file=file.path, why=f"not written by torch.save; skip it with --exclude {quote(file.path)}")

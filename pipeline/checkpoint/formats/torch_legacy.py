@@ -72,7 +72,7 @@ def read_torch_legacy(read: Read, file: StoredFile, number: int) -> Contents:
     stream = _Stream(read, file)
     magic, protocol, _machine = (stream.next().value for _ in range(3))
     if type(magic) is not int or magic != _MAGIC_NUMBER or type(protocol) is not int or protocol != _PROTOCOL_VERSION:
-        raise BadArchive(file=file.path, why="it begins like a torch file and does not go on like one")
+        raise BadArchive(file=file.path, why="starts like a torch file, but is not one")
     state = stream.next()
     starts = _starts(read, file, state, stream.next().value, stream.at)
     settings, kept_back = settings_of(state.value, file.path)
@@ -93,12 +93,12 @@ def _starts(read: Read, file: StoredFile, state: Loaded, keys: object, at: int) 
     Every storage's length follows from the pickle, so all counts can be read at once and held against it.
     """
     if type(keys) is not list:
-        raise BadPickle(file=file.path, why="its list of storages is malformed")
+        raise BadPickle(file=file.path, why="list of storages is malformed")
     storages = [storage_of(found, "a value", file.path) for found in state.persistent]
     sizes = sizes_of(storages, file.path)
     widths = {storage.key: storage.width for storage in storages}
     if not all(type(key) is str for key in keys) or sorted(keys) != sorted(sizes):
-        raise BadPickle(file=file.path, why="its list of storages is not that of its tensors")
+        raise BadPickle(file=file.path, why="list of storages does not match the tensors")
     starts: dict[str, int] = {}
     for key in keys:
         starts[key] = at + _COUNT_BYTES
@@ -108,5 +108,5 @@ def _starts(read: Read, file: StoredFile, state: Loaded, keys: object, at: int) 
     counts = read_spans(read, file, [Span(start - _COUNT_BYTES, start) for start in starts.values()])
     for key, count in zip(starts, counts, strict=True):
         if int.from_bytes(count, "little") * widths[key] != sizes[key]:
-            raise BadArchive(file=file.path, why=f"storage {label((key,))} is not as long as its tensors need")
+            raise BadArchive(file=file.path, why=f"storage {label((key,))} is not the size its tensors need")
     return starts

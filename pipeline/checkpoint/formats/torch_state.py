@@ -78,14 +78,14 @@ def fields(value: object, kind: str, file: str) -> dict[str, object]:
         pairs = pairs_of(value.state)
         if pairs is not None and all(type(key) is str for key, _ in pairs):
             return {key: field for key, field in pairs if type(key) is str}
-    raise BadPickle(file=file, why=f"it has no {kind} where one must be")
+    raise BadPickle(file=file, why=f"expected a {kind}")
 
 
 def named(value: object, what: str, file: str) -> dict[str, object]:
     """A pickled dictionary whose keys are all text; raises BadPickle where ``value`` is none."""
     pairs = pairs_of(value)
     if pairs is None or not all(type(key) is str for key, _ in pairs):
-        raise BadPickle(file=file, why=f"its {what} is not a dictionary of names")
+        raise BadPickle(file=file, why=f"{what} is not a dictionary of names")
     return {key: field for key, field in pairs if type(key) is str}
 
 
@@ -147,7 +147,7 @@ class _Tree:
             seen.add(id(value))
             self._looked_at += len(inner)
             if self._looked_at > VALUES_MAX:
-                raise BadPickle(file=self._file, why=f"it holds more than {VALUES_MAX} values beside its tensors")
+                raise BadPickle(file=self._file, why=f"more than {VALUES_MAX} values besides its tensors")
             waiting.extend(inner)
         return False
 
@@ -191,7 +191,7 @@ def _dtype(name: str, what: str, file: str) -> str:
     if name in torch_names.DTYPES:
         return torch_names.DTYPES[name]
     if name in torch_names.FOREIGN_DTYPES:
-        raise Unsupported(file=file, what=f"{what}, of dtype {name},")
+        raise Unsupported(file=file, what=f"{what} (dtype {name})")
     raise BadPickle(file=file, why=f"{what} has no valid dtype")
 
 
@@ -222,7 +222,7 @@ def storage_of(value: object, what: str, file: str) -> Storage:
             raise BadPickle(file=file, why=f"{what} has a malformed storage")
         first, length = count_of(part[1]), count_of(part[2])
         if first is None or length is None or first + length > count:
-            raise BadPickle(file=file, why=f"{what} names a part outside of its storage")
+            raise BadPickle(file=file, why=f"{what} refers to a part outside its storage")
         start, size = first * width, length * width
     return Storage(key, whole, start, size, width, dtype)
 
@@ -232,14 +232,14 @@ def _unwrapped(made: Made, what: str, file: str) -> Made:
     for _ in range(NESTING_MAX):
         kind = str(made.kind)
         if kind in torch_names.FOREIGN_KINDS:
-            raise Unsupported(file=file, what=f"{what}, {torch_names.FOREIGN_KINDS[kind]}")
+            raise Unsupported(file=file, what=f"{what} ({torch_names.FOREIGN_KINDS[kind]})")
         if kind in torch_names.PARAMETER:
             inner = made.args[0] if made.args else None
         elif kind in torch_names.FROM_TYPE:
             if len(made.args) < 3 or type(made.args[0]) is not Global or type(made.args[2]) is not tuple:
                 raise BadPickle(file=file, why=f"{what} is not a well-formed tensor")
             if type(made.args[1]) is not Global or str(made.args[1]) not in torch_names.PLAIN_TYPES:
-                raise Unsupported(file=file, what=f"{what}, a tensor of a custom class,")
+                raise Unsupported(file=file, what=f"{what} (a tensor of a custom class)")
             inner = Made(made.args[0], made.args[2])
         else:
             return made
@@ -259,7 +259,7 @@ def _refuse_lazy_bits(metadata: object, what: str, file: str) -> None:
     for key, value in pairs:
         if value is not False and value is not None:
             name = key[:20] if type(key) is str else "metadata"
-            raise Unsupported(file=file, what=f"{what}, a lazy view ({name!r}),")
+            raise Unsupported(file=file, what=f"{what} (a lazy view, {name!r})")
 
 
 def view_of(made: Made, what: str, file: str) -> View:
@@ -287,17 +287,17 @@ def _checked_view(
         # torch counts pairs, the format counts elements (safetensors, bindings/python, `prepare`).
         width = 1
         if not shape or not _is_packed(shape, steps):
-            raise Unsupported(file=file, what=f"{what}, a strided tensor of 4-bit elements,")
+            raise Unsupported(file=file, what=f"{what} (a strided tensor of 4-bit elements)")
     else:
         width = DTYPE_BITS[dtype] // 8
     if prod(max(extent, 1) for extent in shape) * width >= _BYTES_MAX:
-        raise BadPickle(file=file, why=f"{what} claims a shape of more bytes than anything can hold")
+        raise BadPickle(file=file, why=f"{what} claims an impossibly large shape")
     size = prod(shape) * width
     last = offset + sum((extent - 1) * step for extent, step in zip(shape, steps, strict=True))
     if size and (last + 1) * width > storage.size:
-        raise BadPickle(file=file, why=f"{what} reaches outside of its storage of {storage.size:,} bytes")
+        raise BadPickle(file=file, why=f"{what} extends outside its storage of {storage.size:,} bytes")
     if size > EXPANSION_FREE and size > EXPANSION_MAX * storage.size:
-        raise BadPickle(file=file, why=f"{what} claims {size:,} bytes over a storage of {storage.size:,}")
+        raise BadPickle(file=file, why=f"{what} claims {size:,} bytes, but its storage has {storage.size:,}")
     if dtype == "F4":
         shape = (*shape[:-1], shape[-1] * 2)
         steps = (0,) * len(shape)
@@ -335,7 +335,7 @@ def tensors_of(root: object, file: str, told: Container[str] = ()) -> tuple[dict
     pairs = pairs_of(root)
     if pairs is None:
         kind = "a single tensor" if is_tensor(root) else describe(root)
-        raise Unsupported(file=file, what=f"a file that holds {kind} and no dictionary of tensors")
+        raise Unsupported(file=file, what=f"a file with {kind} and no dictionary of tensors")
     if not pairs:
         return {}, ()  # one of several files may be empty
     node = _Tree(file).node(root)
@@ -350,7 +350,7 @@ def views_of(tensors: Mapping[str, Made], file: str) -> dict[str, View]:
     if (total := sum(view.size for view in views.values())) > EXPANSION_FREE:
         kept = sum({view.storage.key: view.storage.whole for view in views.values()}.values())
         if total > EXPANSION_MAX * kept:
-            raise BadPickle(file=file, why=f"its tensors claim {total:,} bytes over storages of {kept:,}")
+            raise BadPickle(file=file, why=f"tensors claim {total:,} bytes, but the storages have {kept:,}")
     return views
 
 
@@ -364,9 +364,9 @@ def tied_tensors(tensors: Iterable[Tensor]) -> tuple[tuple[str, ...], ...]:
 
 
 def sizes_of(storages: Iterable[Storage], file: str) -> dict[str, int]:
-    """Key -> bytes of every storage; raises BadPickle when one key is given two lengths."""
+    """Key -> bytes of every storage; raises BadPickle when one key has two different sizes."""
     sizes: dict[str, int] = {}
     for storage in storages:
         if sizes.setdefault(storage.key, storage.whole) != storage.whole:
-            raise BadPickle(file=file, why=f"storage {label((storage.key,))} is given two lengths")
+            raise BadPickle(file=file, why=f"storage {label((storage.key,))} has two different sizes")
     return sizes

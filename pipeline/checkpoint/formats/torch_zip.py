@@ -106,11 +106,11 @@ class TorchZip:
         if "constants.pkl" in self._entries:
             raise Unsupported(file=file.path, what=_TORCHSCRIPT)
         if "data.pkl" not in self._entries:
-            raise _bad(file, "this zip archive holds no data.pkl, so torch did not write it")
+            raise _bad(file, "not a torch file: this zip archive has no data.pkl")
         # One round of requests: every record's own header, and the two records that are read here whole.
         pickle_size = self._entries["data.pkl"].size
         if pickle_size > PICKLE_MAX:
-            raise _bad(file, f"its pickle is {pickle_size:,} bytes long, and {PICKLE_MAX:,} is the most that is read")
+            raise _bad(file, f"pickle is {pickle_size:,} bytes, and the limit is {PICKLE_MAX:,}")
         spans = []
         for name, entry in self._entries.items():
             # Of the records that are read here the whole, whatever padding lies between.
@@ -122,10 +122,10 @@ class TorchZip:
         for name, entry in self._entries.items():
             self._starts[name] = start = entry.header + _data_offset(file, entry, heads[name])
             if start + entry.size > entry.limit:
-                raise _bad(file, f"record {label((name,))} reaches into what follows it")
+                raise _bad(file, f"record {label((name,))} overlaps the next record")
         self.root, stop, _ = load(self._content("data.pkl", heads), file=file.path, allowed=allowed)
         if stop != pickle_size:
-            raise _bad(file, "data.pkl goes on behind the end of its pickle")
+            raise _bad(file, "data.pkl has data after the end of its pickle")
         self.big_endian = self._byte_order(heads)
 
     def tensors(self, pickled: Mapping[str, Made]) -> tuple[tuple[Tensor, ...], tuple[Record, ...]]:
@@ -144,9 +144,9 @@ class TorchZip:
         for key, size in sizes_of((view.storage for view in views), self._file.path).items():
             entry = self._entries.get(f"data/{key}")
             if entry is None:
-                raise _bad(self._file, f"it has no record for storage {label((key,))}")
+                raise _bad(self._file, f"no record for storage {label((key,))}")
             if entry.size != size:
-                length = f"{entry.size:,} bytes long, and its tensors need {size:,}"
+                length = f"{entry.size:,} bytes, but its tensors need {size:,}"
                 raise _bad(self._file, f"storage {label((key,))} is {length}")
             start = self._starts[f"data/{key}"]
             # Zero is what torch writes when it is told not to compute a checksum, and the checksum of nothing.
@@ -158,7 +158,7 @@ class TorchZip:
         """The view as a piece of the file; ``records`` are those that ``storages`` found."""
         if self.big_endian and view.storage.dtype is None and DTYPE_BITS[view.dtype] > 8:
             # torch swaps by the class of the storage, and these have none: it would load them wrong itself.
-            raise Unsupported(file=self._file.path, what=f"{what}, a big-endian tensor of {view.dtype},")
+            raise Unsupported(file=self._file.path, what=f"{what} (a big-endian tensor of {view.dtype})")
         return piece_of(view, records[view.storage.key], self.big_endian)
 
     def _content(self, name: str, heads: Mapping[str, bytes]) -> bytes:
@@ -176,7 +176,7 @@ class TorchZip:
             return False
         order = self._content("byteorder", heads)
         if order not in _BYTE_ORDERS:
-            raise _bad(self._file, f"its byte order is {order[:20]!r}")
+            raise _bad(self._file, f"unknown byte order {order[:20]!r}")
         return _BYTE_ORDERS[order]
 
 
@@ -195,9 +195,9 @@ def _read_directory(fetch: Fetch, file: StoredFile, within: Span, tail_read: int
     count, size, offset, stop = _directory_place(file, tail, base, end)
     start = base + offset
     if size > ZIP_DIRECTORY_MAX:
-        raise _bad(file, f"its directory claims {size:,} bytes, and {ZIP_DIRECTORY_MAX:,} is the most that is read")
+        raise _bad(file, f"zip directory claims {size:,} bytes, and the limit is {ZIP_DIRECTORY_MAX:,}")
     if start + size != stop:
-        raise _bad(file, "its directory does not end where the end record begins")
+        raise _bad(file, "zip directory does not end at the end record")
     if start >= tail_start:
         data = tail[start - tail_start : start - tail_start + size]
     else:
@@ -207,34 +207,34 @@ def _read_directory(fetch: Fetch, file: StoredFile, within: Span, tail_read: int
         entries[number] = entries[number]._replace(limit=following.header)
     for entry in entries:
         if entry.header + _LOCAL.size + entry.size > entry.limit:
-            raise _bad(file, f"record {label((entry.name,))} overlaps what follows it")
+            raise _bad(file, f"record {label((entry.name,))} overlaps the next one")
     return entries
 
 
 def _directory_place(file: StoredFile, tail: bytes, base: int, end: int) -> tuple[int, int, int, int]:
     """(entries, bytes, offset, where it must end) of the directory, from the end record and its zip64 form."""
     if len(tail) < _END.size or tail[-_END.size :][:4] != _END_MAGIC:
-        raise _bad(file, "it does not end as a zip archive of torch does; it may have been cut off")
+        raise _bad(file, "no zip end record of torch; the file could be truncated")
     _, disk, first_disk, here, count, size, offset, comment = _END.unpack_from(tail, len(tail) - _END.size)
     if disk or first_disk or here != count or comment:
-        raise _bad(file, "its end record is not one that torch writes")
+        raise _bad(file, "zip end record was not written by torch")
     stop = end - _END.size
     locator_at = len(tail) - _END.size - _LOCATOR.size
     if locator_at < _END64.size or tail[locator_at:][:4] != _LOCATOR_MAGIC:
         if count == _SATURATED_16 or _SATURATED_32 in (size, offset):
-            raise _bad(file, "its end record refers to a zip64 record that is not there")
+            raise _bad(file, "zip end record refers to a missing zip64 record")
         return count, size, offset, stop
     _, disk, end64, disks = _LOCATOR.unpack_from(tail, locator_at)
     end64_at = locator_at - _END64.size
     stop = end - _END.size - _LOCATOR.size - _END64.size
     if disk or disks != 1 or base + end64 != stop or tail[end64_at:][:4] != _END64_MAGIC:
-        raise _bad(file, "its zip64 end record is not where its locator says")
+        raise _bad(file, "zip64 end record is not where its locator says")
     _, length, _, _, disk, first_disk, here64, count64, size64, offset64 = _END64.unpack_from(tail, end64_at)
     if disk or first_disk or here64 != count64 or length != _END64.size - 12:
-        raise _bad(file, "its zip64 end record is not one that torch writes")
+        raise _bad(file, "zip64 end record was not written by torch")
     short = ((count, count64, _SATURATED_16), (size, size64, _SATURATED_32), (offset, offset64, _SATURATED_32))
     if any(narrow not in (wide, saturated) for narrow, wide, saturated in short):
-        raise _bad(file, "its two end records disagree")
+        raise _bad(file, "the two zip end records disagree")
     return count64, size64, offset64, stop
 
 
@@ -242,7 +242,7 @@ def _entries(file: StoredFile, data: bytes, count: int, base: int, limit: int) -
     at = 0
     for _ in range(count):
         if at + _ENTRY.size > len(data):
-            raise _bad(file, f"its directory claims {counted(count, 'record')} and holds fewer")
+            raise _bad(file, f"zip directory claims {counted(count, 'record')} but has fewer")
         fields = _ENTRY.unpack_from(data, at)
         magic, _made, _needed, flags, method, _time, _date, crc32, packed, size = fields[:10]
         name_length, extra_length, comment_length, disk, _inside, _outside, offset = fields[10:]
@@ -250,7 +250,7 @@ def _entries(file: StoredFile, data: bytes, count: int, base: int, limit: int) -
         extra_at = name_at + name_length
         at = extra_at + extra_length + comment_length
         if magic != _ENTRY_MAGIC or at > len(data):
-            raise _bad(file, "its directory is broken")
+            raise _bad(file, "zip directory is broken")
         try:
             name = data[name_at:extra_at].decode("utf-8")
         except UnicodeDecodeError:
@@ -258,14 +258,14 @@ def _entries(file: StoredFile, data: bytes, count: int, base: int, limit: int) -
         extra = data[extra_at : extra_at + extra_length]
         size, packed, offset = _widened(file, name, extra, (size, packed, offset))
         if flags & ~_FLAGS or disk:
-            raise _bad(file, f"record {label((name,))} is encrypted, or uses what torch never writes")
+            raise _bad(file, f"record {label((name,))} is encrypted, or has a feature that torch never uses")
         if method != _STORED or packed != size:
             if name.partition("/")[2].startswith(_PROGRAM):
                 raise Unsupported(file=file.path, what=_TORCHSCRIPT)
             raise _bad(file, f"record {label((name,))} is compressed")
         yield Entry(name, base + offset, size, crc32, flags, limit)
     if at != len(data):
-        raise _bad(file, f"its directory claims {counted(count, 'record')} and holds more")
+        raise _bad(file, f"zip directory claims {counted(count, 'record')} but has more")
 
 
 def _widened(file: StoredFile, name: str, extra: bytes, values: tuple[int, ...]) -> tuple[int, ...]:
@@ -282,7 +282,7 @@ def _widened(file: StoredFile, name: str, extra: bytes, values: tuple[int, ...])
     for value in values:
         if value == _SATURATED_32:
             if len(wide) < 8:
-                raise _bad(file, f"record {label((name,))} refers to a zip64 field that is not there")
+                raise _bad(file, f"record {label((name,))} refers to a missing zip64 field")
             value, wide = int.from_bytes(wide[:8], "little"), wide[8:]
         found.append(value)
     return tuple(found)
@@ -297,7 +297,7 @@ def _without_folder(file: StoredFile, entries: Sequence[Entry]) -> tuple[str, di
         if above != folder or not slash:
             raise _bad(file, f"record {label((entry.name,))} is not in the archive's folder")
         if name in found:
-            raise _bad(file, f"it has two records named {label((entry.name,))}")
+            raise _bad(file, f"two records named {label((entry.name,))}")
         found[name] = entry
     return folder, found
 
@@ -309,7 +309,7 @@ def _data_offset(file: StoredFile, entry: Entry, head: bytes) -> int:
     """Where the data begins, counted from the record's own header, which must agree with the directory."""
     name = entry.name.encode()
     if len(head) < _LOCAL.size + len(name):
-        raise _bad(file, f"record {label((entry.name,))} has no header of its own")
+        raise _bad(file, f"record {label((entry.name,))} has no local header")
     magic, _needed, flags, method, _time, _date, *fields = _LOCAL.unpack_from(head)
     crc32, packed, size, name_length, extra_length = (int(field) for field in fields)
     own_name = head[_LOCAL.size :][:name_length]
@@ -321,5 +321,5 @@ def _data_offset(file: StoredFile, entry: Entry, head: bytes) -> int:
     if magic != MAGIC or flags != entry.flags or method != _STORED or own_name != name:
         raise _bad(file, f"record {label((entry.name,))} and the directory disagree")
     if not later and (size, packed, crc32) != directory:
-        raise _bad(file, f"record {label((entry.name,))} and the directory disagree on its length or CRC")
+        raise _bad(file, f"record {label((entry.name,))} and the directory disagree on its size or CRC")
     return _LOCAL.size + name_length + extra_length

@@ -96,13 +96,11 @@ def read_zero(read: Read, files: Sequence[StoredFile]) -> Contents:
         if kept in found and name not in found:
             found[name] = found[kept]._replace(name=name)
     where = dirname(model_files[0]) or "."
-    notes = [f"{where}: a checkpoint of DeepSpeed ZeRO ({what}): the optimizers' weights are put together"]
+    notes = [f"{where}: merged the optimizer weights of a DeepSpeed ZeRO checkpoint ({what})"]
     rest = _rest(models[0], found, model_files[0], stage_3)
     if unheld := [name for name in rest if name not in models[0].buffers]:
         such = f"such as {label((unheld[0],))}"
-        notes.append(
-            f"{model_files[0]}: {counted(len(unheld), 'tensor', 'is')} in no optimizer and taken from here, {such}"
-        )
+        notes.append(f"{model_files[0]}: used for {counted(len(unheld), 'tensor')} that no optimizer has, {such}")
     tensors = (*found.values(), *rest.values())
     records = chain(
         *(partition.records for partition in partitions), *(m.records for m in models), (s.record for s in stored)
@@ -113,7 +111,7 @@ def read_zero(read: Read, files: Sequence[StoredFile]) -> Contents:
 def _check_models(models: Sequence[Model], files: Sequence[str]) -> None:
     for model, file in zip(models, files, strict=True):
         if (model.step, model.shapes, model.frozen) != (models[0].step, models[0].shapes, models[0].frozen):
-            raise BadIndex(file=file, why=f"it is of another step, or another model, than {files[0]}")
+            raise BadIndex(file=file, why=f"not the same step and model as {files[0]}")
 
 
 def _check_partitions(partitions: Sequence[Partition], files: Sequence[str]) -> None:
@@ -121,12 +119,12 @@ def _check_partitions(partitions: Sequence[Partition], files: Sequence[str]) -> 
     kinds = [group.dtype for group in first.groups]
     for partition, file in zip(partitions, files, strict=True):
         if partition.ranks != len(files):
-            why = f"it is one of {partition.ranks} ranks, and there are files of {len(files)}"
+            why = f"one of {partition.ranks} ranks, but there are files of {len(files)}"
             raise BadIndex(file=file, why=why)
         if partition.stage != first.stage or [group.dtype for group in partition.groups] != kinds:
-            raise BadIndex(file=file, why=f"its groups are not those of {files[0]}")
+            raise BadIndex(file=file, why=f"not the same groups as {files[0]}")
         if partition.step != first.step:
-            raise BadIndex(file=file, why=f"it is of another step than {files[0]}")
+            raise BadIndex(file=file, why=f"not the same step as {files[0]}")
 
 
 # ----------------------------------------------------------------------------------------------------- the parameters
@@ -136,9 +134,7 @@ def _behind(model: Model, partitions: Sequence[Partition], files: Sequence[str])
     """Stages 1 and 2: each group is the ranks' arrays one behind the other, padded at its end."""
     groups, paddings = partitions[0].groups, partitions[0].paddings
     if len(model.shapes) != len(groups) or (paddings and len(paddings) != len(groups)):
-        raise BadIndex(
-            file=files[0], why=f"it has {counted(len(groups), 'group')}, and the model has {len(model.shapes)}"
-        )
+        raise BadIndex(file=files[0], why=f"{counted(len(groups), 'group')}, but the model has {len(model.shapes)}")
     unit = _ALIGNMENT * len(partitions)
     found: dict[str, Tensor] = {}
     for number, shapes in enumerate(model.shapes):
@@ -151,7 +147,7 @@ def _behind(model: Model, partitions: Sequence[Partition], files: Sequence[str])
             or -(-needed // unit) != -(-flat.count // unit)
             or needed - sum(gaps[-1:]) > flat.count
         ):
-            why = f"the ranks hold {counted(flat.count, 'element')}, and its parameters need {needed:,}"
+            why = f"the ranks have {counted(flat.count, 'element')}, but its parameters need {needed:,}"
             raise BadTiling(file=files[0], tensor=f"group {number}", why=why)
         for (name, shape), end, gap in zip(shapes.items(), ends, gaps, strict=True):
             runs = flat.cut(end - gap - prod(shape), end - gap)
@@ -166,11 +162,11 @@ def _dealt_out(model: Model, partitions: Sequence[Partition], files: Sequence[st
     needed = sum(_share(shape, len(ranks)) for _, shape in everything)
     for flat, file in zip(ranks, files, strict=True):
         if flat.count != needed:
-            why = f"it holds {counted(flat.count, 'element')}, and a rank's share of the parameters is {needed:,}"
+            why = f"{counted(flat.count, 'element')}, but a rank's share of the parameters is {needed:,}"
             raise BadTiling(file=file, tensor="its groups", why=why)
     dtypes = {group.dtype for group in partitions[0].groups} or {"F32"}
     if len(dtypes) > 1:
-        raise BadIndex(file=files[0], why=f"its groups are of several dtypes ({', '.join(sorted(dtypes))})")
+        raise BadIndex(file=files[0], why=f"groups have different dtypes ({', '.join(sorted(dtypes))})")
     (dtype,) = dtypes
     found: dict[str, Tensor] = {}
     at = 0
@@ -199,7 +195,7 @@ def _matched(model: Model, file: str, stored: Sequence[tuple[str, Stored]]) -> d
     found: dict[str, Tensor] = {}
     for name, shape in chain.from_iterable(shapes.items() for shapes in model.shapes):
         if name not in left:
-            raise BadIndex(file=file, why=f"its parameter {label((name,))} has no file below `zero`")
+            raise BadIndex(file=file, why=f"parameter {label((name,))} has no file under `zero`")
         path, (tensor, flat, shortened, _) = left.pop(name)
         if flat and tensor.range is not None and prod(tensor.shape) == prod(shape):
             piece = tensor.pieces[0]._replace(at=(0,) * len(shape), shape=shape)
@@ -207,7 +203,7 @@ def _matched(model: Model, file: str, stored: Sequence[tuple[str, Stored]]) -> d
         elif tensor.shape != shape and not (
             shortened and tensor.shape[1:] == shape[1:] and tensor.shape[:1] <= shape[:1]
         ):
-            why = f"the file has {list(tensor.shape)}, and the model {list(shape)}"
+            why = f"the file has {list(tensor.shape)}, but the model has {list(shape)}"
             raise BadTiling(file=path, tensor=label((name,)), why=why)
         found[name] = tensor._replace(name=name)
     if unknown := left.keys() - model.module.keys() - model.frozen.keys() - model.shared.keys():
@@ -232,7 +228,7 @@ def _frozen(models: Sequence[Model], file: str, stage_3: bool) -> dict[str, Tens
             if flat.count >= prod(shape):
                 tensor = _tensor(name, parts[0].dtype, shape, flat.cut(0, prod(shape)))
         if tensor is None or tensor.shape != shape:
-            raise BadTiling(file=file, tensor=label((name,)), why="the ranks do not hold all of this frozen parameter")
+            raise BadTiling(file=file, tensor=label((name,)), why="the ranks do not have all of this frozen parameter")
         found[name] = tensor._replace(name=name)
     return found
 
@@ -242,7 +238,7 @@ def _rest(model: Model, found: Mapping[str, Tensor], file: str, stage_3: bool) -
     rest = {name: tensor for name, tensor in model.module.items() if name not in found}
     for name, tensor in rest.items():
         if stage_3 and not tensor.size and name not in model.buffers:
-            raise BadTiling(file=file, tensor=label((name,)), why="no rank holds any of it")
+            raise BadTiling(file=file, tensor=label((name,)), why="no rank has any of it")
     return rest
 
 

@@ -86,11 +86,11 @@ def read_partition(read: Read, file: StoredFile, number: int) -> Partition:
     counts = counts if type(counts) is list else [counts]
     ranks = count_of(counts[0]) if counts else None
     if type(groups) is not list or ranks is None or any(type(count) is not int or count != ranks for count in counts):
-        raise BadPickle(file=file.path, why="its partitions are not those of one set of ranks")
+        raise BadPickle(file=file.path, why="partitions do not belong to one set of ranks")
     found, records = _tensors(archive, {f"group {i}": group for i, group in enumerate(groups)}, file)
     for tensor in found.values():
         if tensor.range is None or len(tensor.shape) != 1 or tensor.dtype not in _FLOATS:
-            raise NotRead(file=file.path, what=f"{tensor.name}, {tensor.dtype}{list(tensor.shape)},")
+            raise NotRead(file=file.path, what=f"{tensor.name} ({tensor.dtype}{list(tensor.shape)})")
     return Partition(
         stage,
         ranks,
@@ -110,10 +110,10 @@ def _stage(optimizer: Mapping[str, object], file: StoredFile) -> int:
     if stage is None:
         if _GROUPS in optimizer and "group_paddings" in optimizer and "loss_scaler" not in optimizer:
             return 1
-        raise BadPickle(file=file.path, why="it has no zero_stage")
+        raise BadPickle(file=file.path, why="no zero_stage")
     if type(stage) is int and 1 <= stage <= 3:
         return stage
-    raise BadPickle(file=file.path, why="it is not a partition of ZeRO's stages 1, 2 or 3")
+    raise BadPickle(file=file.path, why="not a partition of ZeRO stage 1, 2 or 3")
 
 
 def _step(read: Read, archive: TorchZip, optimizer: Mapping[str, object], file: StoredFile) -> object:
@@ -140,7 +140,7 @@ def _step(read: Read, archive: TorchZip, optimizer: Mapping[str, object], file: 
 def _paddings(value: object, file: StoredFile) -> tuple[Shape, ...]:
     groups = [counts_of(group) for group in value] if type(value) is list else []
     if None in groups or (value is not None and type(value) is not list):
-        raise BadPickle(file=file.path, why="its paddings are malformed")
+        raise BadPickle(file=file.path, why="paddings are malformed")
     return tuple(group for group in groups if group is not None)
 
 
@@ -150,7 +150,7 @@ def read_model(read: Read, file: StoredFile, number: int) -> Model:
     _refuse_experts(root, file)
     groups, names = root.get("param_shapes"), root.get("buffer_names")
     if type(groups) is not list or type(names) is not list:
-        raise BadPickle(file=file.path, why="it does not say which parameters the partitions hold")
+        raise BadPickle(file=file.path, why="no list of the parameters in the partitions")
     module = _named_or_none(root.get("module"), "module", file)
     fragments = _named_or_none(root.get("frozen_param_fragments"), "frozen_param_fragments", file)
     shared = _named_or_none(root.get("shared_params"), "shared_params", file)
@@ -166,7 +166,7 @@ def read_model(read: Read, file: StoredFile, number: int) -> Model:
         buffers=frozenset(name for name in names if type(name) is str),
         shared={name: kept for name, kept in shared.items() if type(kept) is str},
         records=records + more,
-        notes=tuple(f"{file.path}: left out {label((name,))} ({describe(module[name])})" for name in left_out),
+        notes=tuple(f"{file.path}: skipped {label((name,))} ({describe(module[name])})" for name in left_out),
     )
 
 
@@ -179,7 +179,7 @@ def _shapes(value: object, what: str, file: StoredFile) -> dict[str, Shape]:
     for name, size in pairs_of(value) or ():
         shape = counts_of(size)
         if type(name) is not str or shape is None:
-            raise BadPickle(file=file.path, why=f"its {what} are malformed")
+            raise BadPickle(file=file.path, why=f"{what} are malformed")
         if name in found:
             raise DuplicateTensor(tensor=label((name,)), file=file.path, other=what)
         found[name] = shape
@@ -210,4 +210,4 @@ def _tensors(
 
 def _refuse_experts(state: Mapping[str, object], file: StoredFile) -> None:
     if any(state.get(key) is not None for key in _EXPERTS):
-        raise NotRead(file=file.path, what="a model whose experts are divided by themselves")
+        raise NotRead(file=file.path, what="a model whose experts are split separately")

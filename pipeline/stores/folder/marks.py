@@ -26,7 +26,7 @@ def mark(message: str) -> str | None:
     try:
         return _mark(_key() or _new_key(), message)
     except OSError as error:
-        log.warning("`reshard verify` will not know what this run publishes for its own: %s", error)
+        log.warning("`reshard verify` will not recognize the result of this run as yours: %s", error)
         return None
 
 
@@ -68,5 +68,5 @@ def _new_key() -> bytes:
             os.link(file.name, folder / KEY)
     key = _key()
     if key is None:
-        raise OSError(f"{folder / KEY} is no key of {MARK_KEY} bytes; remove it")
+        raise OSError(f"{folder / KEY} is not a key of {MARK_KEY} bytes; remove it")
     return key

@@ -50,7 +50,7 @@ class Record:
         except FileNotFoundError:
             return Record()
         except (ValueError, KeyError, TypeError) as error:
-            raise TargetConflict(target=str(root), what=f"{file} is not as we wrote it") from error
+            raise TargetConflict(target=str(root), what=f"{file} was changed") from error
 
     def save(self, root: Path) -> None:
         folder = root / RECORD

@@ -50,7 +50,7 @@ def list_folder(root: Path) -> dict[str, FileStat]:
     while waiting:
         prefix = waiting.pop()
         if prefix.count("/") > FOLDER_DEPTH_MAX:
-            raise PathTooLong(path=str(root), why=f"it has more than {FOLDER_DEPTH_MAX} folders inside each other")
+            raise PathTooLong(path=str(root), why=f"more than {FOLDER_DEPTH_MAX} nested folders")
         try:
             with os.scandir(root / prefix) as entries:
                 for entry in entries:
@@ -88,7 +88,7 @@ def _stat(file: os.DirEntry[str] | Path, real: Path, owns: Owns, root: Path, pat
     try:
         path.encode()
     except UnicodeEncodeError as error:
-        raise FolderNotFound(path=repr(path), why="its name is not UTF-8") from error
+        raise FolderNotFound(path=repr(path), why="name is not UTF-8") from error
     if file.is_symlink():
         to = Path(os.path.realpath(file))
         if not to.is_relative_to(real) and not owns(to):
@@ -166,7 +166,7 @@ class FolderSource:
         if not 0 <= start <= stop:
             raise ValueError(f"{start} to {stop} is not a range")
         if stop > file.size:
-            raise self._changed(f"{file.path} is {file.size:,} bytes long, and {stop:,} are asked for")
+            raise self._changed(f"{file.path} has {file.size:,} bytes, but {stop:,} were requested")
         try:
             descriptor = os.open(self.folder / file.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -189,7 +189,7 @@ class FolderSource:
     def _untouched(self, file: StoredFile, descriptor: int) -> None:
         status = os.fstat(descriptor)
         if FileStat(status.st_size, status.st_mtime_ns) != self._listing.get(file.path):
-            raise self._changed(f"{file.path} was written to")
+            raise self._changed(f"{file.path} was changed")
 
     def _changed(self, what: str) -> SourceChanged:
         return SourceChanged(place=self.place.path, what=what)
@@ -197,6 +197,6 @@ class FolderSource:
 
 def _require_folder(root: Path) -> None:
     if not root.exists():
-        raise FolderNotFound(path=str(root), why="there is no such folder")
+        raise FolderNotFound(path=str(root), why="no such folder")
     if not root.is_dir():
-        raise FolderNotFound(path=str(root), why="it is a file, and none of weights")
+        raise FolderNotFound(path=str(root), why="it is a file, but not a weight file")

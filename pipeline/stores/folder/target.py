@@ -33,7 +33,7 @@ from reshard.pipeline.stores.folder.swap import Swap, copy_file, link_file, link
 from reshard.pipeline.stores.scratch import free_at
 from reshard.pipeline.tensors import StoredFile
 
-OTHER_NAME = "choose another name, of a folder or of nothing yet"
+OTHER_NAME = "choose a folder, or a name that does not exist yet"
 BELOW = "choose a folder inside it"
 OURS = "reshard"  # the author of what this machine published
 
@@ -62,7 +62,7 @@ class FolderTarget:
     @property
     def notes(self) -> tuple[str, ...]:
         last = self._swap.last
-        what = f"{last}, which an earlier run kept, is removed for good: to keep it, move it elsewhere first"
+        what = f"{last}, kept by an earlier run, will be deleted; to keep it, move it first"
         return (what,) if last.exists() else ()
 
     def state(self) -> TargetState:
@@ -83,7 +83,7 @@ class FolderTarget:
         """Creates nothing: the folder appears whole with its first commit. Raises FolderNotWritable."""
         if self._exists() and self._root.is_mount():
             raise FolderNotWritable(
-                path=self.place.path, why="it is a mount point, which cannot be swapped", cure=BELOW
+                path=self.place.path, why="it is a mount point, which cannot be replaced", cure=BELOW
             )
         existing = next(parent for parent in self._root.parents if parent.exists())
         if not existing.is_dir():
@@ -116,7 +116,7 @@ class FolderTarget:
             return LastPublication(self.place, record)
         if (kept := self._kept(record)) is not None and kept.pin.commit == commit:
             return kept
-        raise TargetConflict(target=self.place.path, what="somebody wrote to it")
+        raise TargetConflict(target=self.place.path, what="someone else wrote to it")
 
     def history(self, at: str, since: str | None) -> Iterator[Commit]:
         """Our publications, newest first; what others changed between two of them is one commit without an author."""
@@ -128,7 +128,7 @@ class FolderTarget:
             if reached == since:
                 return
             if ours.id != reached:
-                yield Commit(reached, "changed by somebody else", "", "")
+                yield Commit(reached, "changed by someone else", "", "")
                 if ours.id == since:
                     return
             yield Commit(ours.id, ours.title, ours.message, OURS if record.is_ours(ours) else "")
@@ -136,7 +136,7 @@ class FolderTarget:
         if since is not None and reached != since:
             raise HistoryRewritten(since)
         if since is None and (kept := self._kept(record)) is not None and kept.pin.commit == reached:
-            yield Commit(reached, "changed by somebody else", "", "")
+            yield Commit(reached, "changed by someone else", "", "")
 
     def _kept(self, record: Record) -> FolderSource | None:
         """The state before our last commit, where it is kept.

@@ -27,10 +27,10 @@ def devices(
     model_class, model_config, notes = resolve(config, scratch)
     report, model = load_report(model_class, model_config, source)
     if model is None:
-        raise NotChecked(f"the tensors cannot be converted: {report.errors[0]}", "inconclusive")
+        raise NotChecked(f"cannot convert the tensors: {report.errors[0]}", "inconclusive")
     no_split = sorted(model._no_split_modules or ())
     if not no_split:
-        notes.append(f"{model_class.__name__} names no modules that must stay whole, so a block may be divided")
+        notes.append(f"{model_class.__name__} does not list modules to keep on one device, so a block can be split")
     if device_map is None or isinstance(device_map, str):
         placed = _inferred(model, max_memory or {}, device_map or "sequential", no_split)
     else:
@@ -41,7 +41,7 @@ def devices(
     modules, buffers = model.named_modules(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
     known = {*(name for name, _ in modules), *(name for name, _ in buffers), *model.state_dict()}
     for name in sorted(placed.keys() - known):
-        notes.append(f"the map names {name}, which {model_class.__name__} does not have")
+        notes.append(f"the device map has {name}, which is not in {model_class.__name__}")
         del placed[name]
     sizes = dict.fromkeys(placed, 0)
     paths: dict[str, set[str]] = {block: set() for block in placed}
@@ -58,7 +58,7 @@ def devices(
             paths[block] |= {files[tensor] for tensor, parameter in stored.items() if parameter == origin}
     unplaced = len(source) - len(stored)
     if unplaced:
-        notes.append(f"tensors that belong to no parameter of the class, and so to no device: {unplaced}")
+        notes.append(f"{counted(unplaced, 'tensor', 'has')} no parameter in the class, and so no device")
     blocks = [
         {"name": block, "device": str(device), "bytes": sizes[block], "files": sorted(paths[block])}
         for block, device in placed.items()

@@ -54,7 +54,7 @@ def load(
     model_class, config, _ = resolve(text, scratch)
     quantised = quantization_method(json.loads(text or "{}"))
     if quantised == "fp8" and not torch.accelerator.is_available():
-        raise NotChecked("weights quantised by fp8 run on a GPU, and this machine has none")
+        raise NotChecked("fp8 weights need a GPU, and this machine has none")
     if isinstance(device_map, dict):
         device_map = {module: _device(device) for module, device in device_map.items()}
         with init_empty_weights():
@@ -72,17 +72,17 @@ def load(
         raise
     except Exception as error:  # noqa: BLE001 - what a loader raises is what its user would meet
         result = excuse(error) or ("inconclusive" if quantised else "failed")
-        return {"result": result, "reason": f"{loader} does not load it: {_named(error)}"}
+        return {"result": result, "reason": f"{loader} cannot load it: {_named(error)}"}
     facts = {
         "class_name": model_class.__name__,
         "in_no_file": in_no_file,
         "placement": dict(Counter(str(device) for device in getattr(model, "hf_device_map", {"": "cpu"}).values())),
     }
-    lacking = f"; parameters that are in no file: {len(in_no_file):,}, such as {in_no_file[0]}" if in_no_file else ""
+    lacking = f"; {counted(len(in_no_file), 'parameter')} in no file, such as {in_no_file[0]}" if in_no_file else ""
     try:
         question = _question(model)
     except NotChecked as why:
-        return {**facts, "result": "inconclusive", "reason": f"it loads by {loader}, but {why}{lacking}"}
+        return {**facts, "result": "inconclusive", "reason": f"it loads with {loader}, but {why}{lacking}"}
     try:
         with torch.no_grad():
             output = _first_tensor(model(**question))
@@ -92,9 +92,9 @@ def load(
         # Offloaded, a parameter that no file has cannot even be made up.
         unasked = quantised or in_no_file or isinstance(error, (TypeError, ValueError))
         result = excuse(error) or ("inconclusive" if unasked else "failed")
-        reason = f"it loads by {loader} and does not run: {_named(error)}{lacking}"
+        reason = f"it loads with {loader}, but does not run: {_named(error)}{lacking}"
         return {**facts, "result": result, "reason": reason}
-    reason = f"{model_class.__name__} loads by {loader} and runs{lacking}"
+    reason = f"{model_class.__name__} loads with {loader} and runs{lacking}"
     return {**facts, "result": "loaded", "reason": reason, "output": digest(output)}
 
 
@@ -135,11 +135,9 @@ def _by_accelerate(model_class: Any, config: Any, folder: Path, where: Mapping[s
         model = model_class(config)
     model.tie_weights()
     if unnamed := _unnamed(model, folder):
-        reason = (
-            f"no file has {counted(len(unnamed), 'parameter')} by its own name, such as {unnamed[0]}, and accelerate"
-        )
-        hint = "`--loader transformers` tells whether they have one"
-        raise NotChecked(f"{reason} knows no other; {hint}", "inconclusive", in_no_file=unnamed)
+        reason = f"{counted(len(unnamed), 'parameter', 'has')} no tensor of the same name, such as {unnamed[0]}"
+        hint = "use `--loader transformers` to see whether they have another"
+        raise NotChecked(f"{reason}, and accelerate knows no other; {hint}", "inconclusive", in_no_file=unnamed)
     model = load_checkpoint_and_dispatch(
         model,
         str(folder),
@@ -181,7 +179,7 @@ def _question(model: Any) -> dict[str, torch.Tensor]:
         sound = (1, config.num_mel_bins, 2 * config.max_source_positions)
         question = {kind: torch.randn(sound, generator=generator)}
     else:
-        raise NotChecked(f"it takes {kind}, of which no example is known", "inconclusive")
+        raise NotChecked(f"it takes {kind}, and there is no sample input for that", "inconclusive")
     if config.is_encoder_decoder:
         question["decoder_input_ids"] = tokens
     dtype = model.dtype

@@ -98,15 +98,15 @@ def check(config: str | None, source: Specs, output: Specs | None, scratch: Path
     except NotChecked as why:
         if why.result == "inconclusive":
             raise
-        return {**verdict, "result": "failed", "reason": f"the source loads, and the output does not: {why}"}
+        return {**verdict, "result": "failed", "reason": f"the source loads, but the output does not: {why}"}
     counts = {field: len(names) for field, names in report._asdict().items()}
     verdict |= {field: names[:REPORT_NAMES_MAX] for field, names in report._asdict().items()} | {"counts": counts}
     if report != expected:
         return {**verdict, "result": "failed", "reason": _difference(expected, report)}
     if not any(report):
-        return {**verdict, "result": "clean", "reason": f"{model_class.__name__} takes every tensor and lacks none"}
+        return {**verdict, "result": "clean", "reason": f"{model_class.__name__} accepts all tensors, none missing"}
     listed = ", ".join(f"{count} {field}" for field, count in counts.items() if count)
-    reason = f"{model_class.__name__} reports the same for the output as for the source: {listed}"
+    reason = f"{model_class.__name__} reports the same for output and source: {listed}"
     return {**verdict, "result": "report", "reason": reason}
 
 
@@ -124,14 +124,14 @@ def resolve(config: str | None, scratch: Path) -> tuple[type[PreTrainedModel], A
     _check_quantization(raw)
     notes = []
     if "auto_map" in raw:
-        notes.append("the config names code in the repository (auto_map); transformers' own class was used instead")
+        notes.append("the config refers to code in the repository (auto_map); transformers' own class was used instead")
     (scratch / "config.json").write_text(json.dumps(cleaned(raw)))
     try:
         model_config = model_class.config_class.from_pretrained(scratch, local_files_only=True)
     except (RecursionError, MemoryError):
         raise
     except Exception as error:
-        raise NotChecked(f"{model_class.__name__} does not take the config: {_line(error)}", "inconclusive") from error
+        raise NotChecked(f"{model_class.__name__} rejects the config: {_line(error)}", "inconclusive") from error
     return model_class, model_config, notes
 
 
@@ -156,7 +156,7 @@ def _class_of(raw: dict[str, Any]) -> type[PreTrainedModel]:
         raise NotChecked(f"{name} is not a model class of transformers {transformers.__version__}{where}")
     declared = found.config_class.model_type
     if model_type is not None and model_type != declared:
-        raise NotChecked(f"config.json names {name}, a class for {declared}, and says model_type {model_type!r:.100}")
+        raise NotChecked(f"config.json has class {name}, which is for {declared}, but model_type {model_type!r:.100}")
     model_class: type[PreTrainedModel] = found
     return model_class
 
@@ -196,12 +196,12 @@ def _check_quantization(raw: dict[str, Any]) -> None:
     method = quantization_method(raw)
     if method == "bitsandbytes_4bit":
         # Its quant_state is JSON inside a tensor, which does not exist on meta: an honest checkpoint would fail.
-        raise NotChecked("bitsandbytes 4-bit weights describe themselves in tensor bytes, which a load on meta lacks")
+        raise NotChecked("bitsandbytes 4-bit weights need the bytes of their tensors, which a meta load does not read")
     if not isinstance(method, str) or method not in QUANTIZED:
-        raise NotChecked(f"weights quantised by {method!r:.100} cannot be checked: that method was never tried")
+        raise NotChecked(f"weights quantized by {method!r:.100} cannot be checked: the method is untested")
     if lacking := [package for package in QUANTIZED[method] if find_spec(package) is None]:
         packages = " ".join(package.replace("_", "-") for package in lacking)
-        raise NotChecked(f"weights quantised by {method} need `pip install {packages}` to be checked")
+        raise NotChecked(f"checking weights quantized by {method} requires `pip install {packages}`")
 
 
 def quantization_method(raw: Mapping[str, Any]) -> object:
@@ -238,7 +238,7 @@ def load_report(model_class: type[PreTrainedModel], config: Any, specs: Specs) -
     """What the loader says to tensors of these names, dtypes and shapes; and the model, on meta, if it was built."""
     state = {name: _meta_tensor(name, dtype, shape) for name, (dtype, shape) in specs.items()}
     if not state:
-        raise NotChecked("there are no tensors to check")
+        raise NotChecked("no tensors to check")
     build_fp8_without_gpu()
     tables = _LoaderTables()
     logging.getLogger("transformers.modeling_utils").addHandler(tables)
@@ -264,7 +264,7 @@ def load_report(model_class: type[PreTrainedModel], config: Any, specs: Specs) -
         return Report(errors=tuple(rows)), None
     finally:
         logging.getLogger("transformers.modeling_utils").removeHandler(tables)
-    mismatched = (f"{name}: {list(has)} stored, {list(wants)} wanted" for name, has, wants in info["mismatched_keys"])
+    mismatched = (f"{name}: {list(has)} stored, {list(wants)} expected" for name, has, wants in info["mismatched_keys"])
     missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
     return Report(tuple(missing), tuple(unexpected), tuple(sorted(mismatched))), model
 
@@ -290,11 +290,11 @@ def _rows(table: str) -> list[str]:
 def _meta_tensor(name: str, dtype: str, shape: list[int]) -> torch.Tensor:
     known: torch.dtype | None = getattr(torch, TORCH_DTYPES.get(dtype, ""), None)
     if known is None:
-        raise NotChecked(f"{name} is {dtype}, which this version of torch does not have")
+        raise NotChecked(f"{name} is {dtype}, which this version of torch does not support")
     if dtype == "F4":
         # torch counts pairs: two 4-bit values are one element.
         if not shape or shape[-1] % 2:
-            raise NotChecked(f"{name} is {dtype}{shape}, an odd number of halves of bytes")
+            raise NotChecked(f"{name} is {dtype}{shape}, an odd number of 4-bit values")
         shape = [*shape[:-1], shape[-1] // 2]
     return torch.empty(shape, dtype=known, device="meta")
 

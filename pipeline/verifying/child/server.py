@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from reshard.pipeline import limits
+from reshard.pipeline.figures import human_bytes
 
 # A check reads headers and answers. A call of one of these was caused by the config.
 REFUSED = frozenset((
@@ -40,7 +41,7 @@ class Allowed:
     """What one request may use; limits.py has the reasons for the defaults."""
 
     seconds: float = limits.RELOAD_TIME
-    cpu: int = limits.RELOAD_CPU  # seconds of processor time
+    cpu: int = limits.RELOAD_CPU  # seconds of CPU time
     memory: int | None = limits.RELOAD_MEMORY  # bytes of address space beyond the imports; kept on Linux only
     file: int | None = limits.RELOAD_FILE  # bytes of one file
     rss: int | None = None  # bytes held, mapped files not counted; kept on Linux only
@@ -120,11 +121,11 @@ def read_answer(here: int, said: bytearray, parent: Connection, pid: int, allowe
             if not part:
                 return ""
             if len(said) > limits.RELOAD_ANSWER:
-                return f"the reload's answer is longer than {limits.RELOAD_ANSWER:,} bytes"
+                return f"the reload's answer exceeds {limits.RELOAD_ANSWER:,} bytes"
         elif ready:
             return None
         if allowed.rss is not None and _held(pid) > allowed.rss:
-            return f"the reload was ended because it held more than {allowed.rss:,} bytes of memory"
+            return f"the reload was stopped because it used more than {human_bytes(allowed.rss)} of memory"
     return f"the reload took longer than {allowed.seconds:g} s"
 
 
@@ -140,14 +141,14 @@ def _held(pid: int) -> int:
 def _cut_short(status: int, allowed: Allowed) -> str:
     """What a fork's end without an answer means."""
     if not os.WIFSIGNALED(status):
-        return f"the reload ended with code {os.WEXITSTATUS(status)} and no answer"
+        return f"the reload exited with code {os.WEXITSTATUS(status)} and no answer"
     number = os.WTERMSIG(status)
     if number == signal.SIGXCPU:
-        return f"the reload used up its {allowed.cpu} s of processor time"
+        return f"the reload used up its {allowed.cpu} s of CPU time"
     if number == signal.SIGKILL:
         return "the reload was killed, most likely because the machine ran out of memory"
     if number == signal.SIGBUS:
-        return "the reload crashed with SIGBUS, most likely because there was no room on the disk"
+        return "the reload crashed with SIGBUS, most likely because the disk was full"
     return f"the reload crashed with {signal.Signals(number).name}"
 
 
@@ -161,12 +162,10 @@ def _answer_and_exit(request: bytes, scratch: Path, there: int, allowed: Allowed
     except NotChecked as why:
         answer = {"result": why.result, "reason": str(why), **why.facts}
     except MemoryError:
-        most = (
-            f"than the {allowed.memory:,} bytes of memory that it may use" if allowed.memory else "memory than there is"
-        )
-        answer = _inconclusive(f"the reload needs more {most}")
+        most = f"its limit of {human_bytes(allowed.memory)}" if allowed.memory else "there is"
+        answer = _inconclusive(f"the reload needs more memory than {most}")
     except RecursionError:
-        answer = _inconclusive("the config nests deeper than the reload can follow")
+        answer = _inconclusive("the config is nested too deeply for the reload")
     except BaseException as error:  # noqa: BLE001 - the last frame of a fork; it ends here, and says why
         answer = _inconclusive(f"the reload failed: {type(error).__name__}: {error}"[:500])
     with open(there, "wb") as pipe:
@@ -197,7 +196,7 @@ def limit(allowed: Allowed) -> None:
 
 def _refuse(event: str, _: object) -> None:
     if event in REFUSED:
-        raise PermissionError(f"the reload may not use {event}")
+        raise PermissionError(f"the reload is not allowed to use {event}")
 
 
 def _inconclusive(reason: str) -> dict[str, Any]:

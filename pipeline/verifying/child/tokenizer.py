@@ -56,7 +56,7 @@ def tokenizers(folders: list[str], scratch: Path) -> dict[str, str]:
     if isinstance(first, str):
         return {"result": "inconclusive", "reason": f"the tokenizer does not load without remote code: {first}"}
     if isinstance(last, str):
-        return {"result": "failed", "reason": f"the source's tokenizer loads, and the output's does not: {last}"}
+        return {"result": "failed", "reason": f"the source's tokenizer loads, but the output's does not: {last}"}
     if len(loaded) == 1:
         return {"result": "loads" if _knows_text(first) else "inconclusive", "reason": f"it {_loads_as(first)}"}
     # A wrapper adds to what `tokenizer.json` does, so only likes are compared.
@@ -67,10 +67,10 @@ def tokenizers(folders: list[str], scratch: Path) -> dict[str, str]:
     settings = zip(*map(_settings, folders), strict=True) if isinstance(first, Tokenizer) else ()
     for (facet, before), (_, after) in chain(behaviour, settings):
         if before != after:
-            return {"result": "failed", "reason": f"{facet} differs: {before!r:.120} became {after!r:.120}"}
+            return {"result": "failed", "reason": f"different {facet}: {before!r:.120} became {after!r:.120}"}
     if not _knows_text(first):
         return {"result": "inconclusive", "reason": f"nothing to compare with: the source's {_loads_as(first)}"}
-    return {"result": "equal_behaviour", "reason": f"the same ids, decoding and specials over {len(TEXTS)} texts"}
+    return {"result": "equal_behaviour", "reason": f"same ids, decoding and special tokens for {len(TEXTS)} texts"}
 
 
 def _load(folder: Path, scratch: Path) -> Any:
@@ -99,7 +99,7 @@ def _loads_as(tokenizer: Any) -> str:
     how = f"loads as {type(tokenizer).__name__}"
     if _knows_text(tokenizer):
         return how
-    return f"{how} and gives no ids for text: no word is among its {len(tokenizer.get_vocab())} tokens"
+    return f"{how}, but has no ids for text: none of its {len(tokenizer.get_vocab())} tokens is a word"
 
 
 def _knows_text(tokenizer: Any) -> bool:
@@ -135,28 +135,28 @@ def _behaviour(tokenizer: Any) -> Iterator[tuple[str, Any]]:
     """Facet by facet, in an order that depends on nothing but the corpus."""
     definition = _definition(tokenizer)  # before calls change its settings for truncation and padding
     if isinstance(tokenizer, Tokenizer):
-        yield "the vocabulary", tokenizer.get_vocab()
+        yield "vocabulary", tokenizer.get_vocab()
         for text in TEXTS:
             ids = tokenizer.encode(text).ids
-            yield f"the ids of {text!r:.60}", ids
-            yield f"the decoding of {text!r:.60}", tokenizer.decode(ids, skip_special_tokens=False)
+            yield f"ids of {text!r:.60}", ids
+            yield f"decoding of {text!r:.60}", tokenizer.decode(ids, skip_special_tokens=False)
         yield from definition
         return
-    yield "the vocabulary", tokenizer.get_vocab()
-    yield "the special tokens", tokenizer.special_tokens_map
-    yield "the added tokens", {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
-    yield "the longest input", tokenizer.model_max_length
-    yield "the sides", (tokenizer.padding_side, tokenizer.truncation_side)
-    yield "the names of the inputs", tokenizer.model_input_names
+    yield "vocabulary", tokenizer.get_vocab()
+    yield "special tokens", tokenizer.special_tokens_map
+    yield "added tokens", {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
+    yield "maximum input length", tokenizer.model_max_length
+    yield "padding or truncation side", (tokenizer.padding_side, tokenizer.truncation_side)
+    yield "input names", tokenizer.model_input_names
     for text in TEXTS:
         ids = tokenizer(text)["input_ids"]
-        yield f"the ids of {text!r:.60}", ids
-        yield f"the ids without specials of {text!r:.60}", tokenizer(text, add_special_tokens=False)["input_ids"]
-        yield f"the pair ids of {text!r:.60}", tokenizer(text, "and more")["input_ids"]
-        yield f"the decoding of {text!r:.60}", tokenizer.decode(ids)
-        yield f"the decoding without specials of {text!r:.60}", tokenizer.decode(ids, skip_special_tokens=True)
-    yield "the chat template", tokenizer.chat_template
-    yield "a templated chat", _templated(tokenizer)
+        yield f"ids of {text!r:.60}", ids
+        yield f"ids without special tokens of {text!r:.60}", tokenizer(text, add_special_tokens=False)["input_ids"]
+        yield f"pair ids of {text!r:.60}", tokenizer(text, "and more")["input_ids"]
+        yield f"decoding of {text!r:.60}", tokenizer.decode(ids)
+        yield f"decoding without special tokens of {text!r:.60}", tokenizer.decode(ids, skip_special_tokens=True)
+    yield "chat template", tokenizer.chat_template
+    yield "chat by the template", _templated(tokenizer)
     yield from definition
 
 
@@ -164,7 +164,7 @@ def _definition(tokenizer: Any) -> list[tuple[str, Any]]:
     """What it is made of as loaded, of which a sample of texts shows only part: normalizer, truncation, token flags."""
     backend = tokenizer if isinstance(tokenizer, Tokenizer) else getattr(tokenizer, "backend_tokenizer", None)
     parts = json.loads(backend.to_str()) if isinstance(backend, Tokenizer) else {}
-    return [(f"what it has as {name}", part) for name, part in sorted(parts.items())]
+    return [(f"{name} of its definition", part) for name, part in sorted(parts.items())]
 
 
 def _settings(folder: str) -> Iterator[tuple[str, Any]]:
@@ -174,7 +174,7 @@ def _settings(folder: str) -> Iterator[tuple[str, Any]]:
         content: Any = path.read_text(errors="replace") if path.is_file() else None
         with suppress(ValueError, TypeError, RecursionError):
             content = json.loads(content)
-        yield f"what {name} says", content
+        yield f"content of {name}", content
 
 
 def _templated(tokenizer: Any) -> str:

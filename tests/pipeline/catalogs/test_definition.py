@@ -64,7 +64,7 @@ def test_an_entry_names_who_reads_and_who_writes() -> None:
 
 
 def test_a_token_in_place_of_a_name_is_refused_and_not_repeated() -> None:
-    with pytest.raises(BadCatalog, match="by its name") as refused:
+    with pytest.raises(BadCatalog, match="use the name of a credential") as refused:
         parse(HEAD + "  - {repo: a/b, credential: hf_verysecret}\n", "c.yaml")
     assert "verysecret" not in f"{refused.value!r} {refused.value.to_dict()}"
 
@@ -72,18 +72,18 @@ def test_a_token_in_place_of_a_name_is_refused_and_not_repeated() -> None:
 @pytest.mark.parametrize(
     "text, line, key, why, fix",
     [
-        ("name: n\nentries: [}\n", 2, "YAML", "", "correct the YAML"),
-        ("- a", 1, "file", "not a mapping", "begin with"),
-        ("", 1, "file", "not a mapping", "begin with"),
+        ("name: n\nentries: [}\n", 2, "YAML", "", "fix the YAML"),
+        ("- a", 1, "file", "not a mapping", "start with"),
+        ("", 1, "file", "not a mapping", "start with"),
         (HEAD + "  - repo: a/b\n    sise: 1GB\n", 5, "entries[0].sise", "unknown name", "did you mean `size`?"),
         (HEAD + "  - repo: a/b\n  - repo: a/c\n    size: 5G\n", 6, "entries[1].size", "5G", "change entries[1].size"),
         (HEAD + "  - repo: a/b\n    pack: big\n", 5, "entries[0].pack", "greedy", "choose one of"),
-        (HEAD + "  - repo: a/b\n    to: 'us/{nam}'\n", 5, "entries[0].to", "{nam} is not known", "change"),
+        (HEAD + "  - repo: a/b\n    to: 'us/{nam}'\n", 5, "entries[0].to", "unknown field {nam}", "change"),
         (HEAD + "  - repo: a/b\n    to: 'us/{name'\n", 5, "entries[0].to", "'}'", "change"),
-        (HEAD + "  - repo: nowhere\n", 4, "entries[0].repo", "an owner is missing", "change"),
+        (HEAD + "  - repo: nowhere\n", 4, "entries[0].repo", "the owner is missing", "change"),
         (HEAD + "  - repo: ./folder\n", 4, "entries[0].repo", "is a folder", "change"),
         (HEAD + "  - size: 1GB\n", 4, "entries[0]", "either repo or query", "change"),
-        (HEAD + "  - query: {name: 'a*'}\n", 4, "entries[0].query", "every model of the Hub", "change"),
+        (HEAD + "  - query: {name: 'a*'}\n", 4, "entries[0].query", "every model on the Hub", "change"),
         (HEAD + "  - query: {collection: a/b, author: c}\n", 4, "entries[0].query", "not with author", "change"),
         (HEAD + "  - query: {autor: them}\n", 4, "entries[0].query.autor", "", "did you mean `author`?"),
         (
@@ -91,7 +91,7 @@ def test_a_token_in_place_of_a_name_is_refused_and_not_repeated() -> None:
             5,
             "entries[0].min_downloads",
             "unknown name",
-            "`min_downloads` belongs in `query: {...}`, which an entry has instead of `repo`",
+            "`min_downloads` belongs in `query: {...}`, used instead of `repo` in an entry",
         ),
         (HEAD + "  - {repo: a/b, autor: c}\n", 4, "entries[0].autor", "unknown name", "`author` belongs in `query:"),
         (HEAD + "  - query: {size: 1GB}\n", 4, "entries[0].query.size", "", "`size` belongs in `defaults` or an entry"),
@@ -102,16 +102,22 @@ def test_a_token_in_place_of_a_name_is_refused_and_not_repeated() -> None:
             4,
             "entries[0].version",
             "",
-            "`version` belongs at the top of the file",
+            "`version` belongs at the top level of the file",
         ),
-        (HEAD + "  - {repo: a/b, pr: true, branch: x}\n", 4, "entries[0]", "exclude each other", "change"),
+        (HEAD + "  - {repo: a/b, pr: true, branch: x}\n", 4, "entries[0]", "cannot be used together", "change"),
         ("name: n\n", 1, "entries", "is missing", "add `entries:`"),
-        ("name: n\nentries: []\n", 2, "entries", "there are none", "add one: `- repo: user/repo`"),
+        ("name: n\nentries: []\n", 2, "entries", "the list is empty", "add an entry: `- repo: user/repo`"),
         ("name: n\nentries:\n", 2, "entries", "must be a list", "change entries"),
-        ("name: N!\nentries:\n- {repo: a/b, to: c/d}\n", 1, "name", "a name is of small letters", "`name: nightly-"),
-        ("name: n\nentries:\n- {repo: a/b, to: c/d}\n- repo: a/b\n", 4, "entries[1]", "no `to`", "to `defaults`"),
-        ("name: n\nname: m\nentries: []\n", 2, "name", "stands in line 1", "keep one"),
-        (HEAD + "  - repo: a/b\n    size: 1GB\n    size: 2GB\n", 6, "size", "stands in line 5", "keep one"),
+        ("name: N!\nentries:\n- {repo: a/b, to: c/d}\n", 1, "name", "use lowercase letters, digits", "`name: nightly-"),
+        (
+            "name: n\nentries:\n- {repo: a/b, to: c/d}\n- repo: a/b\n",
+            4,
+            "entries[1]",
+            "`to` is missing",
+            "to `defaults`",
+        ),
+        ("name: n\nname: m\nentries: []\n", 2, "name", "first set on line 1", "keep one"),
+        (HEAD + "  - repo: a/b\n    size: 1GB\n    size: 2GB\n", 6, "size", "first set on line 5", "keep one"),
     ],
 )
 def test_an_error_names_the_line_the_key_and_the_fix(text: str, line: int, key: str, why: str, fix: str) -> None:
@@ -154,18 +160,18 @@ def test_any_text_is_a_catalog_or_one_clear_error(text: str) -> None:
         ("entries: " + "[" * 400_000, "nested deeper|maximum nesting depth"),
         ("- " * 400_000, "nested deeper"),
         ("{a: " * 100_000, "nested deeper"),
-        ("entries: &a [*a]\n", "stands for nothing"),
-        ("entries: [*a]\n", "stands for nothing"),
+        ("entries: &a [*a]\n", "has no anchor"),
+        ("entries: [*a]\n", "has no anchor"),
         (
             "x0: &x0 [a]\n"
             + "".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 10)}]\n" for n in range(1, 9))
             + "entries: *x8",
-            "comes to more than",
+            "more than 3,000,000 values",
         ),
         (
             "x0: &x0 {a: 1}\n"
             + "".join(f"x{n}: &x{n}\n  <<: [{', '.join([f'*x{n - 1}'] * 10)}]\n" for n in range(1, 9)),
-            "comes to more than",
+            "more than 3,000,000 values",
         ),
     ],
 )
@@ -188,9 +194,9 @@ def test_what_entries_share_may_have_an_anchor() -> None:
         ("us/{name.upper}", "plain fields"),
         ("us/{name[0]}", "plain fields"),
         ("us/{0}", "plain fields"),
-        ("us/{}", "not known"),
-        ("us/" + "n" * 300, "(at most|more than) 250 characters"),
-        ("us/" + "{name}{{" * 100_000, "(at most|more than) 250 characters"),
+        ("us/{}", "unknown field"),
+        ("us/" + "n" * 300, "(at most|longer than) 250 characters"),
+        ("us/" + "{name}{{" * 100_000, "(at most|longer than) 250 characters"),
     ],
 )
 def test_a_template_has_plain_fields_alone_and_no_long_result(to: str, why: str) -> None:
@@ -205,7 +211,7 @@ def test_a_template_has_plain_fields_alone_and_no_long_result(to: str, why: str)
 
 def test_what_a_template_is_filled_with_counts() -> None:
     catalog = parse("name: n\nentries: [{repo: them/m, to: 'us/{name}-{name}-{name}'}]\n", "c.yaml")
-    with pytest.raises(BadPlace, match="more than 250 characters"):
+    with pytest.raises(BadPlace, match="longer than 250 characters"):
         request_for(catalog, catalog.entries[0], f"them/{'m' * 96}")
 
 

@@ -51,7 +51,7 @@ def test_a_tensor_that_is_named_twice_is_refused_whichever_file_is_said_last(
     twice = data.draw(st.sampled_from(entries))
     text = "{" + ", ".join([*entries, twice]) + "}"
     for document in (text, '{"metadata": {}, "weight_map": ' + text + "}"):
-        with pytest.raises(BadIndex, match="is there twice"):
+        with pytest.raises(BadIndex, match="duplicate key"):
             parse_index(document.encode(), PATH)
 
 
@@ -68,24 +68,24 @@ def test_whatever_it_holds_it_is_an_index_or_one_error_that_names_it(content: by
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"{", "it is not JSON"),
-        (b"\xff", "it is not JSON"),
-        (b"[]", "it is not a JSON object"),
+        (b"{", "not JSON"),
+        (b"\xff", "not JSON"),
+        (b"[]", "not a JSON object"),
         (codecs.BOM_UTF8 + b'{"a": "x"}', "byte order mark"),
-        ('{"metadata": {}, "weight_map": {"a": "x"}}'.encode("utf-16"), "it is not JSON"),
-        (b'{"a": "x", "a": "y"}', "'a' is there twice"),
-        (b'{"metadata": {"total_size": 1, "total_size": 2}, "weight_map": {"a": "x"}}', "'total_size' is there twice"),
+        ('{"metadata": {}, "weight_map": {"a": "x"}}'.encode("utf-16"), "not JSON"),
+        (b'{"a": "x", "a": "y"}', "duplicate key 'a'"),
+        (b'{"metadata": {"total_size": 1, "total_size": 2}, "weight_map": {"a": "x"}}', "duplicate key 'total_size'"),
         (b"[" * 200_000, "nested too deeply"),
-        (b"{}", "its weight_map is empty"),
-        (b'{"weight_map": {}}', "its weight_map is empty"),
+        (b"{}", "weight_map is empty"),
+        (b'{"weight_map": {}}', "weight_map is empty"),
         (b'{"weight_map": []}', "not a map from tensors to files"),
         (b'{"weight_map": {"a": 1}}', "not a map from tensors to files"),
         (b'{"weight_map": {"a": ["x"]}}', "not a map from tensors to files"),
         (b'{"a": 1}', "not a map from tensors to files"),
         (b'{"metadata": {}, "a": "x"}', "not a map from tensors to files"),
         (b'{"metadata": "x"}', "not a map from tensors to files"),
-        (b'{"metadata": 1, "weight_map": {"a": "x"}}', "its metadata is not a JSON object"),
-        (b'{"metadata": null, "weight_map": {"a": "x"}}', "its metadata is not a JSON object"),
+        (b'{"metadata": 1, "weight_map": {"a": "x"}}', "metadata is not a JSON object"),
+        (b'{"metadata": null, "weight_map": {"a": "x"}}', "metadata is not a JSON object"),
     ],
 )
 def test_what_is_no_index_is_refused_with_what_is_wrong(content: bytes, why: str) -> None:

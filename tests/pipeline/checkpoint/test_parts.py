@@ -58,11 +58,11 @@ def test_what_is_there_in_a_safer_format_is_not_asked_to_be_complete() -> None:
 @pytest.mark.parametrize(
     ("paths", "why"),
     [
-        ([rank(0, 2)], "rank_0.pt: it is one of 2 ranks, and the file of rank 1 is missing"),
-        ([rank(1, 2)], "rank_1.pt: it is one of 2 ranks, and the file of rank 0 is missing"),
-        ([rank(0, 2), rank(1, 2), rank(1, 3)], "it is one of 3 ranks, and beside it lie files of 2"),
-        ([rank(0, 2), rank(2, 2)], "of 2 ranks there is no such rank"),
-        ([rank(0, 1), "model_world_size_1_rank_00.pt"], "or another file of it"),
+        ([rank(0, 2)], "rank_0.pt: one of 2 ranks, but the file of rank 1 is missing"),
+        ([rank(1, 2)], "rank_1.pt: one of 2 ranks, but the file of rank 0 is missing"),
+        ([rank(0, 2), rank(1, 2), rank(1, 3)], "one of 3 ranks, but next to it are files of 2"),
+        ([rank(0, 2), rank(2, 2)], "of 2 ranks, this one is unknown"),
+        ([rank(0, 1), "model_world_size_1_rank_00.pt"], "this one is unknown or duplicate"),
         ([rank(0, 999_999)], "the file of rank 1 is missing"),
     ],
 )
@@ -85,7 +85,7 @@ def test_the_latest_of_several_steps_is_the_model_of_the_folder_that_they_are_in
 def test_steps_that_cannot_be_told_apart_are_no_broken_source() -> None:
     with pytest.raises(AmbiguousWeights) as error:
         found(*step("a/"), *step("b/"))
-    assert "--exclude" in error.value.next_step and "get the file again" not in error.value.next_step
+    assert "--exclude" in error.value.next_step and "get a good copy" not in error.value.next_step
 
 
 def test_one_step_needs_no_word_and_may_be_the_source_itself() -> None:
@@ -110,14 +110,14 @@ def test_optimizers_without_a_model_are_no_checkpoint() -> None:
 @pytest.mark.parametrize(
     ("paths", "latest", "error", "why"),
     [
-        (step("a/") + step("b/"), None, AmbiguousWeights, "a: b beside it is another step, and no file `latest` says"),
-        (step("a/") + step("b/") + step("c/"), None, AmbiguousWeights, "a: b, c beside it are other steps, and no"),
-        (step("a/"), "b", AbsentFile, "latest: it names b, which is not there"),
-        (step("a/"), "../a", AbsentFile, r"latest: it names \.\./a, which is not there"),
-        (step("a/"), "\x1b[2J", AbsentFile, r"it names \\x1b\[2J"),
-        (step("a/")[1:], None, BadIndex, "rank_1.*: it is one of 2 ranks, and the file of rank 0 is missing"),
+        (step("a/") + step("b/"), None, AmbiguousWeights, "a: b next to it is another step, and no file `latest` says"),
+        (step("a/") + step("b/") + step("c/"), None, AmbiguousWeights, "a: b, c next to it are other steps, and no"),
+        (step("a/"), "b", AbsentFile, "latest refers to a missing file: b"),
+        (step("a/"), "../a", AbsentFile, r"latest refers to a missing file: \.\./a"),
+        (step("a/"), "\x1b[2J", AbsentFile, r"refers to a missing file: \\x1b\[2J"),
+        (step("a/")[1:], None, BadIndex, "rank_1.*: one of 2 ranks, but the file of rank 0 is missing"),
         (step("a/")[:3], None, BadIndex, "rank_0_mp_rank_00_model.* the file of rank 1 is missing"),
-        (step("a/", 3) + step("a/", 2)[2:], None, BadIndex, "is of the same rank"),
+        (step("a/", 3) + step("a/", 2)[2:], None, BadIndex, "has the same rank"),
         ([*step("a/"), "a/zero_pp_rank_0_mp_rank_01_optim_states.pt"], None, NotRead, "tensor, pipeline or expert"),
         ([*step("a/"), "a/layer_0_expert_1_mp_rank_00_model_states.pt"], None, NotRead, "tensor, pipeline or expert"),
         ([*step("a/"), "a/layer_00-model_states.pt"], None, NotRead, "tensor, pipeline or expert"),

@@ -40,7 +40,7 @@ def test_a_repository_with_files_of_tools_becomes_a_folder_without_them(
     deep = [path for path in TOOLS if not path.startswith(".git/")] + ["x/.cache/huggingface/a.safetensors"]
     on_hub.admin.put_files(repo, {path: b"x" for path in (*deep, *GIT, *MODEL)})
     report = go(repo, tmp_path / "out", size=2000)
-    left_out = {path for path, why in report.plan.left_out if "belongs to the repository" in why}
+    left_out = {path for path, why in report.plan.left_out if "part of the repository" in why}
     assert left_out == {*deep, *GIT}
     listed = list_folder(tmp_path / "out").keys()
     assert listed >= set(MODEL) and not listed & {*deep, *GIT}
@@ -74,7 +74,7 @@ def test_secrets_and_leftovers_are_left_out_and_listed(home: str, tmp_path: Path
     report = go(source, tmp_path / "out", size=2000)
     left_out = dict(report.plan.left_out)
     assert all("secrets" in left_out[path] for path in SECRETS)
-    assert all("left behind" in left_out[path] for path in wanted)
+    assert all("leftover of a tool" in left_out[path] for path in wanted)
     assert list_folder(tmp_path / "out").keys() >= set(KEPT)
     assert not list_folder(tmp_path / "out").keys() & {*SECRETS, *LEFTOVERS}
 

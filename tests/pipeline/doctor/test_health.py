@@ -72,7 +72,7 @@ def test_what_a_reshard_can_put_right_it_puts_right(model: Path, tmp_path: Path,
     save_file(first, shard)
     (model / "training_args.bin").write_bytes(b"a trainer's")
     told = [symptom.text for symptom in health(model).symptoms]
-    for said in ("total_size", "does not name it", 'no "format"', "PyTorch files"):
+    for said in ("total_size", "does not list it", 'no "format"', "PyTorch files"):
         assert any(said in text for text in told), said
     request = Request(
         source=parse_place(str(model)), target=parse_place(str(tmp_path / "out")), options=Options(size=12_000)
@@ -85,7 +85,7 @@ def test_what_a_reshard_refuses_is_told_with_its_reason(model: Path) -> None:
     sorted(model.glob("*.safetensors"))[1].unlink()
     found = health(model)
     assert isinstance(found.refusals.always, BadIndex)
-    assert "which is not there" in found.symptoms[0].text
+    assert "refers to a missing file" in found.symptoms[0].text
     assert "`reshard run` refuses it" in found.symptoms[0].cure
 
 
@@ -145,7 +145,7 @@ def test_a_broken_file_hides_neither_the_others_nor_what_else_is_amiss(model: Pa
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({"tokenizer_config.json": '{"tokenizer_class": "LlamaTokenizer"}'}, "gives no ids for text"),
+        ({"tokenizer_config.json": '{"tokenizer_class": "LlamaTokenizer"}'}, "has no ids for text"),
         ({"tokenizer_config.json": '{"tokenizer_class": "GPT2Tokenizer"}', "vocab.json": '{"a": 0}'}, "does not load"),
     ],
 )
@@ -156,7 +156,7 @@ def test_a_tokenizer_that_is_there_in_part_is_told(
     for name, text in files.items():
         (model / name).write_text(text)
     (told,) = texts(model, "tokenizer", meta_loader)
-    assert told.startswith(f"the root has {', '.join(sorted(files))} of a tokenizer, and ")
+    assert told.startswith(f"the root has only {', '.join(sorted(files))} of a tokenizer: ")
     assert said in told
 
 
@@ -193,7 +193,7 @@ def test_a_class_of_text_needs_more_than_a_processor(model: Path) -> None:
 def test_a_config_counts_beside_the_weights_that_it_is_of(model: Path) -> None:
     (model / "1_Pooling").mkdir()
     (model / "config.json").rename(model / "1_Pooling" / "config.json")
-    assert texts(model, "config") == ["no config.json beside model says which class loads it"]
+    assert texts(model, "config") == ["no config.json next to model, so its class is unknown"]
     (model / "params.json").write_text("{}")
     assert texts(model, "config") == []
 
@@ -225,9 +225,9 @@ def test_a_pipeline_with_all_its_components_is_healthy(pipeline: Path) -> None:
 
 def test_a_component_that_a_pipeline_names_and_lacks_is_told(pipeline: Path) -> None:
     (pipeline / "vae" / "diffusion_pytorch_model.safetensors").unlink()
-    assert texts(pipeline, "component") == ["vae has a config.json, diffusers.AModel, and no weights"]
+    assert texts(pipeline, "component") == ["vae (diffusers.AModel) has a config.json but no weights"]
     shutil.rmtree(pipeline / "vae")
-    said = "model_index.json names vae, diffusers.AModel, and there is no folder of that name"
+    said = "model_index.json lists vae (diffusers.AModel), but there is no folder of that name"
     assert texts(pipeline, "component") == [said]
     (pipeline / "model_index.json").write_text("[" * 100_000)
     assert texts(pipeline, "component") == ["model_index.json is not a JSON object"]
@@ -239,7 +239,7 @@ def test_an_adapter_alone_is_refused_and_nothing_else_is_wrong_with_it(tmp_path:
     found = health(tmp_path)
     (symptom,) = found.symptoms
     assert (symptom.kind, found.tensors) == ("refused", 1)
-    assert "adapter_model.safetensors is read by its name and never cut" in symptom.text
+    assert "adapter_model.safetensors is loaded by its name and never resharded" in symptom.text
     assert "merge_and_unload" in symptom.cure
 
 
@@ -247,6 +247,6 @@ def test_what_a_reshard_leaves_out_of_a_file_is_not_said_to_be_kept(tmp_path: Pa
     state = {"w": torch.zeros(3)}
     torch.save({"model": state, "optimizer": {"m": torch.zeros(3)}}, tmp_path / "pytorch_model.bin")
     cures = {symptom.text: symptom.cure for symptom in health(tmp_path).symptoms if symptom.kind == "note"}
-    [left_out] = [text for text in cures if "left out optimizer" in text]
-    assert cures[left_out] == "a reshard leaves it out"
+    [left_out] = [text for text in cures if "skipped optimizer" in text]
+    assert cures[left_out] == "resharding skips it"
     assert not any("every tensor" in cure for cure in cures.values())

@@ -31,13 +31,13 @@ def test_a_token_is_told_by_its_owner_and_what_it_writes(namespace: Namespace) -
     probe = probe_hub(reference(namespace, namespace.token), lambda: 0.0)
     assert probe.state == "ok"
     assert probe.facts["account"] == namespace.name
-    assert f"writes to {namespace.name}" in probe.says
+    assert f"can write: {namespace.name}" in probe.says
     assert namespace.token not in str(probe.to_dict())
 
 
 def test_a_token_that_only_reads_is_a_warning_and_a_refused_one_trouble(namespace: Namespace) -> None:
     reads = namespace.admin.create_token(namespace.name, role="read")
-    assert "nothing can be published" in probe_hub(reference(namespace, reads), lambda: 0.0).warning
+    assert "it cannot publish anything" in probe_hub(reference(namespace, reads), lambda: 0.0).warning
     refused = probe_hub(reference(namespace, "hf_nobodys"), lambda: 0.0)
     assert isinstance(refused.error, TokenRefused)
     assert probe_hub(reference(namespace, None), lambda: 0.0).state == "warning"
@@ -48,9 +48,9 @@ def test_a_credential_with_a_use_is_told_by_that_use_alone(namespace: Namespace)
     to_read, to_write = (
         probe_hub(replace(reference(namespace, namespace.token), use=use), lambda: 0.0) for use in ("read", "write")
     )
-    assert to_read.state == "ok" and "not used to write" in to_read.says and "writes to" not in to_read.says
+    assert to_read.state == "ok" and "not used to write" in to_read.says and "can write" not in to_read.says
     assert to_read.facts["writes"] == [] and to_read.facts["reads"] == [namespace.name]
-    assert f"writes to {namespace.name}" in to_write.says and "not used to read" in to_write.says
+    assert f"can write: {namespace.name}" in to_write.says and "not used to read" in to_write.says
     assert to_write.facts["reads"] == [] and to_write.facts["writes"] == [namespace.name]
 
 
@@ -61,14 +61,14 @@ def test_a_fine_grained_token_is_told_by_its_scopes() -> None:
         access = {"role": "fineGrained", "fineGrained": {"scoped": [scope, other], **more}}
         return Account.model_validate({"name": "me", "auth": {"accessToken": access}})
 
-    public = "reads what is public"
-    both = f"{public}, what is private to us, them/model"
-    assert rights_of(account("repo.content.read", "repo.write")) == f"{both}; writes to us"
-    gated = f"{both}, what is gated and its owner was let into; writes to nothing"
+    public = "can read: public"
+    both = f"{public}, private of us, them/model"
+    assert rights_of(account("repo.content.read", "repo.write")) == f"{both}; can write: us"
+    gated = f"{both}, gated with access; can write: nothing"
     assert rights_of(account("repo.content.read", canReadGatedRepos=True)) == gated
-    refused = f"{public}, what is private to them/model, and nothing that is gated; writes to nothing"
+    refused = f"{public}, private of them/model, nothing gated; can write: nothing"
     assert rights_of(account("discussion.write", canReadGatedRepos=False)) == refused
-    assert rights_of(Account(name="me")) == f"{public}; writes to nothing", (
+    assert rights_of(Account(name="me")) == f"{public}; can write: nothing", (
         "an answer that says nothing of rights gives none"
     )
 
@@ -76,8 +76,8 @@ def test_a_fine_grained_token_is_told_by_its_scopes() -> None:
 def test_an_organisation_counts_where_its_member_may_write() -> None:
     orgs = [{"name": "open", "roleInOrg": "write"}, {"name": "closed", "roleInOrg": "read"}]
     account = Account.model_validate({"name": "me", "orgs": orgs, "auth": {"accessToken": {"role": "write"}}})
-    private = "what is private to me, open, closed, what is gated and its owner was let into"
-    assert rights_of(account) == f"reads what is public, {private}; writes to me, open"
+    private = "private of me, open, closed, gated with access"
+    assert rights_of(account) == f"can read: public, {private}; can write: me, open"
 
 
 def test_nobody_there_and_no_hub_there_are_told_apart(namespace: Namespace) -> None:
@@ -160,9 +160,9 @@ def test_without_xet_the_price_is_named(context: Context, monkeypatch: pytest.Mo
     ("date", "warns"),
     [
         ("Date: Thu, 01 Jan 2026 12:00:00 GMT\r\n", "the clocks differ by 300 s"),
-        ("Date: Thu, 01 Jan 2026 12:04:59 GMT\r\n", "only public repositories"),
-        ("Date: yesterday\r\n", "only public repositories"),
-        ("", "only public repositories"),
+        ("Date: Thu, 01 Jan 2026 12:04:59 GMT\r\n", "public repositories can be read"),
+        ("Date: yesterday\r\n", "public repositories can be read"),
+        ("", "public repositories can be read"),
     ],
 )
 def test_a_clock_that_is_off_is_a_warning(date: str, warns: str) -> None:

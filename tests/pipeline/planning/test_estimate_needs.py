@@ -109,7 +109,7 @@ def plan(tmp_path: Path, on_hub: Namespace) -> Plan:
 )
 def test_a_licence_is_a_fact_and_none_a_warning(card: str | None, said: str | None, plan: Plan) -> None:
     assert licence(card) == said
-    warned = [] if said else ["the source states no licence"]
+    warned = [] if said else ["the source does not state a license"]
     assert warnings(plan, NOTHING, "public", card, AMPLE, None) == warned
 
 
@@ -126,8 +126,8 @@ def test_a_disk_without_room_is_a_warning_that_names_its_folder(plan: Plan) -> N
         return warnings(plan, Needs(0, 100, 0, 200, 0, 0, 0), "public", "---\nlicense: mit\n---\n", *rooms)
 
     assert told(100, 200) == []
-    assert told(99, 200) == ["100 bytes are needed, and 99 are free in /scratch, for temporary files"]
-    assert told(100, 199) == ["200 bytes are needed, and 199 are free beside /out: a run refuses"]
+    assert told(99, 200) == ["temporary files need 100 bytes in /scratch (99 bytes free)"]
+    assert told(100, 199) == ["a run will fail: the target needs 200 bytes next to /out (199 bytes free)"]
 
 
 def test_a_folder_without_room_is_refused_before_a_byte_is_written(tmp_path: Path, go: Run) -> None:
@@ -135,7 +135,7 @@ def test_a_folder_without_room_is_refused_before_a_byte_is_written(tmp_path: Pat
     count = shutil.disk_usage(tmp_path).free // 10**11 + 1
     tensors = ((f"layers.{i}.weight", "U8", (10**11,)) for i in range(count))
     save_sparse(tmp_path / "giant", tensors, count)
-    with pytest.raises(TargetFull, match=f"no room beside {tmp_path}/to/out") as refused:
+    with pytest.raises(TargetFull, match=f"not enough disk space next to {tmp_path}/to/out") as refused:
         go(tmp_path / "giant", tmp_path / "to" / "out", size=2 * 10**11)
     assert refused.value.facts["needed"] > refused.value.facts["free"]
     assert not (tmp_path / "to").exists()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from reshard.pipeline.errors import BadScale, NotDequantised, RenameCollision
+from reshard.pipeline.errors import BadScale, NotDequantized, RenameCollision
 from reshard.pipeline.planning.scales import plain_config
 from reshard.pipeline.planning.select import Selection, edited_config, select
 from reshard.pipeline.request import Options
@@ -48,8 +48,8 @@ def test_weights_take_the_dtype_their_scales_go_and_all_else_stays() -> None:
     assert made == {"a.weight": ("BF16", (128, 128)), **{name: (kind, None) for name, (kind, _) in others.items()}}
     assert selection.scales == {"a.weight_scale_inv", *activations}
     assert selection.notes == (
-        "1 F8_E4M3 weight becomes BF16; scales are not written",
-        "scales of activations and caches are not written: b.input_scale and 5 more",
+        "1 F8_E4M3 weight is converted to BF16; scales are dropped",
+        "scales of activations and caches are dropped: b.input_scale and 5 more",
     )
 
 
@@ -113,31 +113,31 @@ def test_a_shape_that_the_config_does_not_say_is_refused(shape: tuple[int, ...],
 def test_a_model_that_is_not_quantised_stays_as_it_is_and_the_plan_says_so() -> None:
     selection = chosen({"a.weight": ("F32", (2, 2)), "logit_scale": ("F32", ())}, None)
     assert [(e.name, e.as_dtype) for e in selection.entries] == [("a.weight", "F32"), ("logit_scale", "F32")]
-    assert selection.notes == ("--dequantize finds no quantised weight",)
+    assert selection.notes == ("--dequantize: no quantized weights found",)
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"a.weight_scale_inv": None}, "a.weight: it is F8_E4M3, and a.weight_scale_inv and .* not there"),
+        ({"a.weight_scale_inv": None}, "a.weight: it is F8_E4M3, but a.weight_scale_inv and .* are missing"),
         (
             {"a.weight_scale": ("F32", ())},
-            "a.weight: it is F8_E4M3, and a.weight_scale_inv and a.weight_scale are both",
+            "a.weight: it is F8_E4M3, but a.weight_scale_inv and a.weight_scale both exist",
         ),
         ({"a.weight_zero_point": ("F32", ())}, "a.weight_zero_point: fp8 weights with zero points"),
-        ({"b.up": ("BF16", (2, 2)), "b.up_scale": ("F32", ())}, "b.up_scale: there is no fp8 weight"),
-        ({"a.weight": None}, "a.weight_scale_inv: there is no fp8 weight that this is the scale of"),
-        ({"a.weight": ("BF16", (300, 260))}, "a.weight_scale_inv: there is no fp8 weight"),
-        ({"b.weight_scale": ("F32", ())}, "b.weight_scale: there is no fp8 weight"),
-        ({"a.weight_scale_inv": ("F32", (2, 3))}, r"a.weight_scale_inv: its shape is \[2, 3\], and a.weight of \[300"),
-        ({"a.weight_scale_inv": ("F32", (3, 2))}, r"has one for each block of \[128, 128\]"),
+        ({"b.up": ("BF16", (2, 2)), "b.up_scale": ("F32", ())}, "b.up_scale: this scale has no fp8 weight"),
+        ({"a.weight": None}, "a.weight_scale_inv: this scale has no fp8 weight"),
+        ({"a.weight": ("BF16", (300, 260))}, "a.weight_scale_inv: this scale has no fp8 weight"),
+        ({"b.weight_scale": ("F32", ())}, "b.weight_scale: this scale has no fp8 weight"),
+        ({"a.weight_scale_inv": ("F32", (2, 3))}, r"a.weight_scale_inv: its shape is \[2, 3\], but a.weight of \[300"),
+        ({"a.weight_scale_inv": ("F32", (3, 2))}, r"has one value per block of \[128, 128\]"),
         ({"a.weight_scale_inv": ("F32", (9,))}, r"its shape is \[9\]"),
         ({"a.weight_scale_inv": ("F32", (1, 3, 3))}, r"its shape is \[1, 3, 3\]"),
-        ({"a.weight_scale_inv": ("I32", (3, 3))}, "a.weight_scale_inv: it is I32, and scales are F32"),
+        ({"a.weight_scale_inv": ("I32", (3, 3))}, "a.weight_scale_inv: it is I32, but scales must be F32"),
         ({"a.weight_scale_inv": ("F8_E4M3", (3, 3))}, "a.weight_scale_inv"),
-        ({"a.weight": ("F8_E4M3", (300,))}, r"a.weight_scale_inv: its shape is \[3, 3\], and a.weight of \[300\]"),
+        ({"a.weight": ("F8_E4M3", (300,))}, r"a.weight_scale_inv: its shape is \[3, 3\], but a.weight of \[300\]"),
         ({"a.weight": ("F8_E4M3", ())}, r"a.weight_scale_inv: its shape is \[3, 3\]"),
-        ({"a.weight": ("F8_E4M3", (0, 260))}, r"a.weight_scale_inv: its shape is \[3, 3\], and a.weight of \[0, 260\]"),
+        ({"a.weight": ("F8_E4M3", (0, 260))}, r"a.weight_scale_inv: its shape is \[3, 3\], but a.weight of \[0, 260\]"),
     ],
 )
 def test_scales_and_weights_that_do_not_fit_are_named(changes: dict[str, Any], says: str) -> None:
@@ -149,27 +149,30 @@ def test_scales_and_weights_that_do_not_fit_are_named(changes: dict[str, Any], s
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"quant_method": "gptq", "bits": 4}, "weights quantised by 'gptq' are not known here"),
-        ({"weight_block_size": [128, 128]}, "weights quantised by None are not known here"),
-        (compressed("channel", format="pack-quantized"), r"by 'compressed-tensors \(pack-quantized\)' are not known"),
+        ({"quant_method": "gptq", "bits": 4}, "weights quantized by 'gptq' are not supported"),
+        ({"weight_block_size": [128, 128]}, "weights quantized by None are not supported"),
+        (
+            compressed("channel", format="pack-quantized"),
+            r"by 'compressed-tensors \(pack-quantized\)' are not",
+        ),
         (compressed("group"), "config_groups in config.json are .*'group'"),
-        (compressed("channel", type="int"), "of which only fp8 is known here"),
-        (compressed("channel", num_bits=4), "of which only fp8 is known here"),
-        (compressed("channel", type=["float"]), "of which only fp8 is known here"),
-        (compressed("block"), "of which only fp8 is known here"),
+        (compressed("channel", type="int"), "and only fp8 is supported"),
+        (compressed("channel", num_bits=4), "and only fp8 is supported"),
+        (compressed("channel", type=["float"]), "and only fp8 is supported"),
+        (compressed("block"), "and only fp8 is supported"),
         (compressed("block", block_structure="128x128"), "block_structure in config.json is '128x128'"),
         (compressed("block", "channel", block_structure=[8, 8]) | {"config_groups": [1]}, r"config_groups .* \[1\]"),
-        (compressed() | {"config_groups": {"group_0": {"weights": None}}}, "of which only fp8 is known here"),
+        (compressed() | {"config_groups": {"group_0": {"weights": None}}}, "and only fp8 is supported"),
         ({**FP8, "weight_block_size": [0, 128]}, r"weight_block_size in config.json is \[0, 128\]"),
         ({**FP8, "weight_block_size": [-128, 128]}, "weight_block_size"),
         ({**FP8, "weight_block_size": [128]}, "weight_block_size"),
         ({**FP8, "weight_block_size": 128}, "weight_block_size in config.json is 128"),
         ({**FP8, "weight_block_size": [1e9, "128"]}, "weight_block_size"),
-        ("fp8", "is no JSON object"),
+        ("fp8", "is not a JSON object"),
     ],
 )
 def test_other_ways_to_quantise_are_refused(settings: object, says: str) -> None:
-    with pytest.raises(NotDequantised, match=says):
+    with pytest.raises(NotDequantized, match=says):
         chosen(A, settings)
 
 
@@ -184,18 +187,18 @@ def test_what_compressed_tensors_wrote_at_first_is_read_as_what_it_writes_now() 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('{"quantization": {"quant_algo": "NVFP4"}}', "hf_quant_config.json names 'NVFP4', and .* only 'FP8'"),
-        ('{"quantization": {"quant_algo": null}}', "hf_quant_config.json names None"),
-        ('{"quantization": []}', "hf_quant_config.json names None"),
-        ("[]", "hf_quant_config.json names None"),
-        ("", "hf_quant_config.json is no JSON"),
+        ('{"quantization": {"quant_algo": "NVFP4"}}', "hf_quant_config.json has 'NVFP4', and .* only 'FP8'"),
+        ('{"quantization": {"quant_algo": null}}', "hf_quant_config.json has None"),
+        ('{"quantization": []}', "hf_quant_config.json has None"),
+        ("[]", "hf_quant_config.json has None"),
+        ("", "hf_quant_config.json is not JSON"),
     ],
 )
 def test_of_modelopts_ways_only_fp8_is_known(text: str, says: str) -> None:
     specs: Specs = {"a.weight": SQUARE, "a.weight_scale": ("F32", ()), "a.input_scale": ("F32", ())}
     known = chosen(specs, None, **{"hf_quant_config.json": '{"quantization": {"quant_algo": "FP8"}}'})
     assert [entry.name for entry in known.entries] == ["a.weight"]
-    with pytest.raises(NotDequantised, match=says):
+    with pytest.raises(NotDequantized, match=says):
         chosen(specs, None, **{"hf_quant_config.json": text})
 
 
@@ -207,16 +210,16 @@ def test_blocks_of_mxfp4_are_one_weight_and_the_rest_stays() -> None:
     made = {entry.name: (entry.as_dtype, entry.tensor.shape, entry.size) for entry in selection.entries}
     assert made == {"e.up": ("BF16", (2, 96, 6), 2 * 96 * 6 * 2), "e.up_bias": ("BF16", (2, 6), 24)}
     assert selection.scales == {"e.up_scales"}
-    assert selection.notes == ("1 F4 weight becomes BF16; scales are not written",)
+    assert selection.notes == ("1 F4 weight is converted to BF16; scales are dropped",)
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"e.up_scales": None}, "e.up_blocks: e.up_scales is not there"),
-        ({"e.up_blocks": None}, "e.up_scales: e.up_blocks is not there"),
-        ({"e.up": ("BF16", (2, 96, 6))}, "e.up_blocks: e.up is there, too"),
-        ({"e.up_scales": ("U8", (2, 6, 2))}, r"e.up_blocks: .* U8 \[2, 6, 3, 16\] and U8 \[2, 6, 2\], and not U8"),
+        ({"e.up_scales": None}, "e.up_blocks: e.up_scales is missing"),
+        ({"e.up_blocks": None}, "e.up_scales: e.up_blocks is missing"),
+        ({"e.up": ("BF16", (2, 96, 6))}, "e.up_blocks: e.up also exists"),
+        ({"e.up_scales": ("U8", (2, 6, 2))}, r"e.up_blocks: .* U8 \[2, 6, 3, 16\] and U8 \[2, 6, 2\], not U8"),
         ({"e.up_scales": ("F32", (2, 6, 3))}, r"e.up_blocks: .* F32 \[2, 6, 3\]"),
         ({"e.up_blocks": ("U8", (2, 6, 3, 8))}, "e.up_blocks: blocks and scales are"),
         ({"e.up_blocks": ("U8", (6, 3, 16)), "e.up_scales": ("U8", (6, 3))}, "e.up_blocks: blocks and scales are"),
@@ -232,7 +235,7 @@ def test_blocks_and_scales_of_mxfp4_that_do_not_fit_are_named(changes: dict[str,
 
 @pytest.mark.parametrize("settings", [None, FP8])
 def test_blocks_that_no_config_calls_mxfp4_are_refused_and_others_stay(settings: object) -> None:
-    with pytest.raises(NotDequantised, match="e.up_blocks and its scales look like mxfp4") as refused:
+    with pytest.raises(NotDequantized, match="e.up_blocks and its scales look like mxfp4") as refused:
         chosen(MXFP4, settings)
     assert "--config-from" in refused.value.next_step
     for others in ({"e.up_blocks": MXFP4["e.up_blocks"]}, MXFP4 | {"e.up_scales": ("F32", (2, 6, 3))}):
@@ -240,13 +243,13 @@ def test_blocks_that_no_config_calls_mxfp4_are_refused_and_others_stay(settings:
 
 
 def test_a_dtype_is_needed() -> None:
-    with pytest.raises(NotDequantised, match="it needs --dtype"):
+    with pytest.raises(NotDequantized, match="--dtype is required"):
         chosen(A, dtype="keep")
 
 
 @pytest.mark.parametrize("text", ["{", "[" * 100_000, '{"a": NaN'])
 def test_a_config_that_is_no_json_is_refused_and_stays(text: str) -> None:
-    with pytest.raises(NotDequantised, match="no JSON"):
+    with pytest.raises(NotDequantized, match="not JSON"):
         chosen({}, **{"config.json": text})
     assert plain_config(text, "bfloat16", quantised=True) == text
 
@@ -297,5 +300,5 @@ def test_no_weight_is_renamed_to_a_scale_that_is_read_under_its_own_name() -> No
     rename = [{r"b\.weight": "a.weight_scale_inv"}]
     options = Options.model_validate({"dtype": "bfloat16", "dequantize": True, "rename": rename})
     texts = {"config.json": json.dumps({"quantization_config": FP8})}
-    with pytest.raises(RenameCollision, match="makes a.weight_scale_inv of two names"):
+    with pytest.raises(RenameCollision, match="two tensors of model the name a.weight_scale_inv"):
         select(Checkpoint(Name("", "model"), (0,), tuple(tensors)), options, {}, texts)

@@ -87,4 +87,4 @@ def test_half_a_stack_of_wrappers_stays_whole_and_is_said() -> None:
     selection = select(checkpoint({name: torch.zeros(4) for name in names}), Options(strip_prefix="auto"), {})
     assert [entry.name for entry in selection.entries] == [*names]
     [note] = selection.notes
-    assert "no name loses a prefix: _orig_mod.module.a.w shows wrappers, step none" in note
+    assert "no prefix removed: _orig_mod.module.a.w has a wrapper prefix, step has none" in note

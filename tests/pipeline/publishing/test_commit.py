@@ -93,7 +93,7 @@ def test_a_target_that_cannot_be_read_after_the_commit_leaves_open_whether_it_st
         before = 1 if where == "revision" else 0  # the head is read once more before the commit
         on_hub.admin.fault(f"GET /api/models/.*/{where}/", "status", skip=before, **answer)
 
-    with pytest.raises(HubUnreachable, match="a commit may stand") as unknown:
+    with pytest.raises(HubUnreachable, match="a commit may have been made") as unknown:
         job.publish(break_reads)
     assert unknown.value.retryable and commits(on_hub) == 1
     on_hub.admin.clear_faults()
@@ -283,7 +283,7 @@ def test_a_pull_request_whose_creation_was_answered_by_silence_is_found(
 def test_a_file_that_came_back_after_it_was_deleted_is_named(replacing: Job, on_hub: Namespace) -> None:
     replacing.publish()
     back = Published(on_hub.admin.put_files(on_hub.repo("target"), NEW, lfs=list(NEW)), "main", found=False)
-    with pytest.raises(ReadBackDiffers, match=r"model\.safetensors should be gone"):
+    with pytest.raises(ReadBackDiffers, match=r"model\.safetensors should have been deleted"):
         confirm(replacing.plan, replacing.plan.shards, replacing.receipts, back, replacing.target)
 
 

@@ -208,9 +208,9 @@ def exchange(folder: Path) -> None:
 
 
 BREAKS: dict[str, tuple[Change, bool, str]] = {
-    "a flipped bit": (flip, True, "has other bytes than were published"),
-    "a renamed tensor": (rename, False, "has another header than was published"),
-    "a rewritten shard": (rewrite, True, "has other bytes than were published"),
+    "a flipped bit": (flip, True, "has different bytes than published"),
+    "a renamed tensor": (rename, False, "has a different header than published"),
+    "a rewritten shard": (rewrite, True, "has different bytes than published"),
     "a forged manifest": (forge, False, f"{INDEX} says "),
     "another root in the index": (
         lambda folder: edit(folder / INDEX, lambda index: index["metadata"].update({ROOT_KEY: "0" * 64})),
@@ -241,7 +241,7 @@ BREAKS: dict[str, tuple[Change, bool, str]] = {
         "the commit that published it says the root ",
     ),
     "other weights beside it": (exchange, False, "no index names 4 weight files"),
-    "no manifest": (lambda folder: (folder / MANIFEST).unlink(), False, f"{MANIFEST} is not there"),
+    "no manifest": (lambda folder: (folder / MANIFEST).unlink(), False, f"{MANIFEST} is missing"),
     "a manifest that is too long": (
         lambda folder: os.truncate(folder / MANIFEST, MANIFEST_MAX + 1),
         False,
@@ -301,12 +301,12 @@ def test_what_a_manifest_says_of_its_origin_is_held_against_the_commit(
     out = tmp_path / "out"
     go(model, out, size=SIZE)
     honest = said_of("manifest", look(out, meta_loader))
-    assert honest.result == "passed" and "the commit has the sha256 of all that" in honest.reason
+    assert honest.result == "passed" and "the manifest's hash matches the commit" in honest.reason
     edit(out / MANIFEST, LIES[what])
     findings = said_of("manifest", look(out, meta_loader)).findings
     assert any(finding.startswith(f"the commit that published it says the {what.strip()} ") for finding in findings)
     downloaded = said_of("manifest", look(out, meta_loader, told=False))
-    assert downloaded.result == "passed" and "only the manifest itself says so" in downloaded.reason
+    assert downloaded.result == "passed" and "not confirmed by a commit" in downloaded.reason
     assert downloaded.figures["root_in_the_commit"] is False
 
 
@@ -326,7 +326,7 @@ def test_a_publication_from_before_the_manifest_s_sha256_says_less_and_is_held_t
         assert found
         return found
 
-    assert check().result == "passed" and "nothing of the program" in check().reason
+    assert check().result == "passed" and "but not the program" in check().reason
     edit(out / MANIFEST, LIES["sha256"])
     assert check().result == "passed"
     edit(out / MANIFEST, LIES["source"])

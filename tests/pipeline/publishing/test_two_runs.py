@@ -55,7 +55,7 @@ def test_what_another_run_published_while_a_run_was_planned_is_a_publication_of_
     if same:
         assert go(model, out).published.commit == published[0]
     else:
-        with pytest.raises(TargetDrifted, match="has what was asked for later"):
+        with pytest.raises(TargetDrifted, match="is from a job submitted later"):
             go(model, out)
 
 

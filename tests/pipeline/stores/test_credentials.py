@@ -167,7 +167,7 @@ def test_a_named_token_that_is_not_there_is_replaced_by_no_other(
     named: Credentials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TEAM_TOKEN")
-    with pytest.raises(BadCredentials, match="credential team: TEAM_TOKEN holds no token"):
+    with pytest.raises(BadCredentials, match="credential team: TEAM_TOKEN has no token"):
         named.find(DEFAULT_ENDPOINT, "org", "read", "team")
     assert token(named.find(DEFAULT_ENDPOINT, "org", "read")) == "org"
 

@@ -175,10 +175,10 @@ def test_a_link_to_a_folder_inside_gets_a_hint_that_fits_and_one_out_of_it_a_war
     (tmp_path / "run" / "latest").symlink_to("step-500")
     with pytest.raises(FolderLink, match="latest is a link to a folder") as inside:
         opened(tmp_path / "run")
-    assert f"give {tmp_path}/run/step-500 as the place" in inside.value.next_step
-    assert "who made it" not in inside.value.next_step
+    assert f"use {tmp_path}/run/step-500 if that is the model" in inside.value.next_step
+    assert "trust its author" not in inside.value.next_step
     (tmp_path / "run" / "latest").unlink()
     (tmp_path / "run" / "latest").symlink_to(tmp_path)
-    with pytest.raises(UnsafePath, match="leaves the repository") as outside:
+    with pytest.raises(UnsafePath, match="points outside the repository") as outside:
         opened(tmp_path / "run")
-    assert "who made it" in outside.value.next_step
+    assert "trust its author" in outside.value.next_step

@@ -121,7 +121,7 @@ def test_no_token(context: Context, repo: str, monkeypatch: pytest.MonkeyPatch) 
     assert f"writing to {repo}" in str(refused.value)
     assert "run `hf auth login` or `export HF_TOKEN=...`, then run" in refused.value.next_step
     refused.value.facts["job"] = "abc123"  # on a worker, which has no one to sign in
-    assert "set HF_TOKEN or RESHARD_CREDENTIALS for the worker" in refused.value.next_step
+    assert "set HF_TOKEN or RESHARD_CREDENTIALS on the worker" in refused.value.next_step
     assert "hf auth login" not in refused.value.next_step
 
 
@@ -151,7 +151,7 @@ def test_somebody_elses_namespace(context: Context, hub: HubAdmin, namespace: Na
     hub.create_user("stranger")
     if there:
         hub.create_repo("stranger/model")
-    with pytest.raises(NoWriteAccess, match=f"the token of {namespace.name} may not write to stranger/"):
+    with pytest.raises(NoWriteAccess, match=f"the token of {namespace.name} does not have write access to stranger/"):
         target_at("stranger/model" if there else "stranger/new", context).prepare(private=True)
 
 
@@ -180,7 +180,7 @@ def test_with_a_token_that_only_reads_somebody_elses_repository_takes_no_pull_re
         with pytest.raises(NoWriteAccess) as refused:
             target.prepare(private=True)
             target.request("d1", "Title", "digest d1")
-        assert "read-only: make one with write access, of an account that may write there" in refused.value.next_step
+        assert "read-only: create one with write access, from an account that can write" in refused.value.next_step
         assert "--pr" not in refused.value.next_step
 
 
@@ -195,14 +195,14 @@ def test_where_a_pull_request_is_refused_none_is_offered(context: Context, hub: 
     hub.fault("POST /api/models/stranger/model/discussions", "status", status=403)
     with pytest.raises(NoWriteAccess) as refused:
         target.request("d1", "Title", "digest d1")
-    assert "an account that may write there" in refused.value.next_step
+    assert "an account that can write there" in refused.value.next_step
     assert "--pr" not in refused.value.next_step
 
 
 def test_where_the_hub_does_not_say_whose_a_token_is_it_is_this_token(context: Context, hub: HubAdmin) -> None:
     hub.create_user("stranger")
     hub.fault("GET /api/whoami-v2", "status", status=404)
-    with pytest.raises(NoWriteAccess, match="this token may not write to stranger/"):
+    with pytest.raises(NoWriteAccess, match="the token does not have write access to stranger/"):
         target_at("stranger/new", context).prepare(private=True)
 
 
@@ -467,7 +467,7 @@ def test_a_hub_that_lists_no_pull_requests_takes_one_all_the_same(
     hub.fault(r"GET .*/discussions(\?|$)", "status", status=status)
     goal = proposal.request("d1", "Small files", "digest d1")
     assert goal.branch == "refs/pr/1"
-    assert any("lists no pull requests" in note for note in proposal.notes)
+    assert any("does not list pull requests" in note for note in proposal.notes)
     goal.commit(SMALL, goal.head())
 
 
@@ -476,7 +476,7 @@ def test_where_none_are_listed_a_pull_request_without_an_answer_is_not_opened_tw
 ) -> None:
     hub.fault(r"GET .*/discussions(\?|$)", "status", status=404)
     hub.fault("POST .*/discussions", "lost_response", times=1)
-    with pytest.raises(HubRefused, match="it lists none: look there before you try again"):
+    with pytest.raises(HubRefused, match="it lists no pull requests: check there before trying again"):
         proposal.request("d1", "Small files", "digest d1")
     assert calls(hub, "POST") == 1
 
@@ -488,7 +488,7 @@ def test_a_hub_that_takes_no_writes_is_a_read_only_mirror(context: Context, repo
     for write in (lambda: new.prepare(private=True), lambda: target.commit(SMALL, base)):
         with pytest.raises(ReadOnlyMirror, match="is a read-only mirror") as refused:
             write()
-        assert "publish to the Hub that it mirrors" in refused.value.next_step
+        assert "publish to the Hub itself" in refused.value.next_step
 
 
 @pytest.mark.parametrize("filtered", [True, False])

@@ -24,7 +24,7 @@ from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import Run, upload
 
 SWAP: Any = [{"^good$": "?"}, {"^bad$": "good"}, {"^[?]$": "bad"}]
-TOLD = "good holds the source's bad"
+TOLD = "good has the bytes of the source's bad"
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_a_swap_that_a_manifest_tells_is_no_proof_and_is_said_first(
         assert TOLD in found.checks[0].reason and found.checks[0].figures == {"tensors": 2}
         names = named(found, "same tensors")
         assert names.result == "inconclusive"
-        assert names.reason.startswith("names are compared as only the output's manifest says")
+        assert names.reason.startswith("names compared with options that only the output's manifest states")
         assert "--rename '^good$' -> '?'" in names.reason
     asked = deep(out, source, rename=SWAP)
     assert (asked.result, asked.checks[0].result) == ("passed", "passed") and TOLD in asked.checks[0].reason
@@ -77,7 +77,7 @@ def test_a_name_that_goes_to_the_next_tensor_is_said_and_plain_new_names_are_not
 ) -> None:
     for name, rules in (("chain", [{"^bad$": "worse"}, {"^good$": "bad"}]), ("plain", [{"^h[.]": "model."}])):
         go(source, tmp_path / name, rename=rules)
-    assert deep(tmp_path / "chain", source).checks[0].reason == "bad holds the source's good"
+    assert deep(tmp_path / "chain", source).checks[0].reason == "bad has the bytes of the source's good"
     assert "exchanged names" not in [check.name for check in deep(tmp_path / "plain", source).checks]
 
 

@@ -143,4 +143,4 @@ def test_a_layout_that_loaders_do_not_find_is_a_finding(name: str, tmp_path: Pat
     output(tmp_path / "output")
     (finding,) = found(tmp_path / "output", tmp_path / "source")
     assert finding.startswith(entry)
-    assert "the source has this as" in finding
+    assert "it is " in finding

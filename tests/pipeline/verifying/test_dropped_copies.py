@@ -115,4 +115,4 @@ def test_an_empty_tensor_is_nobody_s_copy(tmp_path: Path, meta_loader: MetaLoade
         empty = {tensor: torch.zeros(0, 3) for tensor in tensors}
         save_file(empty | {"c": torch.ones(3)}, tmp_path / name / "model.safetensors", metadata={"format": "pt"})
     found = checks(tmp_path / "output", tmp_path / "source", meta_loader)
-    assert found["same tensors"].findings == ("b is in the source and not in the output",)
+    assert found["same tensors"].findings == ("b is in the source but not in the output",)

@@ -31,7 +31,7 @@ from reshard.pipeline.verifying.tokenizer import check_tokenizers
 from tests.support.full_disk import files_of_at_most
 from tests.support.models import add_friends, arrays, save_single
 
-OTHER_WORDS = "other blanks, order or forms of numbers"
+OTHER_WORDS = "spacing, key order or number format"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 CONFIG = {"model_type": "none-of-ours", "hidden_size": 8, "dtype": "float32", "scale": float("nan")}
 
@@ -84,11 +84,11 @@ def test_a_lost_or_changed_processor_is_a_finding(name: str, text: bool, pair: t
     if text:
         give_tokenizers(output, source)
     write(output / name, {"size": {"height": 32}, "image_mean": [0.5, 0.5, 0.5]})
-    assert undecided(compared(output, source)) == f"{name} means the same in other words: {OTHER_WORDS}"
+    assert undecided(compared(output, source)) == f"{name} differs only in form: {OTHER_WORDS}"
     write(output / name, {"image_mean": [0.5, 0.5, 0.5], "size": {"height": 33}})
-    assert compared(output, source).findings == (f"{name} says something else: size.height was 32 and is 33",)
+    assert compared(output, source).findings == (f"{name} differs: size.height was 32 and is 33",)
     (output / name).unlink()
-    assert compared(output, source).findings == (f"{name} is not there",)
+    assert compared(output, source).findings == (f"{name} is missing",)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "tekken.json", "vocab.json", "merges.txt", "source.spm"])
@@ -103,7 +103,7 @@ def test_a_vocabulary_that_its_loader_does_not_read_must_be_the_same(name: str, 
     (finding,) = compared(output, source).findings
     assert finding.startswith(name)
     (output / name).unlink()
-    assert compared(output, source).findings == (f"{name} is not there",)
+    assert compared(output, source).findings == (f"{name} is missing",)
 
 
 def test_a_vocabulary_that_behaviour_proves_may_be_another_file(pair: tuple[Path, Path]) -> None:
@@ -121,27 +121,27 @@ def test_a_vocabulary_that_behaviour_proves_may_be_another_file(pair: tuple[Path
 def test_what_is_left_of_no_tokenizer_is_compared_as_any_other_file(pair: tuple[Path, Path]) -> None:
     output, source = pair
     write(source / "special_tokens_map.json", {"eos_token": "</s>"})
-    assert compared(output, source).findings == ("special_tokens_map.json is not there",)
+    assert compared(output, source).findings == ("special_tokens_map.json is missing",)
 
 
 def test_a_tokenizer_that_only_the_output_has_is_not_compared(pair: tuple[Path, Path], meta_loader: MetaLoader) -> None:
     output, source = pair
     give_tokenizers(output)
     (check,) = check_tokenizers(source_of(output), source_of(source), meta_loader, None)
-    assert (check.result, check.reason) == ("inconclusive", "the source has none to compare it with")
+    assert (check.result, check.reason) == ("inconclusive", "the source has no tokenizer to compare with")
 
 
 @pytest.mark.parametrize(
     ("change", "result", "said"),
     [
-        (lambda output: write(output / "tokenizer.json", {}), "inconclusive", "tokenizer.json says something else"),
+        (lambda output: write(output / "tokenizer.json", {}), "inconclusive", "tokenizer.json differs: "),
         (
             lambda output: write(output / "added_tokens.json", {}),
             "inconclusive",
             "added_tokens.json is on one side",
         ),
         (lambda output: (output / "tokenizer.json").unlink(), "inconclusive", "tokenizer.json is on one side only"),
-        (lambda output: [file.unlink() for file in output.glob("*token*")], "failed", "none of its files is there"),
+        (lambda output: [file.unlink() for file in output.glob("*token*")], "failed", "all of its files are missing"),
     ],
     ids=["changed", "added", "lost", "all lost"],
 )
@@ -177,7 +177,7 @@ def test_a_tokenizer_that_is_too_large_to_load_is_compared_byte_for_byte(
     assert compared(output, source).result == "passed"
     write(output / "tokenizer.json", {})
     (finding,) = compared(output, source).findings
-    assert finding.startswith("tokenizer.json says something else")
+    assert finding.startswith("tokenizer.json differs: ")
 
 
 # --------------------------------------------------------------------------------------------------------- added
@@ -201,7 +201,7 @@ def test_a_tokenizer_that_is_too_large_to_load_is_compared_byte_for_byte(
 def test_what_loaders_read_must_not_be_added(name: str, pair: tuple[Path, Path]) -> None:
     output, source = pair
     write(output / name, "{}")
-    assert compared(output, source).findings == (f"{name} is there, and the source has none; loaders read it",)
+    assert compared(output, source).findings == (f"{name} is not in the source, and loaders read it",)
 
 
 def test_an_added_adapter_is_named_with_its_weights(pair: tuple[Path, Path]) -> None:
@@ -243,7 +243,7 @@ def test_a_publication_into_a_folder_that_was_not_empty_is_its_sources_equal(
     for name in ("notes.txt", "images/x.png"):
         (output / name).unlink()
     check = compared(output, source)
-    assert (check.result, check.reason) == ("passed", "README.md has another text, which is its owner's to write")
+    assert (check.result, check.reason) == ("passed", "README.md differs (ignored)")
 
 
 @pytest.mark.parametrize("name", ["LICENSE", "LICENSE.md", "NOTICE", "USE_POLICY.md", "images/x.png", "notes.txt"])
@@ -255,7 +255,7 @@ def test_every_file_of_the_source_is_there_and_has_its_bytes(name: str, pair: tu
     write(output / name, "as it is!")
     assert compared(output, source).findings == (f"{name} differs from byte 6 on",)
     (output / name).unlink()
-    assert compared(output, source).findings == (f"{name} is not there",)
+    assert compared(output, source).findings == (f"{name} is missing",)
 
 
 def test_files_of_tools_and_leftovers_of_the_source_are_not_missed(pair: tuple[Path, Path]) -> None:
@@ -290,7 +290,7 @@ def test_a_large_file_without_a_hash_is_compared_only_with_every_byte(pair: tupl
             file.truncate(CONFIG_MAX + 1)
     sides = [OpenedSide.open(source_of(folder)) for folder in pair[::-1]]
     check = check_files(*sides, UNCHANGED, False, lambda count: None)
-    assert undecided(check) == "images.bin was not compared; --deep reads it"
+    assert undecided(check) == "images.bin was not compared (use --deep)"
     assert compared(*pair).result == "passed"
 
 
@@ -316,7 +316,7 @@ def test_configs_that_mean_the_same_are_inconclusive_and_named(said: dict[str, A
     if "text_config" in said:
         write(source / "config.json", CONFIG | {"text_config": {"dtype": "float16", "layers": 2}})
     write(output / "config.json", json.dumps(said, indent=4))
-    assert undecided(compared(output, source)).startswith("config.json means the same in other words: ")
+    assert undecided(compared(output, source)).startswith("config.json differs only in form: ")
 
 
 @pytest.mark.parametrize(
@@ -324,18 +324,18 @@ def test_configs_that_mean_the_same_are_inconclusive_and_named(said: dict[str, A
     [
         ({"use_cache": 1}, {"use_cache": True}, "use_cache was 1 and is true"),
         ({"a": [1, 0]}, {"a": [1, False]}, "a was [1, 0] and is [1, false]"),
-        ({"a": {"b": 1}}, {"a.b": 1}, "a.b was 1 and is not there; a.b was not there and is 1"),
-        ({"a": {}}, {}, "a was {} and is not there"),
+        ({"a": {"b": 1}}, {"a.b": 1}, "a.b was 1 and is missing; a.b was missing and is 1"),
+        ({"a": {}}, {}, "a was {} and is missing"),
         ({"x": {"y": {"n": 1}}}, {"x": {"y": {"n": 2}}}, "x.y.n was 1 and is 2"),
         ({"dtype": "float16"}, {"torch_dtype": "float32"}, 'dtype was "float16" and is "float32"'),
         (
             {"dtype": "float16"},
             {"dtype": "float16", "torch_dtype": "float32"},
-            'torch_dtype was not there and is "float32"',
+            'torch_dtype was missing and is "float32"',
         ),
         ({"hidden_size": 32}, {"hidden_size": 32.0}, "hidden_size was 32 and is 32.0"),
         ({"sizes": [1, 2]}, {"sizes": [1, 2.0]}, "sizes was [1, 2] and is [1, 2.0]"),
-        ([1], {}, "it was [1] and is not there"),
+        ([1], {}, "it was [1] and is missing"),
     ],
 )
 def test_what_means_something_else_is_named_by_its_keys(
@@ -344,7 +344,7 @@ def test_what_means_something_else_is_named_by_its_keys(
     output, source = pair
     for folder, content in ((source, was), (output, is_)):
         write(folder / "generation_config.json", content)
-    assert compared(output, source).findings == (f"generation_config.json says something else: {named}",)
+    assert compared(output, source).findings == (f"generation_config.json differs: {named}",)
 
 
 @pytest.mark.parametrize("content", [b"\xef\xbb\xbf{}", "{}".encode("utf-16"), b'{"a": "\xff"}', b"[" * 100_000])
@@ -353,7 +353,7 @@ def test_json_that_loaders_refuse_is_not_the_same(content: bytes, pair: tuple[Pa
     write(source / "generation_config.json", {})
     (output / "generation_config.json").write_bytes(content)
     (finding,) = compared(output, source).findings
-    assert "not JSON that loaders read" in finding
+    assert "not JSON that loaders can read" in finding
     (source / "generation_config.json").write_bytes(content)
     assert compared(output, source).result == "passed", "it is the source's own"
 
@@ -363,7 +363,7 @@ def test_a_vocabulary_may_have_any_word(pair: tuple[Path, Path]) -> None:
     for folder, words in ((source, ["dtype", "torch_dtype", "a"]), (output, ["torch_dtype", "dtype", "a"])):
         write(folder / "words.json", {word: number for number, word in enumerate(words)})
     (finding,) = compared(output, source).findings
-    assert finding == "words.json says something else: dtype was 0 and is 1; torch_dtype was 1 and is 0"
+    assert finding == "words.json differs: dtype was 0 and is 1; torch_dtype was 1 and is 0"
 
 
 exact = st.none() | st.booleans() | st.integers() | st.text(max_size=3)
@@ -382,7 +382,7 @@ def test_whatever_it_says_it_says_the_same_as_itself(value: Any, config: bool) -
     compact, indented = json.dumps(value), json.dumps(value, indent=1, sort_keys=True)
     assert json_difference(compact.encode(), indented.encode(), config=config) == (
         True,
-        f"means the same in other words: {OTHER_WORDS}",
+        f"differs only in form: {OTHER_WORDS}",
     )
 
 

@@ -193,7 +193,7 @@ def test_fused_experts_load_by_transformers_and_not_by_accelerate(
     source, output = resaved("mixtral")
     assert compare_loads(meta_loader, source, output, LoadOptions(device_map={"": "disk"})).result == "equal"
     found = compare_loads(meta_loader, source, output, LoadOptions(loader="accelerate"))
-    assert (found.result, "the source itself" in found.reason) == ("inconclusive", True)
+    assert (found.result, "the source cannot be loaded" in found.reason) == ("inconclusive", True)
 
 
 # -------------------------------------------------------------------------------------------------------------- limits
@@ -273,7 +273,7 @@ def test_fp8_is_not_run_without_a_gpu(saved: GetSaved, tmp_path: Path, meta_load
     (tmp_path / "config.json").write_bytes(model.with_config(quantization_config=quantization))
     shutil.copy(model.folder / "model.safetensors", tmp_path)
     found = load(meta_loader, tmp_path)
-    assert (found.result, "run on a GPU" in found.reason) == ("skipped", True), found
+    assert (found.result, "need a GPU" in found.reason) == ("skipped", True), found
 
 
 def test_what_a_machine_lacks_is_told_from_what_a_model_lacks() -> None:

@@ -110,7 +110,7 @@ def test_a_config_without_a_class_takes_the_base_class_of_its_type(saved: GetSav
     ("model_type", "result", "said"),
     [
         ("funnel", "report", "FunnelModel"),
-        ("encoder-decoder", "skipped", "names no model class, and encoder-decoder has"),
+        ("encoder-decoder", "skipped", "has no model class, and encoder-decoder has"),
     ],
 )
 def test_a_type_with_several_base_classes_or_none_is_told_as_such(
@@ -292,14 +292,14 @@ def test_other_quantised_models_are_skipped_with_the_reason(
             {"architectures": ["ChatGLMModel"], "auto_map": {"AutoModel": "modeling_chatglm.ChatGLMModel"}},
             "code in the repository, which is never run",
         ),
-        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel, a class for gpt2, and says model_type 'llama'"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel, which is for gpt2, but model_type 'llama'"),
         ({"architectures": ["AutoModel"]}, "AutoModel is not a model class"),
         ({"architectures": ["models"]}, "models is not a model class"),
         ({"architectures": ["os.system"]}, "not a class name"),
         ({"architectures": ["__import__"]}, "not a class name"),
         ({"architectures": [7]}, "7, which is not a class name"),
-        ({"architectures": "LlamaForCausalLM"}, "names no model class"),
-        ({"architectures": [], "model_type": "of-tomorrow"}, "names no model class"),
+        ({"architectures": "LlamaForCausalLM"}, "has no model class"),
+        ({"architectures": [], "model_type": "of-tomorrow"}, "has no model class"),
         ({"_class_name": "UNet2DConditionModel"}, "UNet2DConditionModel is a diffusers class"),
     ],
 )
@@ -325,14 +325,14 @@ def test_a_class_that_someone_added_to_transformers_is_not_its_own() -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (None, "there is no config.json"),
+        (None, "no config.json"),
         (b"{", "not JSON"),
         (b"[]", "not a JSON object"),
         (b"\xff\xfe", "not UTF-8"),
         (b"[" * 100_000, "nested too deeply"),
         (b" " * 10_000_001, "10,000,001 bytes"),
-        (b"{}", "names no model class"),
-        (b'{"architectures": "LlamaForCausalLM"}', "names no model class"),
+        (b"{}", "has no model class"),
+        (b'{"architectures": "LlamaForCausalLM"}', "has no model class"),
         (b'{"architectures": [7]}', "7, which is not a class name"),
         (b'{"_class_name": "UNet2DConditionModel"}', "is a diffusers class"),
     ],
@@ -349,7 +349,7 @@ def test_a_config_that_cannot_name_a_class_is_skipped_without_a_child(config: by
 def test_a_dtype_that_torch_lacks_is_skipped_and_named(saved: GetSaved, meta_loader: MetaLoader) -> None:
     model = saved("llama")
     found = meta_loader.check(model.config, {**model.specs, "odd": ("F6_E2M3", (4,))})
-    assert (found.result, found.reason) == ("skipped", "odd is F6_E2M3, which this version of torch does not have")
+    assert (found.result, found.reason) == ("skipped", "odd is F6_E2M3, which this version of torch does not support")
 
 
 def test_an_answer_may_repeat_half_a_character(saved: GetSaved, meta_loader: MetaLoader) -> None:

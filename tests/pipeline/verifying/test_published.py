@@ -56,44 +56,44 @@ def without_files(shard: Shard, there: Mapping[str, bytes]) -> dict[str, bytes |
 
 
 FAULTS = {
-    "a shard is gone": Fault(lambda shard, there: {shard.path: None}, "{shard} was published and is not there"),
+    "a shard is gone": Fault(lambda shard, there: {shard.path: None}, "{shard} was published but is missing"),
     "a shard is shorter": Fault(
-        lambda shard, there: {shard.path: there[shard.path][:-1]}, "{shard} has {less:,} bytes, and {size:,} were"
+        lambda shard, there: {shard.path: there[shard.path][:-1]}, "{shard} has {less:,} bytes, but {size:,} were"
     ),
     "a shard has other bytes": Fault(zeros, "{shard} has the sha256 "),
     "a shard has other bytes, whose sha256 no store lists": Fault(
-        zeros, "{shard} has no sha256, and {sha256} was published", "", regular=True
+        zeros, "{shard} has no sha256, but {sha256} was published", "", regular=True
     ),
     "a shard has another header, whose sha256 no store lists": Fault(
-        renamed, "{shard} has no sha256, ", "{shard} has another header than was published: ", regular=True
+        renamed, "{shard} has no sha256, ", "{shard} has a different header than published: ", regular=True
     ),
     "the manifest is gone": Fault(
         lambda shard, there: {MANIFEST: None},
-        f"{MANIFEST} was published and is not there",
-        f"and {MANIFEST} is not there",
+        f"{MANIFEST} was published but is missing",
+        f"but {MANIFEST} is missing",
     ),
     "the manifest is cut off": Fault(lambda shard, there: {MANIFEST: there[MANIFEST][:-9]}, "Invalid JSON"),
     "the manifest has another root": Fault(
-        with_root, f"{MANIFEST} is not that of what was copied", f"{MANIFEST} was changed: its root is 000"
+        with_root, f"{MANIFEST} does not match the copied files", f"{MANIFEST} was changed: its root is 000"
     ),
     "the manifest has its root and other files": Fault(
-        without_files, f"{MANIFEST} is not that of what was copied", f"{MANIFEST} was changed: its root is "
+        without_files, f"{MANIFEST} does not match the copied files", f"{MANIFEST} was changed: its root is "
     ),
     "the index is gone": Fault(
-        lambda shard, there: {INDEX: None}, f"{INDEX} was published and is not there", "no index names "
+        lambda shard, there: {INDEX: None}, f"{INDEX} was published but is missing", "no index lists "
     ),
     "the index is none": Fault(
-        lambda shard, there: {INDEX: b"{}"}, f"{INDEX} has another text than was published", "no index names "
+        lambda shard, there: {INDEX: b"{}"}, f"{INDEX} differs from the published text", "no index lists "
     ),
     "the index has other spaces": Fault(
-        lambda shard, there: {INDEX: there[INDEX] + b" "}, f"{INDEX} has another text than was published", ""
+        lambda shard, there: {INDEX: there[INDEX] + b" "}, f"{INDEX} differs from the published text", ""
     ),
     "a carried file is gone": Fault(
-        lambda shard, there: {"config.json": None}, "config.json was not carried over whole", ""
+        lambda shard, there: {"config.json": None}, "config.json was not copied completely", ""
     ),
     "a carried file has other bytes": Fault(
         lambda shard, there: {"config.json": there["config.json"][::-1]},
-        "config.json was carried over with other bytes",
+        "config.json was copied with different bytes",
         "",
     ),
 }

@@ -120,15 +120,15 @@ def test_limits_are_kept_as_they_were_meant() -> None:
 @pytest.mark.parametrize(
     "given_, said",
     [
-        ({}, "no limit is named"),
-        ({"bandwidth": "200MB"}, "bytes a second"),
+        ({}, "give at least one limit"),
+        ({"bandwidth": "200MB"}, "bytes per second"),
         ({"bandwidth": "200Mb/s"}, "--bandwidth 200Mb/s: Mb means bits"),
-        ({"bandwidth": "0MB/s"}, "more than zero"),
-        ({"bandwidth": "fast"}, "bytes a second"),
-        ({"night_bytes": "-2TB"}, "--night-bytes -2TB: a size is more than zero"),
-        ({"night_bytes": "2TB/s"}, "this is a rate"),
+        ({"bandwidth": "0MB/s"}, "greater than zero"),
+        ({"bandwidth": "fast"}, "bytes per second"),
+        ({"night_bytes": "-2TB"}, "--night-bytes -2TB: a size is greater than zero"),
+        ({"night_bytes": "2TB/s"}, "not a rate"),
         ({"window": "22-6"}, "is not a window"),
-        ({"window": "22:00-06:00", "closed": "08:00-18:00"}, "exclude each other"),
+        ({"window": "22:00-06:00", "closed": "08:00-18:00"}, "cannot be used together"),
         ({"tz": "Mars/Base"}, "'Mars/Base' is not a time zone"),
     ],
 )
@@ -460,8 +460,8 @@ def test_a_drained_worker_takes_work_again_when_told_so(store: JobStore, wakes: 
 @pytest.mark.parametrize(
     "name, said",
     [
-        ("there", "no worker is called there; there are: here:7, here:8, other:1"),
-        ("here", "more than one worker is called here; there are: here:7, here:8"),
+        ("there", "no worker is named there (workers: here:7, here:8, other:1)"),
+        ("here", "more than one worker is named here (workers: here:7, here:8)"),
         ("", "no worker is called"),
         ("control@here:1", "no worker is called control@here:1"),
     ],
@@ -478,7 +478,7 @@ def test_a_worker_that_is_not_one_is_refused_with_those_there_are(
 
 
 def test_without_workers_it_says_so(fleet: Fleet) -> None:
-    with pytest.raises(WorkerNotFound, match="there are: none"):
+    with pytest.raises(WorkerNotFound, match="workers: none"):
         fleet.drain("here")
 
 

@@ -59,7 +59,7 @@ def test_a_second_cancel_goes_on_where_the_first_client_died(
     assert catalogs.cancel("mirror") == 1
     assert store.get(second).state == JobState.cancelled
     assert jobs(catalogs) == []
-    with pytest.raises(CatalogState, match="it has ended already"):
+    with pytest.raises(CatalogState, match="it has already ended"):
         catalogs.cancel("mirror")
 
 

@@ -240,7 +240,7 @@ def test_too_many_failures_stop_it_and_resume_forgives_them(catalogs: Cursor, le
         fail(leases, job)
     assert jobs(catalogs) == []
     seen = catalogs.get("mirror")
-    assert (seen.state, seen.todo, seen.note) == ("stopped", 3, "more than 1 failed")
+    assert (seen.state, seen.todo, seen.note) == ("stopped", 3, "more than 1 model failed")
     catalogs.resume("mirror")
     assert len(jobs(catalogs)) == 1
 
@@ -252,7 +252,7 @@ def test_bytes_that_were_read_stop_it(catalogs: Cursor, leases: Leases, store: J
     finish(leases, job)
     assert jobs(catalogs) == []
     seen = catalogs.get("mirror")
-    assert (seen.state, seen.todo, seen.note) == ("stopped", 2, "1,000 bytes were read")
+    assert (seen.state, seen.todo, seen.note) == ("stopped", 2, "read limit of 1.0 kB reached")
 
 
 def test_paused_it_admits_nothing_and_notes_what_ends(catalogs: Cursor, leases: Leases) -> None:
@@ -470,7 +470,7 @@ def test_a_control_that_looked_before_another_one_acted_changes_nothing(
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(own.redis, command, lambda *what, **how: answers.pop() if answers else ask(*what, **how))
                 Cursor(own).reconcile()
-            assert not answers, "it was asked"
+            assert not answers, "checked with the names from --rename"
 
     begin(catalogs, definition(5, at_once=2, max_failures=9))
     first, _ = jobs(catalogs)

@@ -129,7 +129,7 @@ def test_a_catalog_says_why_it_waits_until_its_hub_is_back(
     wait_for(lambda: catalogs.get("mirror").note is not None, "the note")
     seen = catalogs.get("mirror")
     assert seen.state == "expanding" and seen.note is not None
-    assert hub.endpoint in seen.note and seen.note.endswith("; it is tried again")
+    assert hub.endpoint in seen.note and seen.note.endswith("; trying again")
     assert catalogs.now("mirror").note == seen.note
     hub.admin.clear_faults()
 

@@ -291,7 +291,7 @@ def test_a_catalog_that_stops_or_cannot_be_expanded_tells_why(
     run = catalogs.claim("mirror", "control")
     catalogs.refuse("mirror", run, "control", UsageError(what="no such collection"))
     (notice,) = told(store, notifier, receiver)
-    assert notice["text"].startswith("catalog mirror could not be expanded: no such collection")
+    assert notice["text"].startswith("cannot expand catalog mirror: no such collection")
     assert notice["next"] == "reshard catalog status mirror"
 
 
@@ -328,8 +328,8 @@ def test_a_night_that_did_not_happen_is_told_with_the_reason(
     clock.now = schedules.add(nightly("skip", ask("skip"), missed="skip")) + LATE + 1
     schedules.fire_due()
     late, left_out = sorted(told(store, notifier, receiver), key=lambda notice: notice["name"])
-    assert late["text"] == "schedule once, due on 2026-06-02 03:00 UTC: no control ran then, and it was fired late"
-    assert left_out["text"].endswith("no control ran then, and it was left out")
+    assert late["text"] == "schedule once, due on 2026-06-02 03:00 UTC: fired late, as no control was running"
+    assert left_out["text"].endswith("skipped, as no control was running")
     assert (late["kind"], late["next"]) == ("missed", "reshard schedule show once")
     assert [job.request.target.repo for job in store.recent()] == ["us/once"]
 
@@ -337,8 +337,8 @@ def test_a_night_that_did_not_happen_is_told_with_the_reason(
     other = store.submit(ask("skip", size=12345)).id
     schedules.fire_due()
     overlap, busy = sorted(told(store, notifier, receiver), key=lambda notice: notice["name"])
-    assert overlap["text"].endswith("left out, because what it fired last is still at work")
-    assert busy["text"].endswith(f"left out, because job {other} has the target, with another request")
+    assert overlap["text"].endswith("skipped: previous run still in progress")
+    assert busy["text"].endswith(f"skipped: job {other} is working on the target, with a different request")
 
     finish(leases, store.recent()[-1].id)  # late, and done
     (recovered,) = told(store, notifier, receiver)
@@ -360,7 +360,7 @@ def test_what_is_refused_is_told_again_later_under_the_same_id(
     assert notifier.tell(url) == "told"
     assert notifier.tell(url) is None
     assert len(set(receiver.ids)) == 1 and len(receiver.ids) == 3, "a redirect is not followed"
-    assert "try 1: the url that notices go to did not take one: it answered 503; again in 10 s" in caplog.text
+    assert "attempt 1: cannot deliver a notice to the url: HTTP 503; trying again in 10 s" in caplog.text
     assert SECRET not in caplog.text
     assert waiting(store.redis)["url"] == 0
 
@@ -496,7 +496,7 @@ def test_a_command_gets_the_notice_on_stdin_and_no_shell_in_between(
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["/nowhere/hook"], "it cannot be started"),
+        (["/nowhere/hook"], "cannot start it"),
         (["false"], "it ended with 1"),
         (["sh", "-c", "kill -9 $$"], "with -9"),
     ],
@@ -582,7 +582,7 @@ def test_a_service_that_hangs_is_given_up_for_now(receiver: Receiver, monkeypatc
 
 def test_a_url_that_apprise_does_not_know_is_said_without_its_secret(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "apprise")
-    with pytest.raises(BadSetting, match="number 2 is not a URL that Apprise knows") as wrong:
+    with pytest.raises(BadSetting, match="URL number 2 is not supported by Apprise") as wrong:
         hooks(Settings(notify_apprise=f"json://127.0.0.1:9 slack://T1JJ3T3L2/{SECRET}/x"))
     assert SECRET not in str(wrong.value.to_dict()) + caplog.text
 
@@ -593,7 +593,7 @@ def test_without_apprise_nothing_is_started_and_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "apprise", None)
     assert hooks(Settings()) == []
     wanted = Settings(notify_apprise="json://127.0.0.1:9", data_dir=tmp_path)
-    with pytest.raises(ExtraMissing, match="apprise is not installed, which RESHARD_NOTIFY_APPRISE needs") as missing:
+    with pytest.raises(ExtraMissing, match=r"apprise is not installed \(required by RESHARD_NOTIFY") as missing:
         local.up(wanted)
     assert "[apprise]" in missing.value.next_step
     assert list(tmp_path.iterdir()) == []

@@ -46,7 +46,7 @@ def test_a_catalog_that_breaks_stops_neither_the_others_nor_the_wakes(
     assert [len(catalogs.get(name).active) for name in names] == [1, 1, 1, 1]
     assert "interactive" in wakes.take()
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
-        "catalog mirror failed for an unknown reason, and waits"
+        "catalog mirror failed for an unknown reason and waits"
     ]
 
     store.redis.hset(key("mirror"), "failures", 0)
@@ -87,7 +87,7 @@ def test_a_schedule_that_breaks_stops_neither_the_others_nor_the_wakes(
     assert [len(schedules.get(name).runs) for name in ("a", "b", "c")] == [1, 0, 1]
     assert "interactive" in wakes.take()
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
-        "schedule b failed for an unknown reason, and waits"
+        "schedule b failed for an unknown reason and waits"
     ]
 
 

@@ -50,7 +50,7 @@ def test_a_key_of_the_queue_that_a_client_wrote_over_is_removed(
     store.redis.set(key, "x")
     assert control.look(listen=0.01) == len(jobs)
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
-        f"{key} is removed: a client wrote over it; the jobs that it held are rung again"
+        f"removed {key}, which a client had overwritten; its jobs are queued again"
     ]
     later = store.submit(ask("later")).id
     assert control.look(listen=0.01) == 1

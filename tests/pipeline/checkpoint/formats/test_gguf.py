@@ -161,7 +161,7 @@ HOSTILE = {
     "more keys than there are atoms": (file_of(counts=(0, 2**64 - 1)), BadHeader),
     "as many tensors as may be, and none": (file_of(counts=(65_536, 0)), CheckpointError),
     "a key of 2^60 bytes": (file_of(counts=(0, 1), keys=(struct.pack("<Q", 1 << 60),)), BadHeader),
-    "a key without a name": (file_of(keys=(key("", 4, bytes(4)),)), BadHeader),
+    "a key has no name": (file_of(keys=(key("", 4, bytes(4)),)), BadHeader),
     "a key twice": (file_of(keys=(key("a", 4, bytes(4)), key("a", 4, bytes(4)))), BadHeader),
     "a key that is not UTF-8": (file_of(keys=(text(b"\xff") + struct.pack("<II", 4, 0),)), BadHeader),
     "a value of unknown type": (file_of(keys=(key("a", 13, bytes(8)),)), BadHeader),
@@ -181,7 +181,7 @@ HOSTILE = {
     "a tensor twice": (file_of(tensor(), tensor(offset=32), data=64), BadHeader),
     "a name that is not UTF-8": (file_of(tensor(b"\xff")), BadHeader),
     "4 billion dimensions": (file_of(text("a") + struct.pack("<I", 2**32 - 1) + bytes(99)), BadHeader),
-    "more elements than there are numbers": (file_of(tensor(shape=(2**62, 2**62))), BadHeader),
+    "too many elements to count": (file_of(tensor(shape=(2**62, 2**62))), BadHeader),
     "more than that, and none": (file_of(tensor(shape=(2**63, 4, 0))), BadHeader),
     "a type that was removed": (file_of(tensor(kind=4)), NotRead),
     "a type that nobody knows": (file_of(tensor(kind=2**32 - 1)), NotRead),
@@ -212,7 +212,7 @@ def test_a_hostile_header_is_refused_by_name(trouble: str) -> None:
 )
 def test_what_is_only_not_known_here_is_not_called_broken(file: str, glob: str) -> None:
     for content in (file_of(tensor(kind=31)), file_of(version=1), file_of(version=3 << 24)):
-        with pytest.raises(NotRead, match="is not read") as caught:
+        with pytest.raises(NotRead, match="is not supported") as caught:
             parse_header(content, file=file, file_size=len(content))
         assert f"--exclude '{glob}'" in caught.value.next_step
 

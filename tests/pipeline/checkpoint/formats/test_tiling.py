@@ -54,7 +54,7 @@ def test_agrees_with_painting(case: tuple[tuple[int, ...], list[Box]]) -> None:
 
 
 def test_says_which_element_is_free() -> None:
-    assert flaw_in_tiling((4, 6), [Box((0, 0), (4, 3)), Box((0, 3), (2, 3))]) == "nothing covers the elements at [2, 3]"
+    assert flaw_in_tiling((4, 6), [Box((0, 0), (4, 3)), Box((0, 3), (2, 3))]) == "no part covers the elements at [2, 3]"
 
 
 def test_a_grid_of_a_hundred_thousand_parts_of_a_huge_array_is_checked_at_once() -> None:

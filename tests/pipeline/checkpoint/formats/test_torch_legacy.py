@@ -104,7 +104,7 @@ def test_a_view_of_a_part_of_a_storage_as_the_oldest_files_name_it(tmp_path: Pat
     path.write_bytes(data)
     assert_equal_to_torch(path, {"w": torch.arange(2.0, 5.0)})
     path.write_bytes(data.replace(b"K\x02K\x03\x87", b"K\x04K\x03\x87"))
-    with pytest.raises(BadPickle, match="outside of its storage"):
+    with pytest.raises(BadPickle, match="outside its storage"):
         assert_equal_to_torch(path, {})
 
 
@@ -114,7 +114,7 @@ def test_a_view_of_a_part_of_a_storage_as_the_oldest_files_name_it(tmp_path: Pat
 def test_nothing_is_run(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     path = saved(tmp_path, {"w": torch.zeros(2), "x": touch(canary)})
-    with pytest.raises(UnsafePickle, match="system; nothing was run"):
+    with pytest.raises(UnsafePickle, match="system when unpickled; nothing was run"):
         assert_equal_to_torch(path, {})
     assert not canary.exists()
     torch.load(path, weights_only=False)
@@ -126,7 +126,7 @@ def test_files_that_are_shorter_or_longer_than_their_storages(tmp_path: Path) ->
     data = path.read_bytes()
     for changed in (data[:-1], data + b"\0", data[:-100]):
         path.write_bytes(changed)
-        with pytest.raises(BadLength, match=r"pytorch_model\.bin is [\d,]+ bytes long"):
+        with pytest.raises(BadLength, match=r"pytorch_model\.bin has [\d,]+ bytes, and its header requires [\d,]+"):
             assert_equal_to_torch(path, {})
 
 
@@ -134,13 +134,13 @@ def test_a_storage_that_counts_other_elements_than_its_tensors(tmp_path: Path) -
     path = saved(tmp_path, {"w": torch.arange(600.0)})
     data = path.read_bytes()
     path.write_bytes(data.replace(struct.pack("<q", 600), struct.pack("<q", 2**40)))
-    with flat_memory(MIB), pytest.raises(BadArchive, match="not as long as its tensors need"):
+    with flat_memory(MIB), pytest.raises(BadArchive, match="not the size its tensors need"):
         assert_equal_to_torch(path, {})
 
 
 def test_a_lazy_view_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path, {"w": torch.zeros(2, dtype=torch.complex64).conj()})
-    with pytest.raises(Unsupported, match="w, a lazy view"):
+    with pytest.raises(Unsupported, match=r"w \(a lazy view"):
         assert_equal_to_torch(path, {})
 
 

@@ -213,7 +213,7 @@ def test_a_big_endian_dtype_that_torch_itself_would_not_swap_is_refused(tmp_path
     path = saved(tmp_path, {"ids": torch.arange(3).to(torch.uint16)})
     big_endian(path, {0: 2})
     assert torch.load(path)["ids"].tolist() != [0, 1, 2]
-    with pytest.raises(Unsupported, match="ids, a big-endian tensor of U16"):
+    with pytest.raises(Unsupported, match="ids \(a big-endian tensor of U16\)"):
         opened(path)
 
 
@@ -230,11 +230,11 @@ def test_a_wrapped_state_dict_is_found_and_the_rest_is_listed(wrapper: str, tmp_
     )
     contents = assert_equal_to_torch(path, state)
     assert contents.notes == (
-        f"pytorch_model.bin: the weights are those under {wrapper}",
-        "pytorch_model.bin: left out epoch (int 3)",
-        "pytorch_model.bin: left out optimizer (a dictionary of 2)",
-        "pytorch_model.bin: left out args (a dictionary of 1)",
-        "pytorch_model.bin: left out history (a list of 2)",
+        f"pytorch_model.bin: using the weights under {wrapper}",
+        "pytorch_model.bin: skipped epoch (int 3)",
+        "pytorch_model.bin: skipped optimizer (a dictionary of 2)",
+        "pytorch_model.bin: skipped args (a dictionary of 1)",
+        "pytorch_model.bin: skipped history (a list of 2)",
     )
 
 
@@ -245,9 +245,9 @@ def test_tensors_in_what_is_left_out_are_said_to_be_there(tmp_path: Path) -> Non
     )
     notes = assert_equal_to_torch(path, state).notes
     assert notes[1:] == (
-        "pytorch_model.bin: left out ema (a dictionary of 1, with tensors)",
-        "pytorch_model.bin: left out optimizer (a dictionary of 1, with tensors)",
-        "pytorch_model.bin: left out step (a tensor)",
+        "pytorch_model.bin: skipped ema (a dictionary of 1, with tensors)",
+        "pytorch_model.bin: skipped optimizer (a dictionary of 1, with tensors)",
+        "pytorch_model.bin: skipped step (a tensor)",
     )
 
 
@@ -255,8 +255,8 @@ def test_a_wrapper_around_a_wrapper(tmp_path: Path) -> None:
     state = {"w": torch.randn(2)}
     contents = assert_equal_to_torch(saved(tmp_path, {"state_dict": {"module": state, "step": 1}}), state)
     assert contents.notes == (
-        "pytorch_model.bin: the weights are those under state_dict.module",
-        "pytorch_model.bin: left out state_dict.step (int 1)",
+        "pytorch_model.bin: using the weights under state_dict.module",
+        "pytorch_model.bin: skipped state_dict.step (int 1)",
     )
 
 
@@ -265,23 +265,26 @@ def test_a_wrapper_around_a_wrapper(tmp_path: Path) -> None:
     [
         (torch.zeros(3), "a single tensor"),
         ([torch.zeros(3)], "a list of 1"),
-        ({"lr": 0.1}, "without a tensor"),
-        ({"nothing": {}}, "without a tensor"),
+        ({"lr": 0.1}, "without named tensors"),
+        ({"nothing": {}}, "without named tensors"),
         ({0: torch.zeros(3)}, "whose keys are not all names"),
         ({"encoder": {"w": torch.zeros(3)}, "decoder": {"w": torch.zeros(3)}}, r"several .*\(encoder, decoder\)"),
-        ({"w": torch.zeros(3), "heads": [torch.zeros(2)]}, "heads, a list of 1 with tensors inside"),
-        ({"w": torch.zeros(3), "more": {"b": {"c": torch.zeros(2)}}}, "more, a dictionary of 1 with tensors inside"),
+        ({"w": torch.zeros(3), "heads": [torch.zeros(2)]}, r"heads \(a list of 1 with tensors inside\)"),
+        (
+            {"w": torch.zeros(3), "more": {"b": {"c": torch.zeros(2)}}},
+            r"more \(a dictionary of 1 with tensors inside",
+        ),
     ],
 )
 def test_what_is_no_state_dict_is_refused_and_said(value: object, what: str, tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match=rf"^pytorch_model\.bin: .*{what}"):
+    with pytest.raises(Unsupported, match=rf"^cannot convert pytorch_model\.bin to safetensors: .*{what}"):
         opened(saved(tmp_path, value))
 
 
 def test_many_left_out_values_are_counted(tmp_path: Path) -> None:
     path = saved(tmp_path, {"w": torch.zeros(1)} | {f"extra{i}": i for i in range(1000)})
     notes = opened(path).notes
-    assert len(notes) == 21 and notes[-1].endswith("left out 980 more values")
+    assert len(notes) == 21 and notes[-1].endswith("skipped 980 more values")
 
 
 # ------------------------------------------------------------------------------------------------- what is refused
@@ -290,14 +293,14 @@ def test_many_left_out_values_are_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "what"),
     [
-        (lambda: torch.zeros(2, dtype=torch.complex128), "w, of dtype complex128,"),
-        (lambda: torch.zeros(2, 2).to_sparse(), "w, a sparse tensor"),
-        (lambda: torch.eye(2).to_sparse_csr(), "w, a sparse tensor"),
-        (lambda: torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.qint8), "w, a quantized tensor"),
-        (lambda: torch.zeros(2, device="meta"), "w, a meta tensor"),
-        (lambda: torch.zeros(2, dtype=torch.complex64).conj(), "w, a lazy view"),
-        (lambda: torch.zeros(2, dtype=torch.complex64).conj().imag, "w, a lazy view"),
-        (lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), "w, a nested tensor"),
+        (lambda: torch.zeros(2, dtype=torch.complex128), r"w \(dtype complex128\)"),
+        (lambda: torch.zeros(2, 2).to_sparse(), r"w \(a sparse tensor\)"),
+        (lambda: torch.eye(2).to_sparse_csr(), r"w \(a sparse tensor\)"),
+        (lambda: torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.qint8), r"w \(a quantized tensor\)"),
+        (lambda: torch.zeros(2, device="meta"), r"w \(a meta tensor without data\)"),
+        (lambda: torch.zeros(2, dtype=torch.complex64).conj(), r"w \(a lazy view"),
+        (lambda: torch.zeros(2, dtype=torch.complex64).conj().imag, r"w \(a lazy view"),
+        (lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), r"w \(a nested tensor\)"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")  # of torch, on the kinds that it is about to drop
@@ -305,14 +308,16 @@ def test_tensors_that_safetensors_cannot_hold_are_refused_by_name(
     make: Callable[[], torch.Tensor], what: str, tmp_path: Path
 ) -> None:
     path = saved(tmp_path, {"v": torch.zeros(1), "w": make()})
-    with pytest.raises(Unsupported, match=f"{what}.* cannot be held in safetensors"):
+    with pytest.raises(Unsupported, match=f"cannot convert pytorch_model.bin to safetensors: {what}"):
         opened(path)
 
 
 def test_a_pickle_that_runs_something_is_refused_and_does_not(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     path = saved(tmp_path, {"w": torch.zeros(2), "x": touch(canary)})
-    with pytest.raises(UnsafePickle, match=r"pytorch_model\.bin asks to run (posix|nt|os)\.system; nothing was run"):
+    with pytest.raises(
+        UnsafePickle, match=r"pytorch_model\.bin would run (posix|nt|os)\.system when unpickled; nothing was run"
+    ):
         opened(path)
     assert not canary.exists()
     torch.load(path, weights_only=False)
@@ -339,11 +344,11 @@ def test_a_torchscript_program_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "error", "match"),
     [
-        (b"", BadArchive, "torch.save did not write this file"),
-        (b"GGUF" + bytes(500), BadArchive, "torch.save did not write this file"),
-        (bytes(257) + b"ustar" + bytes(300), Unsupported, "tar format that torch wrote before 2017"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", LfsPointer, "git lfs pull"),
-        (b"PK\x03\x04" + bytes(300), BadArchive, "cut off"),
+        (b"", BadArchive, "not written by torch.save"),
+        (b"GGUF" + bytes(500), BadArchive, "not written by torch.save"),
+        (bytes(257) + b"ustar" + bytes(300), Unsupported, "tar format of torch before 2017"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", LfsPointer, "Git LFS pointer"),
+        (b"PK\x03\x04" + bytes(300), BadArchive, "could be truncated"),
     ],
 )
 def test_other_files_are_told_apart(data: bytes, error: type[CheckpointError], match: str, tmp_path: Path) -> None:
@@ -467,13 +472,13 @@ def test_tensors_that_lie_are_refused_by_name(value: Call, tmp_path: Path) -> No
 def test_a_few_bytes_that_claim_terabytes_are_refused(
     shape: tuple[int, ...], strides: tuple[int, ...], tmp_path: Path
 ) -> None:
-    with flat_memory(4 * MIB), pytest.raises(BadPickle, match=r"w claims .* bytes"):
+    with flat_memory(4 * MIB), pytest.raises(BadPickle, match=r"w claims (an impossibly large shape|.* bytes)"):
         opened(archived(tmp_path, {"w": tensor(floats(), 0, shape, strides)}))
 
 
 def test_many_names_that_together_claim_far_more_than_the_file_are_refused(tmp_path: Path) -> None:
     names = {f"w{i}": tensor(floats(), 0, (1000, 1000), (0, 0)) for i in range(5)}
-    with pytest.raises(BadPickle, match="its tensors claim 20,000,000 bytes over storages of 24"):
+    with pytest.raises(BadPickle, match="tensors claim 20,000,000 bytes, but the storages have 24"):
         opened(archived(tmp_path, names))
 
 
@@ -486,19 +491,19 @@ def test_a_small_expanded_tensor_is_honest(tmp_path: Path) -> None:
 def test_lazy_bits_are_refused_wherever_they_stand(flag: str, tmp_path: Path) -> None:
     view = tensor(floats(), 0, (2,), (1,), {"unknown": False, flag: True})
     for value in (view, Call("torch._utils._rebuild_parameter", view, True, HOOKS)):
-        with pytest.raises(Unsupported, match=f"w, a lazy view .'{flag}'"):
+        with pytest.raises(Unsupported, match=rf"w \(a lazy view, '{flag}'\)"):
             opened(archived(tmp_path, {"w": value}))
 
 
 def test_a_name_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     pair = crafted("w") + crafted(tensor(floats(), 0, (2,), (1,)))
-    with pytest.raises(DuplicateTensor, match="w is in"):
+    with pytest.raises(DuplicateTensor, match="duplicate tensor w: in"):
         opened(archived(tmp_path, None, pickled=b"\x80\x02}(" + pair + pair + b"u."))
 
 
 def test_one_storage_of_two_lengths_is_refused(tmp_path: Path) -> None:
     state = {"a": tensor(floats(6), 0, (2,), (1,)), "b": tensor(floats(5), 0, (2,), (1,))}
-    with pytest.raises(BadPickle, match="given two lengths"):
+    with pytest.raises(BadPickle, match="two different sizes"):
         opened(archived(tmp_path, state))
 
 
@@ -507,7 +512,7 @@ def test_a_dictionary_inside_itself_is_no_endless_way_down(tmp_path: Path) -> No
     pickled = b"\x80\x02}q\x63(" + crafted("model") + b"h\x63" + crafted("w") + view + b"u."
     contents = opened(archived(tmp_path, None, pickled=pickled))
     assert [found.name for found in contents.tensors] == ["w"]
-    assert contents.notes == ("pytorch_model.bin: left out model (a dictionary inside itself)",)
+    assert contents.notes == ("pytorch_model.bin: skipped model (a dictionary inside itself)",)
 
 
 @pytest.mark.parametrize(
@@ -524,7 +529,7 @@ def test_bombs_beside_the_weights_are_listed_in_no_time(bomb: bytes, tmp_path: P
     with flat_memory(4 * MIB):
         contents = opened(archived(tmp_path, None, pickled=pickled))
     assert [found.name for found in contents.tensors] == ["w"]
-    assert "left out bomb" in contents.notes[0]
+    assert "skipped bomb" in contents.notes[0]
 
 
 def test_nested_dictionaries_with_two_to_the_forty_paths_are_walked_once(tmp_path: Path) -> None:
@@ -540,11 +545,11 @@ def test_tensors_thousands_of_dictionaries_deep_are_said_to_be_there(tmp_path: P
     pickled = b"\x80\x02}(" + crafted("model") + crafted({"w": tensor(floats(), 0, (2,), (1,))}) + crafted("deep")
     contents = opened(archived(tmp_path, None, pickled=pickled + deep + b"u."))
     assert [found.name for found in contents.tensors] == ["w"]
-    assert contents.notes[1:] == ("pytorch_model.bin: left out deep (a dictionary of 1, with tensors)",)
+    assert contents.notes[1:] == ("pytorch_model.bin: skipped deep (a dictionary of 1, with tensors)",)
 
 
 def test_bytes_behind_the_pickle_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadArchive, match="behind the end of its pickle"):
+    with pytest.raises(BadArchive, match="after the end of its pickle"):
         opened(archived(tmp_path, None, pickled=b"\x80\x02}.}."))
 
 
@@ -603,7 +608,7 @@ ARCHIVE_LIES: dict[str, tuple[Callable[[Zip], object], str]] = {
     "encrypted": (lambda z: z.entry("data/0", 8, "H", 0x0809), "encrypted"),
     "encrypted in the record": (lambda z: z.local("data/0", 6, "H", 0x0809), "disagree"),
     "strongly encrypted": (lambda z: z.entry("data/0", 8, "H", 0x0848), "encrypted"),
-    "on another disk": (lambda z: z.entry("data/0", 34, "H", 1), "torch never writes"),
+    "on another disk": (lambda z: z.entry("data/0", 34, "H", 1), "torch never uses"),
     "record overlaps record": (
         lambda z: z.entry("data/1", 42, "L", z.directory - 300),
         "overlaps|disagree|two records",
@@ -612,22 +617,22 @@ ARCHIVE_LIES: dict[str, tuple[Callable[[Zip], object], str]] = {
     "longer than its room": (lambda z: z.sizes("data/0", 5000), "overlaps"),
     "record claims another size": (
         lambda z: (z.local("data/0", 18, "L", 24), z.local("data/0", 22, "L", 20)),
-        "disagree on its length",
+        "disagree on its size",
     ),
-    "record claims another crc": (lambda z: z.local("data/0", 14, "L", 7), "disagree on its length or CRC"),
+    "record claims another crc": (lambda z: z.local("data/0", 14, "L", 7), "disagree on its size or CRC"),
     "record has another name": (lambda z: z.local("data/0", 30 + KEY_AT, "B", ord("1")), "disagree"),
-    "record has a longer header": (lambda z: z.local("data/0", 28, "H", 60000), "reaches into what follows"),
+    "record has a longer header": (lambda z: z.local("data/0", 28, "H", 60000), "overlaps the next record"),
     "no record there": (lambda z: z.local("data/0", 0, "L", 0), "disagree"),
     "two records of one name": (
         lambda z: z.put(z.entries["data/1"] + 46 + KEY_AT, "B", ord("0")),
         "two records|disagree",
     ),
-    "zip64 field missing": (lambda z: z.sizes("data/0", 2**32 - 1), "zip64 field that is not there"),
+    "zip64 field missing": (lambda z: z.sizes("data/0", 2**32 - 1), "missing zip64 field"),
     "zip64 end elsewhere": (lambda z: z.put(z.end - 20 + 8, "Q", 5), "zip64 end record is not where"),
     "zip64 end disagrees": (lambda z: z.put(z.end - 76 + 32, "Q", 3), "disagree|not one that torch writes"),
     "end counts other records": (
         lambda z: (z.put(z.end + 8, "H", 3), z.put(z.end + 10, "H", 3)),
-        "two end records disagree",
+        "two zip end records disagree",
     ),
     "both ends count fewer": (lambda z: z.count(3), "holds more"),
     "both ends count more": (lambda z: z.count(99), "holds fewer|broken"),
@@ -637,13 +642,13 @@ ARCHIVE_LIES: dict[str, tuple[Callable[[Zip], object], str]] = {
     ),
     "directory elsewhere": (
         lambda z: (z.put(z.end + 16, "L", 0), z.put(z.end - 76 + 48, "Q", 0)),
-        "does not end where",
+        "does not end at the end record",
     ),
     "directory broken": (lambda z: z.put(z.directory, "L", 0), "directory is broken"),
-    "several disks": (lambda z: z.put(z.end + 4, "H", 1), "not one that torch writes"),
+    "several disks": (lambda z: z.put(z.end + 4, "H", 1), "was not written by torch"),
     "a comment": (lambda z: (z.put(z.end + 20, "H", 3), z.data.extend(b"abc")), "does not end like one|cut off"),
-    "cut off": (lambda z: z.data.__delitem__(slice(-40, None)), "cut off"),
-    "bytes behind": (lambda z: z.data.extend(b"\0"), "cut off"),
+    "cut off": (lambda z: z.data.__delitem__(slice(-40, None)), "could be truncated"),
+    "bytes behind": (lambda z: z.data.extend(b"\0"), "could be truncated"),
     "name is no text": (lambda z: z.put(z.entries["data/0"] + 46, "B", 0xFF), "not UTF-8"),
     "outside of the folder": (lambda z: z.put(z.entries["data/0"] + 46, "B", ord("q")), "not in the archive's folder"),
     "pickle was changed": (lambda z: z.put(z.data.index(b"weight"), "B", ord("W")), "data.pkl does not match its CRC"),
@@ -682,7 +687,7 @@ def test_a_pickle_that_claims_more_than_is_read_is_refused_before_it_is(tmp_path
     with zipfile.ZipFile(path, "w") as archive, archive.open("a/data.pkl", "w") as record:
         for _ in range(129):
             record.write(bytes(MIB))
-    with flat_memory(4 * MIB), pytest.raises(BadArchive, match="its pickle is 135,266,304 bytes long"):
+    with flat_memory(4 * MIB), pytest.raises(BadArchive, match="pickle is 135,266,304 bytes"):
         opened(path)
 
 

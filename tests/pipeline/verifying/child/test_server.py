@@ -77,12 +77,12 @@ STRICT = Allowed(seconds=10, cpu=1, memory=256 * limits.MIB)
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"num_hidden_layers": 10_000_000}, "used up its 1 s of processor time"),
+        ({"num_hidden_layers": 10_000_000}, "used up its 1 s of CPU time"),
         ({"hidden_size": 10**9}, "can't allocate memory"),
         ({"hidden_size": 10**18}, "overflow"),
         ({"head_dim": 10**10}, "can't allocate memory"),
-        ({"num_labels": 10**9}, "of memory that it may use"),
-        ({"hidden_size": "huge"}, "does not take the config"),
+        ({"num_labels": 10**9}, "more memory than its limit of"),
+        ({"hidden_size": "huge"}, "rejects the config"),
         ({"hidden_size": -16}, "negative dimension"),
         ({"rope_scaling": {"type": "of-tomorrow", "factor": 1.0}}, "cannot be built"),
         ({"architectures": ["LlamaPreTrainedModel"]}, "cannot be built"),
@@ -93,7 +93,7 @@ def test_a_hostile_config_ends_inconclusive_and_hurts_nobody(
     changes: dict[str, Any], reason: str, meta_loader: MetaLoader
 ) -> None:
     warm = child_of(meta_loader)
-    allowed = STRICT if "processor time" in reason else replace(STRICT, cpu=10)  # memory is to run out first
+    allowed = STRICT if "CPU time" in reason else replace(STRICT, cpu=10)  # memory is to run out first
     found = meta_loader.check(llama(**changes), NORM, allowed=allowed)
     assert (found.level, found.result) == ("structural", "inconclusive")
     assert reason in found.reason
@@ -104,7 +104,7 @@ def test_a_hostile_config_ends_inconclusive_and_hurts_nobody(
 
 def test_a_config_that_nests_too_deeply_is_inconclusive(meta_loader: MetaLoader) -> None:
     found = meta_loader.check(b'{"architectures":["LlamaForCausalLM"],"x":' + b"[" * 900 + b"]" * 900 + b"}", NORM)
-    assert (found.result, found.reason) == ("inconclusive", "the config nests deeper than the reload can follow")
+    assert (found.result, found.reason) == ("inconclusive", "the config is nested too deeply for the reload")
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_a_request_that_takes_too_long_is_inconclusive_and_the_child_stays(meta_
     ("allowed", "end"),
     [
         (Allowed(seconds=0.2), "the reload took longer than 0.2 s"),
-        (Allowed(rss=1), "the reload was ended because it held more than 1 bytes of memory"),
+        (Allowed(rss=1), "the reload was stopped because it used more than 1 byte of memory"),
         (Allowed(seconds=60), None),
     ],
 )
@@ -161,7 +161,7 @@ def ended_at_work(
     [
         (signal.SIGKILL, "the reload was killed"),
         (signal.SIGSEGV, "the reload crashed with SIGSEGV"),
-        (signal.SIGBUS, "no room on the disk"),
+        (signal.SIGBUS, "the disk was full"),
     ],
 )
 def test_a_fork_that_is_killed_is_inconclusive_and_the_child_stays(
@@ -196,7 +196,7 @@ def test_a_child_that_is_killed_stuck_or_closed_is_inconclusive_and_replaced() -
         third = child_of(meta_loader)
         found, _ = ended_at_work(meta_loader, third, lambda fork: meta_loader.close())
         assert found.result == "inconclusive"
-        assert "longer than" not in found.reason and "no answer" not in found.reason
+        assert "exceeds" not in found.reason and "no answer" not in found.reason
         assert meta_loader.pid is None
 
 
@@ -428,7 +428,7 @@ NETWORK_AND_PROGRAMS = [
 
 @pytest.mark.parametrize(("action", "event"), NETWORK_AND_PROGRAMS)
 def test_a_fork_may_use_neither_network_nor_other_programs(action: str, event: str) -> None:
-    assert limited(action) == f"the reload may not use {event}\n"
+    assert limited(action) == f"the reload is not allowed to use {event}\n"
 
 
 def test_everything_that_a_fork_may_not_use_is_tried() -> None:
@@ -479,7 +479,7 @@ def test_without_torch_it_says_what_to_install() -> None:
     found = json.loads(done.stdout)
     assert (found["level"], found["result"]) == ("structural", "skipped")
     lacking = "torch and transformers and accelerate not installed here"  # and no path: pages show it
-    assert found["reason"] == f"{lacking}; the extra `model` has what the reload needs"
+    assert found["reason"] == f"{lacking}; the reload needs the extra `model`"
 
 
 def test_an_installation_that_breaks_on_import_is_told(bare_python: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -487,7 +487,7 @@ def test_an_installation_that_breaks_on_import_is_told(bare_python: str, monkeyp
     with closing(MetaLoader(python=bare_python)) as meta_loader:
         found = meta_loader.check(llama(), NORM)
     assert (found.level, found.result) == ("structural", "skipped")
-    assert "could not start: ModuleNotFoundError: No module named" in found.reason
+    assert "cannot start the reload: ModuleNotFoundError: No module named" in found.reason
 
 
 def test_its_home_is_where_there_is_room_for_what_it_writes(tmp_path: Path) -> None:
@@ -497,7 +497,7 @@ def test_its_home_is_where_there_is_room_for_what_it_writes(tmp_path: Path) -> N
     python.chmod(0o755)
     room.mkdir()
     with closing(MetaLoader(python=str(python), tmpdir=room)) as meta_loader:
-        assert "could not start" in (meta_loader.warm() or "")
+        assert "cannot start" in (meta_loader.warm() or "")
     home, tmpdir = (tmp_path / "seen").read_text().split()
     assert (Path(home).parent, tmpdir) == (room, home)
     assert not list(room.iterdir())
@@ -508,7 +508,7 @@ def test_a_python_that_ends_at_once_is_told() -> None:
         found = meta_loader.check(llama(), NORM)
     assert (found.result, found.reason) == (
         "skipped",
-        "the reload could not start: the reload child ended with code 1",
+        "cannot start the reload: the reload child ended with code 1",
     )
 
 
@@ -518,7 +518,7 @@ def test_an_answer_without_an_end_is_not_kept(tmp_path: Path, monkeypatch: pytes
     endless.chmod(0o755)
     monkeypatch.setattr(limits, "RELOAD_ANSWER", 100_000)
     with closing(MetaLoader(start=2, python=str(endless))) as meta_loader:
-        assert meta_loader.warm() == "the reload could not start: its answer is longer than 100,000 bytes"
+        assert meta_loader.warm() == "cannot start the reload: its answer exceeds 100,000 bytes"
 
 
 # --------------------------------------------------------------------------------------------------------------- speed
