@@ -96,7 +96,7 @@ def test_front_matter_that_cannot_be_added_to_is_left_alone(card: bytes) -> None
         ({"dtype": "float16"}, "cast to float16; nothing else"),
         (
             {"strip_prefix": "auto", "ties": "source"},
-            "of tied tensors one is left, wrappers' prefixes were taken off names",
+            "only one of each set of tied tensors was kept, wrapper prefixes were removed from names",
         ),
     ],
 )
