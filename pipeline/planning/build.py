@@ -38,6 +38,7 @@ from reshard.pipeline.places import NOWHERE
 from reshard.pipeline.planning.beside import settings_edits, settings_paths, sort_out
 from reshard.pipeline.planning.codec import plan_digest, shard_digest
 from reshard.pipeline.planning.existing import Before, deletes_of, drift, occupied, replaced
+from reshard.pipeline.planning.groups import grouped
 from reshard.pipeline.planning.model import (
     CARD,
     MANIFEST,
@@ -45,10 +46,8 @@ from reshard.pipeline.planning.model import (
     ROOT_KEY,
     SCHEMA,
     TOTAL_PARAMETERS,
-    Cut,
     Edit,
     Entry,
-    Group,
     Index,
     Keys,
     Output,
@@ -71,7 +70,7 @@ from reshard.pipeline.planning.pack import (
     in_source_order,
 )
 from reshard.pipeline.planning.parameters import total_parameters
-from reshard.pipeline.planning.ranges import cuts_of, same_cut
+from reshard.pipeline.planning.ranges import same_cut
 from reshard.pipeline.planning.readers import Readers, Shares, shares
 from reshard.pipeline.planning.scales import MODELOPT
 from reshard.pipeline.planning.select import Selection, edited_config, select
@@ -190,7 +189,7 @@ def make_plan(known: Known) -> Plan:
         files=opened.files,
         records=tuple(record for checkpoint in opened.checkpoints for record in checkpoint.records),
         shards=tuple(shards),
-        groups=_groups(shards, opened),
+        groups=grouped(shards, opened),
         outputs=tuple(outputs),
         carried=tuple(file for file in carried if file.path not in {edit.path for edit in edits}),
         edits=edits,
@@ -393,43 +392,6 @@ def _config_note(name: Name, config: str | None, listing: Mapping[str, StoredFil
         return []
     where = f"subfolder={name.folder!r}, config=AutoConfig.from_pretrained(MODEL)"
     return [f"{name} has no config.json next to it; load it with from_pretrained(MODEL, {where})"]
-
-
-def _groups(shards: Sequence[Shard], opened: Opened) -> tuple[Group, ...]:
-    """One group for each source file in which a shard begins.
-
-    It attests that file, and those in which none begins and whose first tensor it copies.
-    """
-    begins: dict[int, list[int]] = {}
-    holder: dict[int, int] = {}  # source file -> the file whose group reads it first
-    home: list[int] = []  # of each shard, the file that it begins in
-    reads: list[Set[int]] = []  # of each shard, the files that it is read from
-    for number, shard in enumerate(shards):
-        first = shard.entries[0].tensor.pieces[0].file
-        begins.setdefault(first, []).append(number)
-        home.append(first)
-        reads.append({piece.file: None for entry in shard.entries for piece in entry.pieces}.keys())
-        for file in reads[-1]:
-            holder.setdefault(file, first)
-    for checkpoint in opened.checkpoints:
-        if checkpoint.keys:  # of its first file, which may have no tensors
-            holder.setdefault(checkpoint.files[0], holder[checkpoint.tensors[0].pieces[0].file])
-    attests: dict[int, list[int]] = {}
-    summed = {r.file for c in opened.checkpoints for r in c.records if r.crc32 is not None}
-    for file, first in holder.items():
-        if opened.files[file].sha256 is not None or file in summed:
-            attests.setdefault(file if file in begins else first, []).append(file)
-    attested_by = {file: first for first, files in attests.items() for file in files}
-    witnesses: dict[int, list[Cut]] = {}
-    for number, shard in enumerate(shards):
-        if any(attested_by.get(file, home[number]) != home[number] for file in reads[number]):
-            for cut in cuts_of(number, shard):
-                if attested_by.get(cut.file, home[number]) != home[number]:
-                    witnesses.setdefault(attested_by[cut.file], []).append(cut)
-    return tuple(
-        Group(number, tuple(begins[first]), tuple(sorted(attests.get(first, ()))), tuple(witnesses.get(first, ())))
-        for number, first in enumerate(sorted(begins))
-    )
 
 
 def _uncut_notes(known: Known, carried: Sequence[StoredFile]) -> list[str]:

@@ -156,7 +156,7 @@ def asked(body: Fields, kept: Asked | Request | None = None) -> dict[str, Any]:
         elif value:
             options[one.name] = value
     if "source" not in sent:
-        raise BadBody(where="source", why="what is to be resharded is missing")
+        raise BadBody(where="source", why="the model is missing")
     same = {name: getattr(kept, name) for name in ("source", "target") if kept and sent.get(name) == before[name]}
     return sent | same | {"options": options}
 
