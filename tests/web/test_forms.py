@@ -160,7 +160,7 @@ def test_a_catalog_is_edited_and_scheduled_from_what_was_submitted(site: Site, s
         assert kept == definition(2, at_once=3, max_failures=5, asked_by="acter")
         client.post("/catalogs/mirror/cancel")
         assert client.post("/catalogs", data={"text": newer}).url.path == "/catalogs/mirror"
-        (take,) = re.findall('href="(/schedules/nightly/edit[^"]+)">Take over', client.get("/schedules").text)
+        (take,) = re.findall('href="(/schedules/nightly/edit[^"]+)">Use that file', client.get("/schedules").text)
         client.post("/schedules/nightly", data=form(client.get(take)))
         kept = Schedules(store).get("nightly").schedule.catalog
         assert kept and (kept.text, kept.at_once, kept.max_failures) == (newer, 8, None)
@@ -176,7 +176,7 @@ def test_only_who_may_act_has_buttons_and_no_other_site_uses_them(site: Site, sc
         for path in forms:
             main = client.get(path).text.partition("<main")[2]
             assert "<textarea" in main or 'name="source"' in main
-            assert "<button" not in main and "may only read" in main
+            assert "<button" not in main and "Your token is read only" in main
         listed = client.get("/schedules").text + client.get("/catalogs").text
         assert "/edit" not in listed and 'href="/new' not in listed
         assert {client.post(path, data=SIZED).status_code for path in posted} == {403}
@@ -201,7 +201,7 @@ def test_a_schedule_is_tried_before_it_is_kept(
         client.post("/schedules", data=typed)
         client.post("/schedules/nightly/run")
         again = client.post("/schedules/nightly/edit", data=form(tried) | {"tz": "UTC"})
-        assert "its last job" in again.text and again.text.count(" 02:00 UTC</td>") == 5
+        assert "still in progress" in again.text and again.text.count(" 02:00 UTC</td>") == 5
         assert schedules.get("nightly").schedule.tz == "Asia/Tokyo"
 
 

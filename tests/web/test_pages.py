@@ -147,6 +147,7 @@ SENT = {
     "strip_prefix": ("a.", "a."),
     "config_from": ("a/b", "a/b"),
     "branch": ("next", "next"),
+    "ranks": ("ep8", "ep8"),
 }
 BY_KIND = {"checkbox": ("on", "True"), "words": ("x y", "('x', 'y')")}
 
@@ -232,7 +233,7 @@ def test_each_file_says_how_far_it_is(site: Site, store: JobStore, leases: Lease
         assert copying.count('s-copying">') >= 2 and "worker-a" in copying
         assert leases.seal(lease, receipts(plan, 0)[:1]) == "ok"
         sealed = client.get(f"/jobs/{job}").text
-        assert sealed.count("s-sealed") == 1 and "is in the target&#39;s store" in sealed
+        assert sealed.count("s-sealed") == 1 and "stored a file of" in sealed
         assert "group:00000" in client.get("/").text
 
 
@@ -405,7 +406,7 @@ def test_what_is_done_to_jobs_that_are_marked_is_asked_once_and_names_their_numb
         refused = client.post("/jobs/chosen", data={"act": "retry", "job": [*marked, other]}).text
         assert "Retry: 2 jobs done, 1 refused" in refused and "job.state" in refused
         assert "Cancel 3 jobs?" in client.post("/jobs/choose", data={"act": "cancel", "every": "on"}).text
-        assert "No job is marked" in client.post("/jobs/choose", data={"act": "delete"}).text
+        assert "No jobs selected" in client.post("/jobs/choose", data={"act": "delete"}).text
         none = client.post("/jobs/choose", data={"act": "delete", "every": "on", "state": "queued"}).text
         assert "Delete 0 jobs?" in none, "such jobs have not ended"
         assert client.post("/jobs/choose", data={"act": "burn"}).status_code == 400
@@ -423,7 +424,7 @@ def test_a_link_signs_in_once_whoever_runs_the_service(site: Site, store: JobSto
         for wrong in (link, "/sign-in?once=guess"):
             refused = other.get(wrong)
             assert refused.status_code == 401 and "set-cookie" not in refused.headers
-            assert "was used, or is older than ten minutes" in refused.text
+            assert "has been used or has expired" in refused.text
     (kept,) = store.redis.keys("reshard:entry:*") or [b""]
     assert kept == b"", "nothing of it is left"
 
