@@ -149,7 +149,7 @@ def asked(body: Fields, kept: Asked | Request | None = None) -> dict[str, Any]:
         value = body.one(one.name)
         if one.kind == "checkbox":
             options[one.name] = one.name in body
-        elif kept and value == before[one.name]:
+        elif kept and body.text(one.name) == before[one.name]:
             options[one.name] = getattr(kept.options, one.name)
         elif one.kind == "words":
             options[one.name] = tuple(value.split())
