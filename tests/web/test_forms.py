@@ -80,7 +80,8 @@ def test_a_schedule_is_added_edited_and_kept_as_it_was_said(site: Site, schedule
 def test_an_edit_keeps_what_a_form_cannot_say(site: Site, schedules: Schedules) -> None:
     source = Hub(repo="a/b", revision="v1", endpoint="https://hub.example", credential="boss")
     rules = [{"^a": "b"}, {"c": "d"}]
-    options = Options.of(include=("with a space",), rename=rules, config_from=source, manifest=False, size="3300B")
+    given = {"include": ("with a space",), "rename": rules, "strip_prefix": "a ", "config_from": source}
+    options = Options.of(**given, manifest=False, size="3300B")
     target = Hub(repo="us/b", credential="ours")
     schedules.add(nightly(request=Request(source=source, target=target, options=options, asked_by="acter")))
     before = schedules.get("nightly").schedule

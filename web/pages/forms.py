@@ -73,7 +73,9 @@ def _input(model: type[BaseModel], name: str) -> Input:
     field = model.model_fields[name]
     kinds = get_args(field.annotation) if get_origin(field.annotation) in {Union, UnionType} else [field.annotation]
     kind = next(one for one in kinds if one is not NoneType)
-    about, required = re.sub(r"\bSRC\b", "the source", field.description or ""), field.is_required()
+    about, required = field.description or "", field.is_required()
+    for typed, ours in (("SRC", "the source"), ("SIZE", "“Largest file”")):
+        about = about.replace(typed, ours)
     default = "" if required or field.default in (None, ()) else str(field.default)
     if get_origin(kind) is Literal:
         return Input(name, "select", get_args(kind), default, about)
@@ -147,7 +149,7 @@ def asked(body: Fields, kept: Asked | Request | None = None) -> dict[str, Any]:
         value = body.one(one.name)
         if one.kind == "checkbox":
             options[one.name] = one.name in body
-        elif kept and value == before[one.name]:
+        elif kept and body.text(one.name) == before[one.name]:
             options[one.name] = getattr(kept.options, one.name)
         elif one.kind == "words":
             options[one.name] = tuple(value.split())
