@@ -28,7 +28,7 @@ class NoTarget(UsageError, code="usage.no_target"):
     hint = "add --to user/repo or --to ./folder; `reshard plan` works without a target"
 class FoldersNested(UsageError, code="usage.nested_folders", where="inside"):
     message = "{inner} is {where} {outer}, so {what}"
-    hint = "choose a target folder that is neither inside a source nor around one"
+    hint = "choose a target folder that is not inside a source and does not contain one"
 class Oversize(UsageError, code="usage.oversize"):
     message = "{tensor} is {bytes} bytes, over --size {size}, and --oversize fail is set"
     hint = "raise --size above {bytes} bytes, or remove --oversize to give the tensor its own file"

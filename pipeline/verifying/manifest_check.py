@@ -117,7 +117,7 @@ def _own_findings(manifest: Manifest) -> Iterator[str]:
         why = f"its root is {manifest.root}, but its files give {manifest.actual_root}"
         yield f"{MANIFEST} was changed: {why}"
     if not manifest.files:
-        yield f"{MANIFEST} lists no files, which reshard never publishes"
+        yield f"{MANIFEST} lists no files; reshard never publishes an empty one"
 
 
 def _index_findings(manifest: Manifest, indexes: Mapping[str, Index]) -> Iterator[str]:
@@ -134,7 +134,7 @@ def _index_findings(manifest: Manifest, indexes: Mapping[str, Index]) -> Iterato
         if root != manifest.root:
             yield f"{path} has manifest root {root or 'none'}, not {manifest.root}"
         if others := names - manifest.files.keys():
-            yield f"{path} lists {_example(others)}, which {MANIFEST} does not"
+            yield f"{path} lists {_example(others)}, but {MANIFEST} does not"
     if unnamed := {path for path in manifest.files if is_numbered(path) and path.endswith(SUFFIX)} - named:
         yield f"no index lists {_example(unnamed)}, published with an index"
 
