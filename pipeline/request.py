@@ -163,7 +163,7 @@ class Options(Strict):
         "keep",
         "Cast wider floating-point tensors to this; narrower, fp8, packed and integer ones stay.",
         decides="weights",
-        told=lambda o: "" if o.dequantize else f"wider floating tensors were cast to {o.dtype}",
+        told=lambda o: "" if o.dequantize else f"wider floating-point tensors were cast to {o.dtype}",
         expect="Expect the cast that `reshard run --dtype` does.",
         claimed="hinted",
     )
@@ -173,7 +173,7 @@ class Options(Strict):
         WEIGHTS,
         decides="weights",
         late=True,
-        told=lambda o: f"quantised weights became {o.dtype} by their scales",
+        told=lambda o: f"quantized weights were converted to {o.dtype} with their scales",
         expect="Expect plain weights, as of `reshard run --dequantize`.",
         claimed="hinted",
     )
@@ -185,7 +185,7 @@ class Options(Strict):
         "Tied weights of .bin files: keep every name, or only the one the others are tied to.",
         WEIGHTS,
         decides="weights",
-        told=lambda _: "of tied tensors one is left",
+        told=lambda _: "one copy of tied tensors was kept",
         expect="Expect one name of tied weights, as of `reshard run --ties`.",
     )
     strip_prefix: str | None = _option(
@@ -195,7 +195,7 @@ class Options(Strict):
         "PREFIX",
         limits={"max_length": RENAME_TEXT_MAX},
         decides="weights",
-        told=lambda _: "wrappers' prefixes were taken off names",
+        told=lambda _: "wrapper prefixes were removed from names",
         expect="Expect names without this prefix.",
         claimed="hinted",
     )
@@ -205,7 +205,7 @@ class Options(Strict):
         WEIGHTS,
         decides="weights",
         late=True,
-        told=lambda o: "experts were stacked" if o.experts == "fused" else "stacks of experts were cut",
+        told=lambda o: "experts were stacked" if o.experts == "fused" else "stacks of experts were split",
         expect="Expect experts so arranged (default: as the manifest claims).",
         claimed="taken",
     )
@@ -299,8 +299,8 @@ class Options(Strict):
         given = [self.declared(name) for name, field in fields if getattr(self, name) != field.default]
         changes = [text for one in given if one.told and (text := one.told(self))]
         if not changes:
-            return "Nothing but the cut was changed: every tensor is the source's, bit for bit."
-        return f"Beside the cut: {', '.join(changes)}; nothing else was changed."
+            return "Only the split into files changed: every tensor is identical to the source, bit for bit."
+        return f"Besides the split into files: {', '.join(changes)}. Nothing else changed."
 
 
 FLAGS |= {

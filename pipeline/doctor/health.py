@@ -46,7 +46,7 @@ _OF_TEXT = ("ForCausalLM", "ForMaskedLM")
 _TORCH = FOREIGN[".bin"]
 _RESHARD = "resharding fixes it"
 _FROM_MAKER = "get it from the author of the pipeline; resharding does not add it"
-_NOT_CUT_OFF = "it may be truncated; get it from the author of the model"
+_NOT_CUT_OFF = "it could be truncated; get it from the author of the model"
 _NOT_CARRIED = "resharding skips it"
 
 

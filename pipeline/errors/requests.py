@@ -18,7 +18,7 @@ class BadSize(UsageError, code="usage.size", option="--size"):
     message = "{option} {value}: {why}"
     hint = "use a number and a unit: 200MB is 200,000,000 bytes, 200MiB is 209,715,200 bytes"
 class SizeTooSmall(UsageError, code="usage.size_too_small"):
-    message = "--size {size} bytes is too small: the header for {tensor} takes {header} bytes"
+    message = "--size {size} bytes is too small: the header for {tensor} needs {header} bytes"
     hint = "use a size of at least {smallest} bytes"
 class BadPlace(UsageError, code="usage.place"):  # what a place is says `places.py`, which lists them
     message = "{value}: {why}"

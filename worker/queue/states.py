@@ -73,7 +73,7 @@ TRANSITIONS = (
     Transition(S.failed, S.copying, "retry", "retry"),
     Transition(S.cancelled, S.queued, "retry", "retry"),
     Transition(S.cancelled, S.copying, "retry", "retry"),
-    Transition(S.published_unverified, S.queued, "retry", "retry --anew, or rolled back"),
+    Transition(S.published_unverified, S.queued, "retry", "retry with a new plan, or rolled back"),
     Transition(S.published_unverified, S.committing, "retry", "retry"),
     Transition(S.published_unverified, S.confirming, "retry", "retry"),
 )

@@ -179,7 +179,7 @@ def _question(model: Any) -> dict[str, torch.Tensor]:
         sound = (1, config.num_mel_bins, 2 * config.max_source_positions)
         question = {kind: torch.randn(sound, generator=generator)}
     else:
-        raise NotChecked(f"it takes {kind}, and no sample input is available", "inconclusive")
+        raise NotChecked(f"it requires {kind}, and no sample input is available", "inconclusive")
     if config.is_encoder_decoder:
         question["decoder_input_ids"] = tokens
     dtype = model.dtype
