@@ -188,8 +188,6 @@ def test_what_goes_beside_a_model_is_none(tmp_path: Path, name: str, told_by: st
     ggufs.save(tmp_path / "model" / name, {"v": ("F16", (4,))}, architecture="clip")
     says = f"{name} goes with another model, by its {told_by}, and is never resharded"
     with pytest.raises(NoWeights, match=says) as caught:
-        NoWeights, match=f"{name} goes with another model, by its {told_by}, and is never resharded"
-    ) as caught:
         go(tmp_path / "model", tmp_path / "out")
     assert "reshard the model it belongs to" in caught.value.next_step
 
