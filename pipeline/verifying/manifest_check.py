@@ -26,7 +26,9 @@ from reshard.pipeline.verifying.index_rules import read_indexes
 from reshard.pipeline.verifying.opened import OpenedSide
 from reshard.pipeline.verifying.published import Expected, differences
 
-_LEVEL = "the published files, by their own record"
+# How the bytes of a source file were checked, by what the manifest says of it.
+_HELD_AGAINST = {"checked": "source hash verified", "crc": "source CRC verified", "as delivered": "no upstream hash"}
+_LEVEL = "published files against their manifest"
 
 
 class Recorded(NamedTuple):
@@ -75,9 +77,9 @@ def check_manifest(output: Source, described: Publication | None = None) -> Reco
 
 
 def _origin(manifest: Manifest) -> str:
-    levels = " and ".join(sorted(set(manifest.source.files.values())))
+    levels = " and ".join(_HELD_AGAINST[level] for level in sorted(set(manifest.source.files.values())))
     source = f"{manifest.source.repo or 'a folder or an object store'} at {manifest.source.commit[:12]}"
-    return f"published by {manifest.made.by} from {source} (source bytes: {levels})"
+    return f"published by {manifest.made.by} from {source} ({levels})"
 
 
 def _attested(described: Publication | None, contradicted: Sequence[str]) -> str:
@@ -87,7 +89,7 @@ def _attested(described: Publication | None, contradicted: Sequence[str]) -> str
     if contradicted:
         return "the commit that published it differs"
     if described.manifest_sha256 is None:
-        return "the commit confirms the source, but not the program, the options and the source bytes"
+        return "the commit confirms the source, but not the program, the options and how source bytes were checked"
     return "the manifest's hash matches the commit"
 
 
