@@ -35,7 +35,7 @@ def jobs_here(plan: Plan, asked: int | None, memory: int, disk: int) -> tuple[in
     jobs = max(1, min(wanted, room[least]))
     if asked is None or jobs == wanted:
         return jobs, ""
-    return jobs, f"copying {jobs} source files at a time instead of {wanted}: {least} has no room for more"
+    return jobs, f"copying {jobs} source files at a time instead of {wanted}, limited by {least}"
 
 
 def cores() -> int:

@@ -25,7 +25,7 @@ def to_add(extra: str) -> str:
     if (image := prefix / IMAGE_EXTRAS).is_file():
         return f"build the image with `--build-arg EXTRAS={shlex.quote(f'{image.read_text().strip()} {extra}')}`"
     record, installer = _recorded()
-    again = f"install reshard again from its wheel or clone, with the extra `{extra}`"
+    again = f"reinstall reshard from its wheel or clone, with the extra `{extra}`"
     if not (url := record.get("url")):
         return again
     from urllib.parse import urlsplit
@@ -35,11 +35,11 @@ def to_add(extra: str) -> str:
     userinfo, _, host = parts.netloc.rpartition("@")
     if userinfo not in {"", "git"} or parts.query or parts.fragment:  # a password, or a signature
         shown = parts._replace(netloc=host, query="", fragment="").geturl()
-        return f"{again} (it is from {shown}, shown without credentials)"
+        return f"{again} (installed from {shown}, shown without credentials)"
     is_file = url.startswith("file:")
     place = url2pathname(parts.path) if is_file else url
     if is_file and not Path(place).exists():
-        return f"install reshard again with the extra `{extra}` ({place}, which it was installed from, is gone)"
+        return f"reinstall reshard with the extra `{extra}` ({place}, where it was installed from, is gone)"
     if vcs := record.get("vcs_info"):
         place = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
     start, had = _command(prefix, installer)

@@ -166,7 +166,7 @@ def renamed(
                 last = changes[number]
                 changes[number] = last._replace(names=last.names + 1) if last.names else Change(1, before, new)
         if time.thread_time() > until:
-            raise BadRename(rules=counted(len(rules), "rule"), why=f"they take more than {cpu:.0f} s of CPU time")
+            raise BadRename(rules=counted(len(rules), "rule"), why=f"they need more than {cpu:.0f} s of CPU time")
         found[name] = new
         if (other := taken.setdefault(new, name)) != name:
             raise RenameCollision(tensor=new, first=other, second=name, checkpoint=checkpoint)

@@ -320,8 +320,8 @@ class Options(Strict):
         given = [self.declared(name) for name, field in fields if getattr(self, name) != field.default]
         changes = [text for one in given if one.told and (text := one.told(self))]
         if not changes:
-            return "Only the split into files was changed: every tensor is the source's, bit for bit."
-        return f"Besides the split into files: {', '.join(changes)}; nothing else was changed."
+            return "Only the split into files changed: every tensor is identical to the source, bit for bit."
+        return f"Besides the split into files: {', '.join(changes)}. Nothing else changed."
 
 
 FLAGS |= {

@@ -73,7 +73,7 @@ def durability(client: redis.Redis, url: str) -> Probe:
         config["appendfsync"] = ""
     warnings = []
     if config["appendonly"] != "yes":
-        warnings.append("nothing is saved between snapshots: a crash loses jobs (set appendonly yes)")
+        warnings.append("no data is saved between snapshots: a crash loses jobs (set appendonly yes)")
     elif not config["appendfsync"]:
         warnings.append("this user cannot read appendfsync: ask the operator whether a crash loses a second")
     elif config["appendfsync"] != "always":

@@ -141,10 +141,10 @@ def _checkpoint(part: FileSet, first: int, contents: Sequence[Contents]) -> Chec
         owner |= dict.fromkeys(names, path)
         for key, value in file.metadata.items():
             if metadata.setdefault(key, value) != value:
-                notes.append(f"{path}: its metadata {key!r} differs from the first file's, which is used")
+                notes.append(f"{path}: ignored its metadata {key!r}; the first file has a different value")
         for key, values in file.settings.items():
             if settings.setdefault(key, values) != values:
-                notes.append(f"{path}: its settings in {key!r} differ from the first file's, which are used")
+                notes.append(f"{path}: ignored its settings in {key!r}; the first file has different ones")
         notes += file.notes
     notes += _index_notes(part, owner)
     return Checkpoint(

@@ -19,7 +19,7 @@ from reshard.pipeline.stores.lane import Lane
 from reshard.pipeline.tensors import Attestation, Record, Span, StoredFile
 
 COPY = "copy"  # the check's name
-COPY_LEVEL = "the bytes of every tensor, as read and as written"
+COPY_LEVEL = "the bytes of every tensor, on read and on write"
 SOURCE_LEVEL = "each file by its sha256, or by its archive's checksums"
 
 K = TypeVar("K", bound=Hashable)

@@ -187,7 +187,7 @@ class _Copier:
                 if sum(one.size for one, _ in waiting) >= SETTLE:
                     waiting = self._receive(waiting, batch.settle(), batch)
             if self._receive(waiting, batch.seal(), batch):
-                raise ValueError("a store sealed fewer shards than it was given")
+                raise ValueError("a store confirmed fewer shards than it was given")
         except BaseException:
             self.lane.close()
             batch.abort()

@@ -46,7 +46,7 @@ _OF_TEXT = ("ForCausalLM", "ForMaskedLM")
 _TORCH = FOREIGN[".bin"]
 _RESHARD = "resharding fixes it"
 _FROM_MAKER = "get it from the author of the pipeline; resharding does not add it"
-_NOT_CUT_OFF = "it may be truncated; get it from the author of the model"
+_NOT_CUT_OFF = "it could be truncated; get it from the author of the model"
 _NOT_CARRIED = "resharding skips it"
 
 
@@ -188,7 +188,7 @@ def _configs(seen: _Seen) -> Iterator[Symptom]:
         here = any(join(name.folder, config) in listing for config in _SAYS_CLASS)
         if not here and (name.stem in USUAL_STEMS or not anywhere):
             text = f"no config.json next to {name}, so its class is unknown"
-            yield Symptom("config", text, "use --config-from to take it from another repository")
+            yield Symptom("config", text, "use --config-from REPO to get it from another repository")
 
 
 def _components(seen: _Seen) -> Iterator[Symptom]:
@@ -206,7 +206,7 @@ def _components(seen: _Seen) -> Iterator[Symptom]:
         if component.startswith("_") or not named:
             continue
         if component not in folders:
-            text = f"{PIPELINE} lists {component} ({'.'.join(value)}), but there is no folder of that name"
+            text = f"{PIPELINE} lists {component} ({'.'.join(value)}), but that folder is missing"
             yield Symptom("component", text, _FROM_MAKER)
         elif component in weights or _WEIGHTLESS.search(value[1]):
             continue
@@ -219,7 +219,7 @@ def _tokenizers(seen: _Seen, meta_loader: MetaLoader, tmpdir: Path | None) -> It
     """Whether the files of each tokenizer are enough to load it, and whether a model of text has one."""
     listing = seen.source.files()
     tokenizers = tokenizer_files(listing)
-    cure = "use --config-from to take one from another repository, if the model needs it"
+    cure = "use --config-from REPO to get one from another repository, if the model needs it"
     config = seen.json("config.json")
     if "" in {name.folder for name in seen.names} and "config.json" in listing and not tokenizers:
         classes = config.get("architectures") if isinstance(config, dict) else None

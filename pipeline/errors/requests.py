@@ -18,7 +18,7 @@ class BadSize(UsageError, code="usage.size", option="--size"):
     message = "{option} {value}: {why}"
     hint = "use a number and a unit: 200MB is 200,000,000 bytes, 200MiB is 209,715,200 bytes"
 class SizeTooSmall(UsageError, code="usage.size_too_small"):
-    message = "--size {size} bytes is too small: the header for {tensor} takes {header} bytes"
+    message = "--size {size} bytes is too small: the header for {tensor} needs {header} bytes"
     hint = "use a size of at least {smallest} bytes"
 class BadPlace(UsageError, code="usage.place"):  # what a place is says `places.py`, which lists them
     message = "{value}: {why}"
@@ -28,7 +28,7 @@ class NoTarget(UsageError, code="usage.no_target"):
     hint = "add --to user/repo or --to ./folder; `reshard plan` works without a target"
 class FoldersNested(UsageError, code="usage.nested_folders", where="inside"):
     message = "{inner} is {where} {outer}, so {what}"
-    hint = "choose a target folder that is neither inside a source nor around one"
+    hint = "choose a target folder that is not inside a source and does not contain one"
 class Oversize(UsageError, code="usage.oversize"):
     message = "{tensor} is {bytes} bytes, over --size {size}, and --oversize fail is set"
     hint = "raise --size above {bytes} bytes, or remove --oversize to give the tensor its own file"

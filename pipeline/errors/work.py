@@ -126,7 +126,7 @@ class BrokerRefused(BrokerUnavailable, code="queue.refused", retryable=False):
     message = "the broker at {url} denied access: {why}"
     hint = "set RESHARD_BROKER_URL with a user and password that have access: redis://USER:PASSWORD@HOST:PORT/0"
 class BrokerUnsupported(QueueError, code="queue.unsupported_broker"):
-    message = "the broker at {url} cannot hold the queue: {why}"
+    message = "the broker at {url} cannot be used for the queue: {why}"
     hint = "set RESHARD_BROKER_URL to a standalone Redis or Valkey: no cluster, no Sentinel, no replica"
 class ApiUnavailable(QueueError, code="queue.api_unavailable", retryable=True):
     message = "{url} does not answer: {why}"
@@ -160,7 +160,7 @@ class ScheduleExists(QueueError, code="queue.schedule_exists"):
     hint = "see `reshard schedule show {name}`, or remove it first with `reshard schedule remove {name}`"
 class ScheduleUnreadable(QueueError, code="queue.schedule_unreadable"):
     message = "this release cannot read schedule {name}: {where}: {why}"
-    hint = "if a newer release wrote it, install that release here too; control of that release fires it"
+    hint = "if a newer release wrote it, install that release here too; control of that release still runs it"
 class NoticeFailed(QueueError, code="queue.notice", retryable=True):
     message = "cannot deliver a notice to the {hook}: {why}"
     hint = "test it with `reshard doctor --notify` in the environment of control"

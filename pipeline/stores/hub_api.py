@@ -356,7 +356,7 @@ class HubApi:
                     raise HubRefused(endpoint=self.endpoint, what=f"the object {item.oid}", why=item.error.message)
                 found[item.oid] = item.actions if item.actions and item.actions.upload else None
         if unanswered := [o.sha256 for o in objects if o.sha256 not in found]:
-            why = f"its answer leaves out object {unanswered[0]}"
+            why = f"no answer for object {unanswered[0]}"
             raise HubRefused(endpoint=self.endpoint, what=f"POST {path}", why=why)
         return found
 

@@ -54,7 +54,7 @@ def check_rules(side: OpenedSide) -> Check:
     }
     findings = tuple(dict.fromkeys(str(finding) for finding in found if finding.rule not in REMARKS))
     remarks = "; ".join(dict.fromkeys(str(finding) for finding in found if finding.rule in REMARKS))
-    level = "headers, lengths, indexes both ways, the listing"
+    level = "headers, sizes, indexes in both directions, file list"
     return Check("index rules", "failed" if findings else "passed", level, remarks, figures, findings)
 
 

@@ -34,7 +34,7 @@ from reshard.pipeline.verifying.structure import (
 )
 from reshard.pipeline.verifying.verdicts import ModelCheck
 
-_STRUCTURE = "names, dtypes, shapes, lengths, index both ways"
+_STRUCTURE = "names, dtypes, shapes, sizes, index in both directions"
 _READ_BACK = "names, sizes, hashes, headers, indexes, manifest"
 
 

@@ -26,7 +26,9 @@ from reshard.pipeline.verifying.index_rules import read_indexes
 from reshard.pipeline.verifying.opened import OpenedSide
 from reshard.pipeline.verifying.published import Expected, differences
 
-_LEVEL = "the published files, by their own record"
+# How the bytes of a source file were checked, by what the manifest says of it.
+_HELD_AGAINST = {"checked": "source hash verified", "crc": "source CRC verified", "as delivered": "no upstream hash"}
+_LEVEL = "published files against their manifest"
 
 
 class Recorded(NamedTuple):
@@ -75,9 +77,9 @@ def check_manifest(output: Source, described: Publication | None = None) -> Reco
 
 
 def _origin(manifest: Manifest) -> str:
-    levels = " and ".join(sorted(set(manifest.source.files.values())))
+    levels = " and ".join(_HELD_AGAINST[level] for level in sorted(set(manifest.source.files.values())))
     source = f"{manifest.source.repo or 'a folder or an object store'} at {manifest.source.commit[:12]}"
-    return f"published by {manifest.made.by} from {source} (source bytes: {levels})"
+    return f"published by {manifest.made.by} from {source} ({levels})"
 
 
 def _attested(described: Publication | None, contradicted: Sequence[str]) -> str:
@@ -87,7 +89,7 @@ def _attested(described: Publication | None, contradicted: Sequence[str]) -> str
     if contradicted:
         return "the commit that published it differs"
     if described.manifest_sha256 is None:
-        return "the commit confirms the source, but not the program, the options and the source bytes"
+        return "the commit confirms the source, but not the program, the options and how source bytes were checked"
     return "the manifest's hash matches the commit"
 
 
@@ -117,7 +119,7 @@ def _own_findings(manifest: Manifest) -> Iterator[str]:
         why = f"its root is {manifest.root}, but its files give {manifest.actual_root}"
         yield f"{MANIFEST} was changed: {why}"
     if not manifest.files:
-        yield f"{MANIFEST} lists no files, which reshard never publishes"
+        yield f"{MANIFEST} lists no files; reshard never publishes an empty one"
 
 
 def _index_findings(manifest: Manifest, indexes: Mapping[str, Index]) -> Iterator[str]:
@@ -134,7 +136,7 @@ def _index_findings(manifest: Manifest, indexes: Mapping[str, Index]) -> Iterato
         if root != manifest.root:
             yield f"{path} has manifest root {root or 'none'}, not {manifest.root}"
         if others := names - manifest.files.keys():
-            yield f"{path} lists {_example(others)}, which {MANIFEST} does not"
+            yield f"{path} lists {_example(others)}, but {MANIFEST} does not"
     if unnamed := {path for path in manifest.files if is_numbered(path) and path.endswith(SUFFIX)} - named:
         yield f"no index lists {_example(unnamed)}, published with an index"
 

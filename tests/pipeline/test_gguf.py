@@ -186,9 +186,10 @@ def test_what_llama_cpp_takes_beside_a_model_is_carried_whole(tmp_path: Path, go
 @pytest.mark.parametrize(("name", "told_by"), [("MMPROJ-F16.gguf", "name"), ("vision.gguf", "keys")])
 def test_what_goes_beside_a_model_is_none(tmp_path: Path, name: str, told_by: str, go: Run) -> None:
     ggufs.save(tmp_path / "model" / name, {"v": ("F16", (4,))}, architecture="clip")
-    with pytest.raises(NoWeights, match=f"{name} goes beside a model, by its {told_by}, and is never cut") as caught:
+    says = f"{name} goes with another model, by its {told_by}, and is never resharded"
+    with pytest.raises(NoWeights, match=says) as caught:
         go(tmp_path / "model", tmp_path / "out")
-    assert "give the repository of the model that it goes with" in caught.value.next_step
+    assert "reshard the model it belongs to" in caught.value.next_step
 
 
 def test_a_first_part_of_nothing_but_keys_is_read_and_attested(tmp_path: Path, on_hub: Namespace, go: Run) -> None:

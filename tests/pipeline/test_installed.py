@@ -13,7 +13,7 @@ from reshard.pipeline.errors import ExtraMissing, ReshardError, by_code
 from reshard.pipeline.installed import IMAGE_EXTRAS, to_add
 
 ROOT = Path(__file__).parents[2]
-AGAIN = "install reshard again from its wheel or clone, with the extra `web`"
+AGAIN = "reinstall reshard from its wheel or clone, with the extra `web`"
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_from_a_repository_at_the_commit_that_was_installed(environment: Path) -
 @pytest.mark.parametrize("vcs", [None, {"vcs": "git", "commit_id": "0" * 40}])
 def test_a_password_in_its_url_is_told_to_nobody(secret: str, vcs: dict[str, str] | None, environment: Path) -> None:
     record(environment, {"url": f"https://{secret}git.example:8443/reshard", "vcs_info": vcs})
-    assert to_add("web") == f"{AGAIN} (it is from https://git.example:8443/reshard, shown without credentials)"
+    assert to_add("web") == f"{AGAIN} (installed from https://git.example:8443/reshard, shown without credentials)"
 
 
 @pytest.mark.parametrize("secret", ["?sig=s3cret", "#s3cret", "?sig=s3cret#sha256=0"])
@@ -120,7 +120,7 @@ def test_the_user_of_every_git_server_is_no_secret(environment: Path) -> None:
 
 def test_a_wheel_that_is_gone_and_a_record_that_is_missing_name_no_command(environment: Path, wheel: Path) -> None:
     wheel.unlink()
-    gone = f"install reshard again with the extra `web` ({wheel}, which it was installed from, is gone)"
+    gone = f"reinstall reshard with the extra `web` ({wheel}, where it was installed from, is gone)"
     assert to_add("web") == gone
     next(environment.glob("lib/*/*/*/direct_url.json")).unlink()
     assert to_add("web") == AGAIN

@@ -575,7 +575,7 @@ def test_a_text_that_is_longer_than_any_is_refused_unread(
     path: str, most: int, model: Path, tmp_path: Path, go: Run
 ) -> None:
     os.truncate(model / path, most + 1)
-    with pytest.raises(BadIndex, match=f"{path}: {most + 1:,} bytes are more than the {most:,}"):
+    with pytest.raises(BadIndex, match=f"{path}: {most + 1:,} bytes, and the limit for such a file is {most:,}"):
         go(model, tmp_path / "out", size=SIZE)
 
 

@@ -237,8 +237,7 @@ def test_settings_that_differ_between_the_files_of_one_checkpoint_are_said(tmp_p
     written = json.loads((tmp_path / "out" / "model.settings.json").read_text())
     assert written == {"config": {"layers": 1}, "model_args": {"same": 1}}
     assert (
-        "pytorch_model-00002-of-00002.bin: its settings in 'config' differ from the first file's, which are used"
-        in notes
+        "pytorch_model-00002-of-00002.bin: ignored its settings in 'config'; the first file has different ones" in notes
     )
     assert not any("'model_args'" in note for note in notes)
 

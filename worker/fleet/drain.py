@@ -62,7 +62,7 @@ def from_afar(drained: bool) -> None:
 
 def in_main(**_: Any) -> None:
     """On the first signal to the main process (Celery's ``worker_shutting_down``)."""
-    log.info("shutting down: unfinished tasks are handed back soon; a second signal stops the worker at once")
+    log.info("shutting down: tasks that cannot finish soon are handed back; a second signal stops the worker at once")
     _shared[_SIGNAL] = max(_shared[_SIGNAL], _DRAIN)
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         signal.signal(name, _again)

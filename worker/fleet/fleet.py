@@ -98,7 +98,7 @@ def parse_limits(given: Mapping[str, str]) -> dict[str, str | None]:
     if not given:
         raise BadLimit(what="give at least one limit")
     if {"window", "closed"} <= given.keys():
-        raise BadLimit(what="--window and --closed cannot be used together: one is the rest of the day of the other")
+        raise BadLimit(what="--window and --closed cannot be used together: each defines the other")
     return {
         "window" if name == "closed" else name: None if text.strip().lower() == OFF else _parse(name, text)
         for name, text in given.items()

@@ -59,39 +59,39 @@ class Metrics(Collector):
     def _jobs(self) -> Iterator[Metric]:
         kept = cast("Mapping[bytes, bytes]", self._redis.hgetall(TOTALS))
         store, totals = JobStore(self._redis), defaultdict(float, _numbers(kept))
-        yield _gauges("jobs", "Jobs that are remembered.", "state", store.counts().items())
-        yield _gauges("queue_length", "Wakes that no worker has taken yet.", "queue", store.waiting().items())
+        yield _gauges("jobs", "Jobs in the queue's records, by state.", "state", store.counts().items())
+        yield _gauges("queue_length", "Wake messages not yet received by a worker.", "queue", store.waiting().items())
         for what, about in (
-            ("read", "Bytes of sources that sealed shards were read from."),
-            ("uploaded", "Bytes sent to the stores of targets."),
-            ("deduplicated", "Bytes that these stores had already."),
+            ("read", "Source bytes read for stored shards."),
+            ("uploaded", "Bytes uploaded to target stores."),
+            ("deduplicated", "Bytes that target stores already had."),
         ):
             yield _counters(f"{what}_bytes", about, "", [(totals[what],)])
         ended = [(state, totals[f"ended:{state}"]) for state in JobState if state.ended]
-        yield _counters("jobs_ended", "Jobs that ended, each time that they did.", "state", ended)
-        yield _counters("job_failures", "Jobs that failed.", "code", _under("failed", totals))
-        yield _counters("step_retries", "Steps that failed and are tried again.", "code", _under("retried", totals))
+        yield _counters("jobs_ended", "Jobs ended, counted at each end.", "state", ended)
+        yield _counters("job_failures", "Failed jobs.", "code", _under("failed", totals))
+        yield _counters("step_retries", "Failed tasks that are retried.", "code", _under("retried", totals))
         dropped = _under("dropped", totals)
-        yield _counters("events_dropped", "Events that it could not make sense of.", "follower", dropped)
+        yield _counters("events_dropped", "Events that a follower could not read.", "follower", dropped)
         for what, label, about in (
-            ("queued", "", "From the submission or the retry of a job to its first claim."),
-            ("step", "step", "From the last claim of a step to its end."),
-            ("job", "state", "From the first claim of a job to its end."),
+            ("queued", "", "Time from the submission or retry of a job to its first claim."),
+            ("step", "step", "Time from the last claim of a task to its end."),
+            ("job", "state", "Time from the first claim of a job to its end."),
         ):
             yield _histogram(f"{what}_seconds", about, label, _under(f"times:{what}", totals))
         yield from self._waiting()
         left = notices.waiting(self._redis).items()
-        yield _gauges("notices_waiting", "Notices that are still to be delivered.", "hook", left)
+        yield _gauges("notices_waiting", "Undelivered notices.", "hook", left)
         results = product(HOOKS, ("told", "failed", "dropped"))
         rows = [(hook, result, totals[f"notices:{hook}:{result}"]) for hook, result in results]
-        yield _counters("notices", "Notices by what became of them; failed counts tries.", "hook result", rows)
+        yield _counters("notices", "Notices by result; failed counts attempts.", "hook result", rows)
 
     def _waiting(self) -> Iterator[Metric]:
         """What a scaler needs."""
         found = lanes(self._redis).items()
         units, oldest = ([(queue, lane[part]) for queue, lane in found] for part in (0, 1))
-        yield _gauges("claimable_units", "Units that a worker could claim now.", "queue", units)
-        yield _gauges("oldest_wait_seconds", "How long the oldest of them waits for a worker.", "queue", oldest)
+        yield _gauges("claimable_units", "Waiting tasks that a worker can claim now.", "queue", units)
+        yield _gauges("oldest_wait_seconds", "Age of the oldest waiting task.", "queue", oldest)
 
     def _processes(self) -> Iterator[Metric]:
         names = texts(self._redis.smembers(f"{PREFIX}processes"))
@@ -110,19 +110,19 @@ class Metrics(Collector):
         for process, left, _ in found:
             running[process.kind] += 1
             newest[process.kind] = max(newest[process.kind], seconds - PRESUMED_DEAD + left / 1000)
-        yield _gauges("processes", "Processes that gave a sign of life.", "kind", running.items())
+        yield _gauges("processes", "Live processes.", "kind", running.items())
         built = Counter((process.kind, process.version) for process in alive)
         releases = [(kind, version, number) for (kind, version), number in built.items()]
-        yield _gauges("build_info", "These processes by release.", "kind version", releases)
+        yield _gauges("build_info", "Live processes by release.", "kind version", releases)
         memory = [(process.kind, process.name, process.memory) for process in alive if process.memory is not None]
-        yield _gauges("process_memory_bytes", "Memory that it and its children have resident.", "kind process", memory)
+        yield _gauges("process_memory_bytes", "Resident memory of a process and its children.", "kind process", memory)
         files = [(process.kind, process.name, process.temporary) for process in alive if process.temporary is not None]
-        yield _gauges("process_temporary_bytes", "Disk that their temporary files take.", "kind process", files)
+        yield _gauges("process_temporary_bytes", "Disk space used by temporary files.", "kind process", files)
         by = [(process.name, what, moved[what]) for process, _, moved in found for what in MOVED if what in moved]
-        yield _counters("worker_bytes", "Bytes that it moved, of these three kinds.", "process moved", by)
+        yield _counters("worker_bytes", "Bytes read, uploaded and deduplicated by a process.", "process moved", by)
         faulty = len({process.name for process in alive}.intersection(texts(resting)))
-        yield _gauges("workers_resting", "Workers that rest because of a fault of their machine.", "", [(faulty,)])
-        about = "The newest sign of life, of any process of this kind."
+        yield _gauges("workers_resting", "Workers that paused themselves after errors.", "", [(faulty,)])
+        about = "Last heartbeat of any process of this kind."
         yield _gauges("heartbeat_timestamp_seconds", about, "kind", newest.items())
 
     def _schedules(self) -> Iterator[Metric]:
@@ -136,11 +136,11 @@ class Metrics(Collector):
             success, trouble, unmet, due, *runs = pipeline.execute()
         fired = {name: json.loads(run)["at"] for name, run in zip(names, runs, strict=True) if run is not None}
         for what, about, moments in (
-            ("last_success", "When what it fired last ended well.", _numbers(success)),
-            ("last_run", "When its last time was handled, whatever came of it.", fired),
-            ("next", "When it is due next; none while it is paused.", _numbers(dict(due))),
-            ("unmet", "The first of its times since its last success; none when there is none.", _numbers(unmet)),
-            ("trouble", "When it last failed or was missed; none after a success.", _numbers(trouble)),
+            ("last_success", "Last time that a run of it succeeded.", _numbers(success)),
+            ("last_run", "Last time that it was due and handled, whatever the result.", fired),
+            ("next", "Next due time; absent while it is paused.", _numbers(dict(due))),
+            ("unmet", "First due time since its last success; absent if there was none.", _numbers(unmet)),
+            ("trouble", "Last failed or missed run; absent after a success.", _numbers(trouble)),
         ):
             yield _moments(f"schedule_{what}_timestamp_seconds", about, "schedule", moments)
 
@@ -160,25 +160,25 @@ class Metrics(Collector):
             for outcome in ("published", "same", "unchanged", "failed", "cancelled", "active", "todo"):
                 entries.append((name, outcome, totals.get(outcome, 0.0)))
             failures += [(name, code, number) for code, number in _under("failed", totals)]
-        yield _gauges("catalog_entries", "Models of its last run, by how they ended.", "catalog outcome", entries)
-        yield _gauges("catalog_failures", "Models of its last run that failed.", "catalog code", failures)
-        about = "When a run of it last ended with nothing failed."
+        yield _gauges("catalog_entries", "Models of the last run, by outcome.", "catalog outcome", entries)
+        yield _gauges("catalog_failures", "Failed models of the last run, by error code.", "catalog code", failures)
+        about = "Last run that ended without failures."
         yield _moments("catalog_last_success_timestamp_seconds", about, "catalog", _numbers(success))
-        about = "When a run of it last ended otherwise; none after a success."
+        about = "Last run that ended with failures; absent after a success."
         yield _moments("catalog_trouble_timestamp_seconds", about, "catalog", _numbers(trouble))
 
     def _hubs(self) -> Iterator[Metric]:
         budgets = rate_limit.budgets(self._redis).items()
         left, quotas = ([(*of, figures[part]) for of, figures in budgets] for part in (0, 1))
-        yield _gauges("hub_calls_left", "Calls that the Hub still takes in its window.", "endpoint kind", left)
-        yield _gauges("hub_calls_limit", "Calls that it takes in a whole window.", "endpoint kind", quotas)
+        yield _gauges("hub_calls_left", "Hub calls left in the current window.", "endpoint kind", left)
+        yield _gauges("hub_calls_limit", "Hub calls allowed in a window.", "endpoint kind", quotas)
         refused = rate_limit.refusals(self._redis).items()
-        yield _counters("hub_refused_calls", "Calls that the Hub answered with 429.", "endpoint", refused)
+        yield _counters("hub_refused_calls", "Hub calls answered with 429.", "endpoint", refused)
 
     def _broker(self) -> Iterator[Metric]:
         memory = cast("Mapping[str, Any]", self._redis.info("memory"))
-        yield _gauges("broker_memory_bytes", "Memory that the broker uses.", "", [(memory["used_memory"],)])
-        yield _gauges("broker_memory_limit_bytes", "What it may use; 0: no limit.", "", [(memory["maxmemory"],)])
+        yield _gauges("broker_memory_bytes", "Memory used by the broker.", "", [(memory["used_memory"],)])
+        yield _gauges("broker_memory_limit_bytes", "Its memory limit; 0 means none.", "", [(memory["maxmemory"],)])
 
 
 def registry(client: redis.Redis) -> CollectorRegistry:

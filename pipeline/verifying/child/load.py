@@ -137,7 +137,7 @@ def _by_accelerate(model_class: Any, config: Any, folder: Path, where: Mapping[s
     if unnamed := _unnamed(model, folder):
         reason = f"{counted(len(unnamed), 'parameter', 'has')} no tensor of the same name, such as {unnamed[0]}"
         hint = "use `--loader transformers` to see whether they have another"
-        raise NotChecked(f"{reason}, and accelerate knows no other; {hint}", "inconclusive", in_no_file=unnamed)
+        raise NotChecked(f"{reason}, and accelerate looks for no other; {hint}", "inconclusive", in_no_file=unnamed)
     model = load_checkpoint_and_dispatch(
         model,
         str(folder),
@@ -179,7 +179,7 @@ def _question(model: Any) -> dict[str, torch.Tensor]:
         sound = (1, config.num_mel_bins, 2 * config.max_source_positions)
         question = {kind: torch.randn(sound, generator=generator)}
     else:
-        raise NotChecked(f"it takes {kind}, and there is no sample input for that", "inconclusive")
+        raise NotChecked(f"it requires {kind}, and no sample input is available", "inconclusive")
     if config.is_encoder_decoder:
         question["decoder_input_ids"] = tokens
     dtype = model.dtype

@@ -196,7 +196,7 @@ def _check_quantization(raw: dict[str, Any]) -> None:
     method = quantization_method(raw)
     if method == "bitsandbytes_4bit":
         # Its quant_state is JSON inside a tensor, which does not exist on meta: an honest checkpoint would fail.
-        raise NotChecked("bitsandbytes 4-bit weights need the bytes of their tensors, which a meta load does not read")
+        raise NotChecked("bitsandbytes 4-bit weights cannot be checked without the bytes of their tensors")
     if not isinstance(method, str) or method not in QUANTIZED:
         raise NotChecked(f"weights quantized by {method!r:.100} cannot be checked: the method is untested")
     if lacking := [package for package in QUANTIZED[method] if find_spec(package) is None]:

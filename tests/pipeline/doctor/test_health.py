@@ -227,7 +227,7 @@ def test_a_component_that_a_pipeline_names_and_lacks_is_told(pipeline: Path) -> 
     (pipeline / "vae" / "diffusion_pytorch_model.safetensors").unlink()
     assert texts(pipeline, "component") == ["vae (diffusers.AModel) has a config.json but no weights"]
     shutil.rmtree(pipeline / "vae")
-    said = "model_index.json lists vae (diffusers.AModel), but there is no folder of that name"
+    said = "model_index.json lists vae (diffusers.AModel), but that folder is missing"
     assert texts(pipeline, "component") == [said]
     (pipeline / "model_index.json").write_text("[" * 100_000)
     assert texts(pipeline, "component") == ["model_index.json is not a JSON object"]

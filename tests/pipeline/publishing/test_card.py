@@ -92,8 +92,8 @@ def test_front_matter_that_cannot_be_added_to_is_left_alone(card: bytes) -> None
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({}, "every tensor is the source's, bit for bit"),
-        ({"dtype": "float16"}, "cast to float16; nothing else"),
+        ({}, "every tensor is identical to the source, bit for bit"),
+        ({"dtype": "float16"}, "cast to float16. Nothing else"),
         (
             {"strip_prefix": "auto", "ties": "source"},
             "only one of each set of tied tensors was kept, wrapper prefixes were removed from names",

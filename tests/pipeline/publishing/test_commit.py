@@ -316,7 +316,7 @@ def test_a_carried_file_of_the_same_length_and_other_bytes_is_named_however_it_i
     for content, passes in ((was, True), (was[::-1], False)):
         commit = on_hub.admin.put_files(target, {path: content}, lfs=lfs)
         published = Published(commit, "main", found=False)
-        with nullcontext() if passes else pytest.raises(ReadBackDiffers, match=f"{path} was carried"):
+        with nullcontext() if passes else pytest.raises(ReadBackDiffers, match=f"{path} was copied"):
             confirm(job.plan, job.plan.shards, job.receipts, published, job.target)
 
 

@@ -245,7 +245,7 @@ BREAKS: dict[str, tuple[Change, bool, str]] = {
     "a manifest that is too long": (
         lambda folder: os.truncate(folder / MANIFEST, MANIFEST_MAX + 1),
         False,
-        f"{MANIFEST_MAX + 1:,} bytes are more than the {MANIFEST_MAX:,}",
+        f"{MANIFEST_MAX + 1:,} bytes, and the limit for such a file is {MANIFEST_MAX:,}",
     ),
     "a manifest that is no JSON": (lambda folder: (folder / MANIFEST).write_text("{"), False, "Invalid JSON"),
 }

@@ -156,7 +156,7 @@ FAULTS: dict[str, tuple[Callable[[Specs], Specs], str]] = {
     ),
     "a projection transposed": (
         lambda s: {**s, "model.layers.0.self_attn.k_proj.weight": ("F32", (32, 16))},
-        "model.layers.0.self_attn.k_proj.weight: [32, 16] stored, [16, 32] wanted",
+        "model.layers.0.self_attn.k_proj.weight: [32, 16] stored, [16, 32] expected",
     ),
     "a tensor added": (lambda s: {**s, "model.extra": ("F32", (1,))}, "unexpected only in the output: model.extra"),
     "a layer dropped": (lambda s: _without(s, "layers.1."), "missing only in the output"),
@@ -216,7 +216,7 @@ def test_fp8_is_clean_and_a_lost_or_misshapen_scale_fails(meta_loader: MetaLoade
     assert (lost.result, lost.reason) == ("failed", f"missing only in the output: {scale}")
     misshapen = meta_loader.check(config, specs, {**specs, scale: ("F32", (1, 1))})
     assert misshapen.result == "failed"
-    assert f"{scale}: [1, 1] stored, [2, 3] wanted" in misshapen.reason
+    assert f"{scale}: [1, 1] stored, [2, 3] expected" in misshapen.reason
     expert = "model.layers.1.mlp.experts.0.down_proj.weight_scale_inv"
     assert meta_loader.check(config, specs, _without(specs, expert)).result == "failed"
 
@@ -257,10 +257,10 @@ def test_without_the_fp8_patch_a_lost_scale_goes_unseen(tmp_path: Path) -> None:
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes 4-bit"),
         ({"load_in_8bit": True}, "pip install bitsandbytes"),
         ({"quant_method": "compressed-tensors"}, "pip install compressed-tensors"),
-        ({"quant_method": "gptq", "bits": 4}, "quantised by 'gptq' cannot be checked"),
-        ({"quant_method": "awq", "bits": 4}, "quantised by 'awq' cannot be checked"),
-        ({"quant_method": "of-tomorrow"}, "quantised by 'of-tomorrow' cannot be checked"),
-        ({"bits": 4}, "quantised by None cannot be checked"),
+        ({"quant_method": "gptq", "bits": 4}, "quantized by 'gptq' cannot be checked"),
+        ({"quant_method": "awq", "bits": 4}, "quantized by 'awq' cannot be checked"),
+        ({"quant_method": "of-tomorrow"}, "quantized by 'of-tomorrow' cannot be checked"),
+        ({"bits": 4}, "quantized by None cannot be checked"),
         ("int4", "quantization_config is not a JSON object"),
     ],
 )
