@@ -92,10 +92,6 @@ def _parsed(value: object) -> object:
     return parse_size(value) if isinstance(value, str) else value
 
 
-def _number(value: object) -> object:
-    return int(value) if isinstance(value, str) and value.isdecimal() else value
-
-
 Bytes = Annotated[int, Field(gt=0, le=SINGLE)]
 # A size as it is typed; the others that ``parse_size`` takes are too long or too small to be one.
 TypedSize = Annotated[
@@ -172,7 +168,9 @@ class Options(Strict):
         decides="weights",
         late=True,
     )
-    align: Annotated[Literal[8, 512, 4096], BeforeValidator(_number)] = _option(
+    align: Annotated[
+        Literal[8, 512, 4096], BeforeValidator(lambda typed: int(typed) if str(typed).isdecimal() else typed)
+    ] = _option(
         8,
         "Begin the tensors of a file at multiples of so many bytes, as far as their sizes allow; loaders that read past"
         " the cache, or map pages to a GPU, copy the others.",

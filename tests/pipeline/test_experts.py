@@ -58,7 +58,7 @@ def test_both_ways_are_those_of_transformers(kind: str, tmp_path: Path, go: Run,
     assert stacks and not [name for name in made if "experts.0." in name]
     assert_same({name: made[name] for name in stacks}, {name: held[name] for name in stacks})
     assert any(note.startswith("--experts fused: ") for note in report.plan.notes)
-    assert "experts were stacked" in (fused / "README.md").read_text()
+    assert "experts were fused" in (fused / "README.md").read_text()
     checks = results(fused, saved, meta_loader)
     # Only the output itself says that it is stacked; whoever gives the same options is told that it is right.
     assert checks["same bytes"][0] == checks["class of model"][0] == "passed"
