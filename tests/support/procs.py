@@ -219,7 +219,7 @@ class Machine:
 
             def there() -> bool:
                 assert process.alive(), f"{process.name} ended:\n{process.said()[-3000:]}"
-                return any(found.pid == process.pid for found in store.processes()) and " is running" in process.said()
+                return any(found.pid == process.pid for found in store.processes()) and " ready" in process.said()
 
             wait_for(there, f"{process.name}'s first sign of life", START)
 
