@@ -119,7 +119,7 @@ def test_control_goes_on_when_it_goes_away_under_the_hands_of_a_catalog(
     monkeypatch.setattr(store.redis, "zrangebylex", away)
     with running(store):
         wait_for(lambda: catalogs.get("mirror").state == "done", "its end")
-    assert "refuses: gone just now" in caplog.text
+    assert "denied access: gone just now" in caplog.text
     assert "gone just now" in caplog.text
 
 
@@ -140,7 +140,7 @@ def test_work_goes_on_and_hears_a_cancel_afterwards(
             kept.tick(200_000_000)  # more than its share, and nobody to ask for more
             kept.sealed(receipts(plan, 0))
             wait_for(
-                lambda: f"cannot renew group:00000 of {job}, the broker is unavailable" in caplog.text, "its noticing"
+                lambda: f"cannot renew group:00000 of {job}; the broker is unavailable" in caplog.text, "its noticing"
             )
         wait_for(lambda: store.get(job).shards_done == len(plan.groups[0].shards), "what was sealed meanwhile")
         store.cancel(job)
@@ -156,7 +156,7 @@ def test_work_hears_a_cancel_whatever_a_renewal_met(
     with LeaseKeeper(leases, lease, QUICK) as kept:
         store.redis.rename(units, "elsewhere")
         store.redis.set(units, "what no release writes")
-        wait_for(lambda: f"cannot renew plan of {job}, for an unknown reason" in caplog.text, "its noticing")
+        wait_for(lambda: f"cannot renew plan of {job} for an unknown reason" in caplog.text, "its noticing")
         store.redis.rename("elsewhere", units)
         store.cancel(job)
         assert ticks_until_stopped(kept) == "cancel"
