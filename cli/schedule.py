@@ -103,7 +103,7 @@ def set_(
 
 @command("list")
 def list_(output: Output) -> None:
-    """List schedules with their next time and last result.
+    """List schedules with their next run and last result.
 
     Example: reshard schedule list
     """

@@ -40,7 +40,7 @@ def up(
 ) -> None:
     """Start broker, worker, control and web page on this machine.
 
-    Processes that are already running are left alone. The web page needs the extra `web`.
+    Processes that are already running are left alone. The web page needs the `web` extra.
 
     Example: reshard up
     """

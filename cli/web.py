@@ -38,7 +38,7 @@ def web(
 ) -> None:
     """Serve the web page and the API.
 
-    Needs the extra `web`, and a token from `reshard token` or a proxy that signs people in.
+    Requires the `web` extra, and a token from `reshard token` or a proxy that signs users in.
 
     Example: reshard web --port 8474
     """

@@ -179,7 +179,7 @@ class BadCredentials(AccessError, code="access.credentials", blames_worker=True)
     message = "{file}: {why}"
     hint = "each [[credential]] needs an endpoint, and either `env` (the name of a variable) or `file` (a path)"
 class CredentialUnknown(AccessError, code="access.credential_unknown", blames_worker=True):
-    message = "RESHARD_CREDENTIALS on the machine that copies has no credential {name} (it has {known})"
+    message = "RESHARD_CREDENTIALS on the worker has no credential {name} (available: {known})"
     hint = 'use one of those, or ask the operator to add a [[credential]] with `name = "{name}"`'
 class CredentialScope(AccessError, code="access.credential_scope"):
     message = "credential {name} does not cover {use} access to {namespace} on {endpoint}; it covers {serves}"
@@ -197,8 +197,8 @@ class ApiTokenRefused(AccessError, code="access.api_token"):
     message = "{url} {why}"
     hint = "ask its operator for a token (`reshard token NAME --act`), and set RESHARD_API_TOKEN"
 class CrossSite(AccessError, code="access.cross_site"):
-    message = "the request came from a page of another site"
-    hint = "open the page of this service, and send it from there"
+    message = "the request came from another site"
+    hint = "open this service's web page and send the request from there"
 class HookRefused(AccessError, code="access.hook"):
     message = "the webhook's secret is missing or wrong"
-    hint = "set the secret of the Hub's webhook to the value of RESHARD_WEB_HOOK_SECRET"
+    hint = "on the Hub, set the webhook's secret to the value of RESHARD_WEB_HOOK_SECRET"

@@ -32,7 +32,7 @@ class KeptOriginal(TargetError, code="target.kept_original"):
     message = "{kept} is the only copy of the original of {target} in {what}, and this run would delete it"
     hint = "move it to keep it; to delete it, {replace}"
 class TargetFull(TargetError, code="target.disk"):
-    message = "not enough disk space next to {path}: {needed} needed, {free} free"
+    message = "not enough disk space for {path}: {needed} needed, {free} free"
     hint = "free up space (`.NAME.reshard.last` holds what the last run replaced), or use another disk, then {again}"
 class NothingToRollBack(
     TargetError,
@@ -46,7 +46,7 @@ class ChangedSince(NothingToRollBack, code="target.changed_since"):
     hint = "restore those files (undo a later job with `reshard rollback`), then roll back again"
 class TargetMoved(TargetError, code="target.moved"):
     message = "{target} was moved to {name}, in another namespace"
-    hint = "use {name} as the target; your token needs write access, and the operator has to allow it"
+    hint = "use {name} as the target; your token needs write access there, and the operator must allow that namespace"
 class TargetNotFound(TargetError, code="target.not_found"):
     message = "repository not found on {endpoint}: {repo}"
     hint = "a pull request needs an existing repository: ask its owner to create it, or publish without --pr"
@@ -130,7 +130,7 @@ class BrokerUnsupported(QueueError, code="queue.unsupported_broker"):
     hint = "set RESHARD_BROKER_URL to a standalone Redis or Valkey: no cluster, no Sentinel, no replica"
 class ApiUnavailable(QueueError, code="queue.api_unavailable", retryable=True):
     message = "{url} does not answer: {why}"
-    hint = "check RESHARD_API_URL and the network; jobs continue meanwhile"
+    hint = "check RESHARD_API_URL and the network; jobs keep running in the meantime"
 class ApiUntrusted(QueueError, code="queue.api_untrusted"):
     message = "no secure connection to {url}: {why}"
     hint = "check RESHARD_API_URL; for a certificate authority of your own, set SSL_CERT_FILE to its certificate"
