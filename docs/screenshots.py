@@ -29,7 +29,7 @@ from tests.web.browser import MISSING, Browser, browsing, installed
 from tests.web.conftest import start
 
 GUIDES = Path(__file__).parent / "guides"
-WIDE, PHONE, TALL = 1180, 360, 1150  # pixels
+WIDE, PHONE, TALL, TALLER = 1180, 360, 1150, 1550  # pixels
 CATALOG = "name: nightly-mirror\ndefaults: {to: 'you/{name}-10kB', size: 10kB}\nentries:\n"
 MODELS = ("bert-base", "bert-large", "gpt-small", "gpt-medium", "llama-tiny", "mistral-tiny", "qwen-tiny", "t5-small")
 ENTRIES = CATALOG + "".join(f"- repo: them/{name}\n" for name in (*MODELS, "phi-gated"))
@@ -92,8 +92,8 @@ def _take(browser: Browser, store: JobStore, token: str) -> None:
     Fleet(store).limit({"bandwidth": "500kB/s"})  # slow enough to be seen
     browser.press("Submit")
     job = browser.chrome.current_url
-    _await(lambda: browser.text("#files").count("sealed") >= 2)
-    browser.picture(GUIDES / "page-job.png", TALL)
+    _await(lambda: "left" in browser.text("#files"))
+    browser.picture(GUIDES / "page-job.png", TALLER)
     browser.open("/")
     _await(lambda: browser.text("#workers li b").endswith("/s"))
     browser.picture(GUIDES / "page-overview.png", TALL)
