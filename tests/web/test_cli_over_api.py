@@ -397,7 +397,7 @@ def test_a_watch_outlives_a_restart_of_the_service(
             try:
                 wait_for_line(watching.stderr, "copying")
                 service.kill()
-                wait_for_line(watching.stderr, "the API does not answer (")
+                wait_for_line(watching.stderr, "the API is not responding (")
                 start(machine, tmp_path / "tokens", port)
                 store.cancel(job)
                 assert f"error[job.cancelled]: job {job} was cancelled\n" in watching.stderr.read()

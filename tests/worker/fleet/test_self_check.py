@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -241,7 +242,7 @@ def test_workers_at_fault_rest_fail_no_job_and_come_back(site: Site, tmp_path: P
     jobs = [site.submit(f"out{i}") for i in range(6)]
     wait_for(lambda: fault(site, faulty), "its rest", 60)
     said = site.machine.run("fleet", "status").stdout
-    assert said.count("resting") == 1 and "the temporary folder" in said
+    assert len(re.findall(r"  paused itself  ", said)) == 1 and "the temporary folder" in said
     ended = [site.ended(job, 120) for job in jobs]
     assert {job.state for job in ended} == {JobState.done}, [job.error for job in ended if job.error]
     (tmp_path / "spoilt").unlink()
