@@ -86,7 +86,7 @@ def test_what_a_reshard_refuses_is_told_with_its_reason(model: Path) -> None:
     found = health(model)
     assert isinstance(found.refusals.always, BadIndex)
     assert "refers to a missing file" in found.symptoms[0].text
-    assert "`reshard run` refuses it" in found.symptoms[0].cure
+    assert "`reshard run` would fail" in found.symptoms[0].cure
 
 
 def test_pickles_are_told_and_duplicates_in_other_formats(tmp_path: Path) -> None:

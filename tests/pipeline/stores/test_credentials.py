@@ -185,7 +185,7 @@ def test_a_named_token_that_is_not_there_is_replaced_by_no_other(
         ("[[credential]]\nenv = 'A'\nfile = 'b'", "needs either `env` or `file`"),
         (f"[[credential]]\nenv = 'A'\ntoken = '{SECRET}'", "token: unknown name"),
         ("[[credential]]\nenv = 'A'\nuse = 'both'", "use: must be 'read' or 'write'"),
-        ("[[credential]", "no TOML"),
+        ("[[credential]", "not TOML"),
         (None, "No such file"),
     ],
 )
