@@ -186,7 +186,7 @@ class CredentialScope(AccessError, code="access.credential_scope"):
     hint = "choose a matching credential, or none to have it chosen by namespace"
 class BucketRefused(AccessError, code="access.bucket", blames_worker=True, settings="AWS_*"):
     message = "no permission to read {place}: {why}"
-    hint = "set credentials ({settings}) with list and read permission{where}, then {again}"
+    hint = "set credentials ({settings} variables) with list and read permission{where}, then {again}"
 class SignInNeeded(AccessError, code="access.sign_in"):
     message = "missing or invalid token"
     hint = "create a token with `reshard token NAME`; send it as `Authorization: Bearer TOKEN`, or sign in with it"

@@ -148,5 +148,5 @@ def parse(content: bytes) -> Manifest:
         where = f"{first.where[:100]}: " if first.loc else ""
         raise BadManifest(file=MANIFEST, why=f"{where}{first.why}") from None
     if manifest.manifest != SCHEMA:
-        raise BadManifest(file=MANIFEST, why=f"schema {manifest.manifest} is not supported, only {SCHEMA}")
+        raise BadManifest(file=MANIFEST, why=f"schema {manifest.manifest} is not supported (only {SCHEMA})")
     return manifest

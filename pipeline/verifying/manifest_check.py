@@ -146,9 +146,9 @@ def _commit_findings(manifest: Manifest, sha256: str, described: Publication) ->
     source, made = manifest.source, manifest.made
     pairs = {
         "root": (described.manifest, manifest.root),
-        "source's endpoint": (described.endpoint, source.endpoint),
+        "source endpoint": (described.endpoint, source.endpoint),
         "source": (described.pin.named, source.repo),
-        "source's commit": (described.source_commit, source.commit),
+        "source commit": (described.source_commit, source.commit),
         "plan": (described.plan, made.plan),
         "layout": (described.layout, made.layout),
     }

@@ -172,7 +172,7 @@ def check_index(
         if (path := places.get(written)) is None:
             yield Finding("escape", f"{index_path} refers to {written!r}, outside its folder", index_path)
         elif path not in listing:
-            yield Finding("absent_file", f"{index_path} refers to {written}, which is missing", path)
+            yield Finding("absent_file", f"{index_path} refers to a missing file: {written}", path)
     yield from _check_names(index_path, weight_map, places, headers)
     named = set(places.values())
     for path, effect in _stale(index_path, listing - named):

@@ -71,7 +71,7 @@ def test_a_missing_file_is_found_without_a_source(reshard: Run, cut: Path) -> No
     (cut / "model-00002-of-00004.safetensors").unlink()
     done = reshard("verify", cut)
     assert done.code == 6
-    assert "refers to model-00002-of-00004.safetensors, which is missing" in done.out
+    assert "refers to a missing file: model-00002-of-00004.safetensors" in done.out
 
 
 def test_two_repositories_are_compared_and_their_sha256s_held(

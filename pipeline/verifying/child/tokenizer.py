@@ -12,6 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
+from reshard.pipeline.text import counted
 from reshard.pipeline.verifying.child.model import cleaned
 from reshard.pipeline.verifying.tokenizer_files import tokenizer_files
 
@@ -99,7 +100,7 @@ def _loads_as(tokenizer: Any) -> str:
     how = f"loads as {type(tokenizer).__name__}"
     if _knows_text(tokenizer):
         return how
-    return f"{how}, but has no ids for text: none of its {len(tokenizer.get_vocab())} tokens is a word"
+    return f"{how}, but has no ids for text: none of its {counted(len(tokenizer.get_vocab()), 'token')} is a word"
 
 
 def _knows_text(tokenizer: Any) -> bool:

@@ -72,7 +72,7 @@ def test_what_a_reshard_can_put_right_it_puts_right(model: Path, tmp_path: Path,
     save_file(first, shard)
     (model / "training_args.bin").write_bytes(b"a trainer's")
     told = [symptom.text for symptom in health(model).symptoms]
-    for said in ("total_size", "does not list it", 'no "format"', "PyTorch files"):
+    for said in ("total_size", "does not list it", 'no "format"', "PyTorch file"):
         assert any(said in text for text in told), said
     request = Request(
         source=parse_place(str(model)), target=parse_place(str(tmp_path / "out")), options=Options(size=12_000)
@@ -86,7 +86,7 @@ def test_what_a_reshard_refuses_is_told_with_its_reason(model: Path) -> None:
     found = health(model)
     assert isinstance(found.refusals.always, BadIndex)
     assert "refers to a missing file" in found.symptoms[0].text
-    assert "`reshard run` refuses it" in found.symptoms[0].cure
+    assert "`reshard run` would fail" in found.symptoms[0].cure
 
 
 def test_pickles_are_told_and_duplicates_in_other_formats(tmp_path: Path) -> None:
@@ -122,7 +122,10 @@ def test_many_small_files_are_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("size", "told"),
-    [(250 * GB, "the Hub takes 200,000,000,000"), (60 * GB, "clients without hf_xet download at most 50,000,000,000")],
+    [
+        (250 * GB, "limit is 200,000,000,000"),
+        (60 * GB, "clients without hf_xet can download at most 50,000,000,000"),
+    ],
 )
 def test_a_file_that_the_hub_or_some_clients_do_not_take_is_told(tmp_path: Path, size: int, told: str) -> None:
     save_sparse(tmp_path, iter([("w", "BF16", (size // 20_000, 10_000))]), 1)
@@ -187,7 +190,7 @@ def test_a_class_of_text_needs_more_than_a_processor(model: Path) -> None:
     (model / "preprocessor_config.json").write_text("{}")
     assert texts(model, "tokenizer") == []
     (model / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-    assert texts(model, "tokenizer") == ["there is a processor and no tokenizer, and LlamaForCausalLM takes text"]
+    assert texts(model, "tokenizer") == ["a processor but no tokenizer, and LlamaForCausalLM reads text"]
 
 
 def test_a_config_counts_beside_the_weights_that_it_is_of(model: Path) -> None:

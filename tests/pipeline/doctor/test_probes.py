@@ -97,7 +97,7 @@ def test_every_credential_is_looked_at(namespace: Namespace, tmp_path: Path, mon
     )
     monkeypatch.setenv("RESHARD_CREDENTIALS", str(file))
     said = [probe.says for probe in hubs(Context.from_env())]
-    assert [text.partition(" is ")[0] for text in said] == ["ORG_TOKEN for org, to write", "HF_TOKEN"]
+    assert [text.partition(" (")[0] for text in said] == ["ORG_TOKEN for org, write only", "HF_TOKEN"]
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ def test_a_file_that_the_hub_does_not_take_is_refused_and_a_folder_takes_it(
 def test_a_file_that_clients_without_xet_do_not_download_is_noted() -> None:
     notes = planned_for(ON_HUB, HUB_FILE_MAX, [HTTP], HUB_FILE_MAX).notes
     assert [note.partition(":")[0].split()[0] for note in notes] == ["model.safetensors", "extra.dat"]
-    assert all("clients without hf_xet download at most 50,000,000,000" in note for note in notes)
+    assert all("clients without hf_xet can download at most 50,000,000,000" in note for note in notes)
     assert planned_for(ON_HUB, HTTP, [HTTP - 1000], HTTP).notes == ()
 
 
@@ -339,7 +339,7 @@ def test_a_broken_index_in_the_target_does_not_stop_its_replacement(model: Path)
 def test_drift_is_told_with_the_path_that_somebody_changed(now: StoredFile | None) -> None:
     ours = {"config.json": StoredFile("config.json", 1, oid="old"), "README.md": StoredFile("README.md", 1, oid="old")}
     files = {"README.md": StoredFile("README.md", 9, oid="theirs")} | ({"config.json": now} if now else {})
-    said = "is gone" if now is None else "is another file"
+    said = "was deleted" if now is None else "was replaced"
     assert drift(Before("head", files, {}, ours)) == [f"config.json {said}"]
 
 

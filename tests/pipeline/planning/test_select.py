@@ -65,7 +65,7 @@ def test_the_plan_says_which_floats_stay_because_of_what_they_belong_to() -> Non
     )
     assert select(found, Options(dtype="bfloat16"), {}).notes == (
         "1 tensor is cast from F32 to BF16",
-        "1 F32 tensor is not cast, as part of packed weights",
+        "1 F32 tensor is not cast (part of packed weights)",
         "1 F8_E4M3 tensor is not cast",
     )
 

@@ -77,7 +77,7 @@ def test_a_folder_of_too_many_objects_is_refused(odd: Source, pace: Impatient) -
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
-        ("AWS_ACCESS_KEY_ID", "AKIA\n", "AWS_ACCESS_KEY_ID, which has a line break"),
+        ("AWS_ACCESS_KEY_ID", "AKIA\n", "AWS_ACCESS_KEY_ID has a line break"),
         ("AWS_ENDPOINT_URL", "not a url", "cannot make a request with the region, endpoint"),
     ],
 )
@@ -165,7 +165,7 @@ def test_progress_makes_the_attempts_count_anew(odd: Source, odd_store: OddStore
 
 def test_a_store_that_stays_away_is_an_error_of_its_own(odd: Source, odd_store: OddStore, context: Context) -> None:
     odd_store.faults = [("status", 503)] * ATTEMPTS
-    with pytest.raises(HubError, match=f"s3://odd: answers 503, after {ATTEMPTS} attempts"):
+    with pytest.raises(HubError, match=f"s3://odd: HTTP 503, after {ATTEMPTS} attempts"):
         read(odd, "model.safetensors")
     odd_store.faults = [("status", 429)] * ATTEMPTS
     with pytest.raises(RateLimited):
@@ -196,13 +196,13 @@ def test_a_dead_endpoint_is_given_up_soon_and_told_with_its_own_setting(
         monkeypatch.setenv(name, value)
     with pytest.raises(HubUnreachable) as gone:
         BucketSource.open(Bucket(url=url), pace)
-    assert gone.value.next_step.startswith(f"check the network and {setting}; then ")
+    assert gone.value.next_step.startswith(f"check the network and {setting}, then ")
     assert len(pace.slept) == FIRST_ATTEMPTS - 1 and sum(pace.slept) < 3
 
 
 def test_a_store_that_answers_badly_is_asked_as_often_as_any(odd: Source, odd_store: OddStore, pace: Impatient) -> None:
     odd_store.listing = 503
-    with pytest.raises(HubError, match=f"answers 503, after {ATTEMPTS} attempts"):
+    with pytest.raises(HubError, match=f"HTTP 503, after {ATTEMPTS} attempts"):
         BucketSource.open(Bucket(url="s3://odd"), pace)
 
 
@@ -238,7 +238,7 @@ def test_a_refusal_is_not_tried_again_and_none_of_its_text_is_repeated(
 
 
 def test_nothing_there_is_told_with_the_place(bucket: S3, context: Context) -> None:
-    with pytest.raises(BucketNotFound, match="s3://no-such-bucket/x.*it answers 404, NoSuchBucket"):
+    with pytest.raises(BucketNotFound, match="s3://no-such-bucket/x.*HTTP 404, NoSuchBucket"):
         opened("s3://no-such-bucket/x", context)
     with pytest.raises(BucketNotFound, match=f"{bucket.url}/empty: .*no objects found"):
         opened(f"{bucket.url}/empty", context)
@@ -253,7 +253,7 @@ def test_a_key_that_is_no_path_is_refused(key: str, odd_store: OddStore, context
 
 def test_without_obstore_the_extra_is_named(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(CloudExtraMissing, match="s3://odd is in an object store, and obstore") as missing:
+    with pytest.raises(CloudExtraMissing, match="reading s3://odd requires obstore") as missing:
         opened("s3://odd", context)
     assert to_add("cloud") in missing.value.next_step
 

@@ -134,7 +134,7 @@ def test_a_name_gets_its_own_entries_and_the_one_that_serves(named: Credentials)
     assert token(named.find(DEFAULT_ENDPOINT, "org", "read")) == "team"  # of equal ones the first
     assert token(named.find(DEFAULT_ENDPOINT, "somebody", "read")) == "default"
     assert [known.scope for known in named.references()] == [
-        " (team) for org", " (team) for team, to write", " for org", "",
+        " (team) for org", " (team) for team, write only", " for org", "",
     ]  # fmt: skip
 
 
@@ -152,12 +152,12 @@ def test_a_name_is_good_for_nothing_that_its_entries_do_not_serve(
 ) -> None:
     with pytest.raises(CredentialScope) as refused:
         named.find(endpoint, namespace, use, "team")
-    assert refused.value.facts["serves"] == f"{DEFAULT_ENDPOINT} for org; {DEFAULT_ENDPOINT} for team, to write"
-    assert f"to {use} {namespace} on {endpoint}" in str(refused.value)
+    assert refused.value.facts["serves"] == f"{DEFAULT_ENDPOINT} for org; {DEFAULT_ENDPOINT} for team, write only"
+    assert f"{use} access to {namespace} on {endpoint}" in str(refused.value)
 
 
 def test_a_name_that_is_not_there_names_those_that_are(named: Credentials) -> None:
-    with pytest.raises(CredentialUnknown, match="no credential other .*; it has team$"):
+    with pytest.raises(CredentialUnknown, match=r"no credential other \(it has team\)$"):
         named.find(DEFAULT_ENDPOINT, "org", "read", "other")
     with pytest.raises(CredentialUnknown, match="it has none with a name"):
         Credentials().find(DEFAULT_ENDPOINT, "org", "read", "team")
@@ -175,17 +175,17 @@ def test_a_named_token_that_is_not_there_is_replaced_by_no_other(
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (f"[[credential]]\nenv = 'A'\nname = '{SECRET}'", "[[credential]] 1, name: a credential is given by its name"),
+        (f"[[credential]]\nenv = 'A'\nname = '{SECRET}'", "[[credential]] 1, name: use the name of a credential"),
         ("[[credential]]\nenv = 'A'\n[[credential]]\nenv = 'A'\nname = 'a b'", "[[credential]] 2, name: "),
-        ("[[credentials]]\nenv = 'A'", "credentials: each entry is a table [[credential]]"),
-        (f"[credential]\nenv = '{SECRET}'", "credential: each entry is a table [[credential]]"),
+        ("[[credentials]]\nenv = 'A'", "credentials: only [[credential]] tables are allowed"),
+        (f"[credential]\nenv = '{SECRET}'", "credential: only [[credential]] tables are allowed"),
         (f"credential = ['{SECRET}']", "[[credential]] 1: must be a mapping"),
-        (f"[[credential]]\nenv = 'A'\n[hub]\ntoken = '{SECRET}'", "hub: each entry is a table [[credential]]"),
+        (f"[[credential]]\nenv = 'A'\n[hub]\ntoken = '{SECRET}'", "hub: only [[credential]] tables are allowed"),
         ("[[credential]]\nnamespace = 'x'", "needs either `env` or `file`"),
         ("[[credential]]\nenv = 'A'\nfile = 'b'", "needs either `env` or `file`"),
         (f"[[credential]]\nenv = 'A'\ntoken = '{SECRET}'", "token: unknown name"),
         ("[[credential]]\nenv = 'A'\nuse = 'both'", "use: must be 'read' or 'write'"),
-        ("[[credential]", "no TOML"),
+        ("[[credential]", "not TOML"),
         (None, "No such file"),
     ],
 )
@@ -212,7 +212,7 @@ def test_a_secret_file_that_is_gone_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:8080", "hub.example", "ftp://hub.example", "https://", "http://a:b"])
 def test_an_endpoint_that_is_no_url_is_a_bad_setting(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
-    with pytest.raises(BadSetting, match=f"HF_ENDPOINT={endpoint}: it is not a URL"):
+    with pytest.raises(BadSetting, match=f"HF_ENDPOINT={endpoint}: not a URL"):
         Credentials.from_env()
 
 

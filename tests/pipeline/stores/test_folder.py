@@ -580,10 +580,11 @@ def test_marks_of_another_form_vouch_for_nothing(target: FolderTarget, root: Pat
 def test_a_disk_that_fills_up_while_staging(target: FolderTarget, root: Path) -> None:
     batch = target.sink("t").batch([])
     writer = batch.open("w.safetensors", 1000)
-    with files_of_at_most(100), pytest.raises(DiskFull, match="1.0 kB needed"):
+    with files_of_at_most(100), pytest.raises(DiskFull, match="1.0 kB needed") as refused:
         writer.write(memoryview(bytes(1000)))
         writer.finish()
         batch.seal()
+    assert refused.value.facts["needed"] == 1000
     batch.abort()
     target.discard("t")
     assert beside(root) == [] and contents(root) == OLD

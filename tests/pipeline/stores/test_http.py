@@ -287,7 +287,7 @@ def opened(repo: str, context: Context, revision: str | None = None) -> Source:
 
 
 def test_a_repo_that_is_not_there(context: Context, namespace: Namespace) -> None:
-    with pytest.raises(SourceNotFound, match=r"nobody/nothing: no such model on http://"):
+    with pytest.raises(SourceNotFound, match=r"repository not found on http://.*: nobody/nothing"):
         opened("nobody/nothing", context)
 
 

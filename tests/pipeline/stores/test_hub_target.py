@@ -119,7 +119,7 @@ def test_no_token(context: Context, repo: str, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(TokenMissing) as refused:
         target_at(repo, context).prepare(private=True)
     assert f"writing to {repo}" in str(refused.value)
-    assert "run `hf auth login` or `export HF_TOKEN=...`, then run" in refused.value.next_step
+    assert "run `hf auth login` or set HF_TOKEN, then run" in refused.value.next_step
     refused.value.facts["job"] = "abc123"  # on a worker, which has no one to sign in
     assert "set HF_TOKEN or RESHARD_CREDENTIALS on the worker" in refused.value.next_step
     assert "hf auth login" not in refused.value.next_step
@@ -136,7 +136,7 @@ def test_another_hub_is_given_its_token_by_a_credentials_file(
     with pytest.raises(SourceNotFound) as hidden:
         open_source(parse_place(f"{namespace.endpoint}/{namespace.repo('none')}"), Context.from_env())
     for error in (refused.value, hidden.value):
-        assert "RESHARD_CREDENTIALS (HF_TOKEN is for https://hub.example alone)" in error.next_step
+        assert "RESHARD_CREDENTIALS file (HF_TOKEN is only sent to https://hub.example)" in error.next_step
         assert "hf auth login" not in error.next_step
 
 
@@ -164,7 +164,7 @@ def test_a_token_that_only_reads(
     head = hub.head(repo)
     with pytest.raises(NoWriteAccess) as refused:
         target_at(repo, context).prepare(private=True)
-    make = "the token is read-only: make one with write access"
+    make = "the token is read-only: create one with write access"
     assert refused.value.next_step == f"{make} ({namespace.endpoint}/settings/tokens)"
     assert hub.head(repo) == head
 
@@ -195,7 +195,7 @@ def test_where_a_pull_request_is_refused_none_is_offered(context: Context, hub: 
     hub.fault("POST /api/models/stranger/model/discussions", "status", status=403)
     with pytest.raises(NoWriteAccess) as refused:
         target.request("d1", "Title", "digest d1")
-    assert "an account that can write there" in refused.value.next_step
+    assert "use a token with write access" in refused.value.next_step
     assert "--pr" not in refused.value.next_step
 
 
@@ -216,7 +216,7 @@ def test_an_account_that_cannot_be_reached_leaves_access_unchecked(
 ) -> None:
     hub.fault("GET /api/whoami-v2", "reset")
     may, why = target_at(namespace.repo("new"), context).leave(False)
-    assert may is None and why.startswith(f"{namespace.endpoint} cannot be reached")
+    assert may is None and why.startswith(f"cannot reach {namespace.endpoint}")
 
 
 def test_checking_access_leaves_no_trace(context: Context, repo: str, hub: HubAdmin) -> None:
@@ -241,7 +241,7 @@ def test_a_full_storage(context: Context, repo: str, hub: HubAdmin) -> None:
 def test_a_pull_request_needs_a_repo(context: Context, namespace: Namespace, hub: HubAdmin) -> None:
     target = target_at(namespace.repo("new"), context, pr=True)
     for needs in (target.state, partial(target.prepare, private=True)):
-        with pytest.raises(TargetNotFound, match=f"{namespace.repo('new')} is not on {namespace.endpoint}"):
+        with pytest.raises(TargetNotFound, match=f"not found on {namespace.endpoint}: {namespace.repo('new')}"):
             needs()
     assert calls(hub, "POST") == 0
 
@@ -250,7 +250,7 @@ def test_a_branch_that_went_away_is_a_conflict(context: Context, repo: str, name
     target = target_at(repo, context, branch="gone")
     target.prepare(private=True)
     HfApi(endpoint=namespace.endpoint, token=namespace.token).delete_branch(repo, branch="gone")
-    with pytest.raises(TargetConflict, match="gone is gone"):
+    with pytest.raises(TargetConflict, match="gone no longer exists"):
         target.head()
 
 

@@ -65,8 +65,8 @@ def test_it_gives_up_after_so_many_attempts_in_a_row(
 @pytest.mark.parametrize(
     ("url", "named"),
     [
-        ("https://hub/api/models/a", "https://hub cannot"),
-        ("https://cdn.hub:8443/x?key=secret", "https://cdn.hub:8443 c"),
+        ("https://hub/api/models/a", "cannot reach https://hub: no"),
+        ("https://cdn.hub:8443/x?key=secret", "cannot reach https://cdn.hub:8443: no"),
     ],
 )
 def test_the_host_that_does_not_answer_is_named_and_no_more_of_its_address(
@@ -165,7 +165,7 @@ def test_a_long_wait_is_told_again_and_again(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(pace, "time", clock)
     limiter.slow_down(25)
     limiter.before("api")
-    assert [why for why in told if why] == [f"rate limited, {left} s" for left in (25, 15, 5)]
+    assert [why for why in told if why] == [f"rate limited for {left} s" for left in (25, 15, 5)]
 
 
 @pytest.mark.parametrize(("status", "error"), [(503, HubError), (429, RateLimited)])

@@ -97,7 +97,7 @@ def test_stacks_are_claims_and_a_dtype_or_prefix_is_never_taken_from_the_output(
     go(source, tmp_path / "cast", dtype="bfloat16", strip_prefix="module.")
     found = named(deep(tmp_path / "cast", source), "same tensors")
     assert found.result == "failed", "also where this machine published it"
-    assert "the output's manifest says --dtype bfloat16; --strip-prefix module." in found.reason
+    assert "the output's manifest states --dtype bfloat16; --strip-prefix module." in found.reason
     assert deep(tmp_path / "cast", source, dtype="bfloat16", strip_prefix="module.").result == "passed"
 
 

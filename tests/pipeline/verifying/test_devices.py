@@ -112,7 +112,7 @@ def test_blocks_that_must_stay_whole_do_and_a_class_without_a_list_says_so(
     )
     assert plan.result == "planned"
     assert plan.no_split == ()
-    assert "AlbertModel names no modules that must stay whole" in plan.notes[0]
+    assert "AlbertModel does not list modules to keep on one device" in plan.notes[0]
 
 
 def test_a_tied_head_needs_the_file_of_what_it_is_tied_to(saved: GetSaved, meta_loader: MetaLoader) -> None:

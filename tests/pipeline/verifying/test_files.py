@@ -253,7 +253,7 @@ def test_every_file_of_the_source_is_there_and_has_its_bytes(name: str, pair: tu
         write(folder / name, "as it was")
     assert compared(output, source).result == "passed"
     write(output / name, "as it is!")
-    assert compared(output, source).findings == (f"{name} differs from byte 6 on",)
+    assert compared(output, source).findings == (f"{name} differs starting at byte 6",)
     (output / name).unlink()
     assert compared(output, source).findings == (f"{name} is missing",)
 
@@ -280,7 +280,7 @@ def test_weights_of_the_source_that_a_copy_leaves_out_may_stay_as_they_are(pair:
     assert compared(output, source).result == "passed"
     torch.save({"a": torch.zeros(3)}, output / "pytorch_model.bin")
     (finding,) = compared(output, source).findings
-    assert finding.startswith("pytorch_model.bin differs from byte")
+    assert finding.startswith("pytorch_model.bin differs starting at byte")
 
 
 def test_a_large_file_without_a_hash_is_compared_only_with_every_byte(pair: tuple[Path, Path]) -> None:

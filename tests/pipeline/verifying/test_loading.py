@@ -67,7 +67,7 @@ def test_a_changed_weight_changes_the_output(cut: tuple[Path, Path], tmp_path: P
     save_file(tensors | {"model.norm.weight": tensors["model.norm.weight"] * 2}, path, metadata={"format": "pt"})
     found = look(opened(output), opened(source), meta_loader, tmp_path)
     assert found.result == "failed"
-    assert "another output" in found.findings[0]
+    assert "a different output" in found.findings[0]
     assert look(opened(output), None, meta_loader, tmp_path).result == "passed", "alone it loads and runs"
 
 
@@ -86,9 +86,9 @@ def test_a_model_that_runs_on_made_up_parameters_does_not_pass_alone(
     assert (alone.result, alone.figures["in_no_file"]) == ("inconclusive", 1)
     assert "lm_head.weight" in alone.reason
     same = look(output, opened(tmp_path / "source"), meta_loader, tmp_path)
-    assert (same.result, "in no file of either: 1" in same.reason) == ("passed", True)
+    assert (same.result, "1 parameter is in no file of either" in same.reason) == ("passed", True)
     offloaded = look(output, None, meta_loader, tmp_path, memory=10_000)
-    assert (offloaded.result, "in no file: 1" in offloaded.reason) == ("inconclusive", True), offloaded
+    assert (offloaded.result, "1 parameter in no file" in offloaded.reason) == ("inconclusive", True), offloaded
     lost = look(output, opened(model.folder), meta_loader, tmp_path)
     assert lost.result == "failed" and "lm_head.weight" in lost.findings[0]
 

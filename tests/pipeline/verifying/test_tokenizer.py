@@ -239,7 +239,9 @@ def test_of_a_tokenizer_with_remote_code_the_plain_one_is_compared(tmp_path: Pat
     assert (found.result, SAME in found.reason) == ("inconclusive", True), found
     edit(output / "tokenizer_config.json", lambda content: content.update(model_max_length=7))
     found = look(meta_loader, output, source)
-    assert (found.result, "what tokenizer_config.json says differs: {" in found.findings[0]) == ("failed", True), found
+    assert (found.result, "different content of tokenizer_config.json: {" in found.findings[0]) == ("failed", True), (
+        found
+    )
     shutil.copy(source / "tokenizer_config.json", output)
     (output / "chat_template.jinja").unlink()
     assert look(meta_loader, output, source).result == "failed"
@@ -278,7 +280,7 @@ def test_a_class_that_loads_without_its_vocabulary_is_inconclusive(
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
     found = look(meta_loader, tmp_path / "output")
-    assert (found.result, f"it loads as {name} and gives no ids" in found.reason) == ("inconclusive", True), found
+    assert (found.result, f"it loads as {name}, but has no ids" in found.reason) == ("inconclusive", True), found
     (tmp_path / "output" / "vocab.unread").write_text("a vocabulary that the class does not find")
     found = look(meta_loader, tmp_path / "output", tmp_path / "source")
     assert (found.result, "nothing to compare with" in found.reason) == ("inconclusive", True), found

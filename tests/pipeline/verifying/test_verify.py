@@ -255,7 +255,7 @@ def stale_single(folder: Path, index: Index) -> None:
 
 
 BIN_FAULTS: dict[str, tuple[Callable[[Path, Index], Any], str]] = {
-    "a sum of nothing": (lambda folder, index: index["metadata"].update(total_size=5), "total_size 5, and the tensors"),
+    "a sum of nothing": (lambda folder, index: index["metadata"].update(total_size=5), "total_size 5, but the tensors"),
     "a sum above all": (lambda folder, index: index["metadata"].update(total_size=2517), "1,012 to 2,516 bytes"),
     "a tensor less": (lambda folder, index: index["weight_map"].pop("d"), "d is in pytorch_model-00002-of-00002.bin"),
     "a tensor more": (lambda folder, index: index["weight_map"].update(x=index["weight_map"]["a"]), "no file has it"),
@@ -324,13 +324,13 @@ def test_a_broken_adapter_is_named_once(tmp_path: Path, look: Verify) -> None:
     file = tmp_path / "one" / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:-5])
     ((finding,),) = failed(look(tmp_path / "one")).values()
-    assert finding.startswith("adapter_model.safetensors is ")
+    assert finding.startswith("adapter_model.safetensors has ")
 
 
 def test_files_without_a_tensor_are_named_with_their_place_once(tmp_path: Path, look: Verify) -> None:
     save_single(tmp_path / "none", {})
     ((finding,),) = failed(look(tmp_path / "none")).values()
-    assert finding == f"{tmp_path / 'none'}: no weights that reshard reads; model.safetensors holds no tensor"
+    assert finding == f"{tmp_path / 'none'}: no weights that reshard can read (model.safetensors has no tensors)"
 
 
 # --------------------------------------------------------------------------------------------------- other files
@@ -341,12 +341,10 @@ def test_configs_are_compared_by_what_they_say(two_cuts: tuple[Path, Path], look
     config = json.loads((output / "config.json").read_text())
     (output / "config.json").write_text(json.dumps(config | {"transformers_version": "9.9"}, indent=4))
     others = look(output, source)["other files"]
-    said = 'config.json means the same in other words: transformers_version was not there and is "9.9"'
+    said = 'config.json differs only in form: transformers_version was missing and is "9.9"'
     assert (others.result, others.reason) == ("inconclusive", said)
     (output / "config.json").write_text(json.dumps(config | {"hidden_size": 7}))
-    assert failed(look(output, source))["other files"] == (
-        "config.json says something else: hidden_size was not there and is 7",
-    )
+    assert failed(look(output, source))["other files"] == ("config.json differs: hidden_size was missing and is 7",)
 
 
 def test_code_must_be_the_same_and_the_card_need_not(two_cuts: tuple[Path, Path], look: Verify) -> None:
@@ -356,7 +354,7 @@ def test_code_must_be_the_same_and_the_card_need_not(two_cuts: tuple[Path, Path]
     (output / "README.md").write_text("another text")
     assert look(output, source)["other files"].result == "passed"
     (output / "modeling_own.py").write_text("x = 2\n")
-    assert failed(look(output, source))["other files"] == ("modeling_own.py differs from byte 4 on",)
+    assert failed(look(output, source))["other files"] == ("modeling_own.py differs starting at byte 4",)
     (output / "modeling_own.py").unlink()
     assert failed(look(output, source))["other files"] == ("modeling_own.py is missing",)
 

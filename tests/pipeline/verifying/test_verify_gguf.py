@@ -140,7 +140,9 @@ def test_what_is_carried_may_be_of_a_kind_that_is_not_read_and_is_not_cut_short(
     lora.write_bytes(lora.read_bytes()[:-32])
     assert any("mmproj.gguf" in text for text in failed(look(loader, copied))["index rules"])
     ggufs.save_odd(lora.rename(copied / "odd.gguf"))
-    assert any("odd.gguf" in text and "not read" in text for text in failed(look(loader, copied))["index rules"])
+    assert any(
+        "odd.gguf" in text and "is not supported" in text for text in failed(look(loader, copied))["index rules"]
+    )
 
 
 def test_doctor_has_nothing_to_say_of_an_honest_model(two_cuts: tuple[Path, Path], loader: MetaLoader) -> None:
@@ -161,5 +163,5 @@ def test_doctor_calls_nothing_a_second_copy_that_is_carried(copied: Path, loader
 def test_doctor_names_what_run_refuses(copied: Path, loader: MetaLoader) -> None:
     parts(copied)[1].unlink()
     health = examine(FolderSource.open(Folder(path=str(copied))), loader)
-    assert health.refusals.always is not None and "number 2 of" in str(health.refusals.always)
+    assert health.refusals.always is not None and "file 2 of" in str(health.refusals.always)
     assert any("number 2 of" in symptom.text for symptom in health.symptoms)
