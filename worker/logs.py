@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
+from logging.handlers import QueueHandler
+from typing import Any, cast
 
 from reshard.pipeline.errors import JobNotFound, JobUnreadable
 from reshard.pipeline.request import Request
@@ -50,22 +52,31 @@ class JsonFormatter(logging.Formatter):
         return without_secrets(json.dumps(data, default=str))  # what ``extra`` adds is in no message
 
 
-class _OfTheUnit(logging.Handler):
-    """Keeps what is logged during a unit until it is taken; where that takes long, the oldest lines go."""
+class _OfTheUnit(QueueHandler):
+    """Keeps what is logged during a unit until it is taken; where that takes long, the oldest lines go.
+
+    A record that cannot be formatted it reports as every handler does, and raises nothing.
+    """
 
     def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self.setFormatter(logging.Formatter("%(name)s: %(message)s"))
         self.lines: deque[LogLine] = deque(maxlen=LINES)
+        super().__init__(cast(Any, self.lines))  # no queue of Python's drops the oldest
+        self.setLevel(logging.INFO)
+        self.setFormatter(logging.Formatter("%(name)s: %(message)s"))
 
-    def emit(self, record: logging.LogRecord) -> None:
-        if not _at_work:
-            return
-        unit, worker = str(_at_work["unit"]), str(_at_work["worker"])
+    def prepare(self, record: logging.LogRecord) -> list[LogLine]:
+        at = _at_work.copy()  # which may end meanwhile, in another thread
+        if not at:
+            return []
+        unit, worker, lines = str(at["unit"]), str(at["worker"]), []
         for text in without_secrets(self.format(record)).split("\n"):  # a traceback has several
             text = printable(text)
             text = text if len(text) <= LINE_MAX else f"{text[: LINE_MAX - 1]}…"
-            self.lines.append(LogLine(round(record.created, 3), record.levelname, unit, worker, text))
+            lines.append(LogLine(round(record.created, 3), record.levelname, unit, worker, text))
+        return lines
+
+    def enqueue(self, lines: Any) -> None:
+        self.lines.extend(lines)
 
 
 _of_the_unit = _OfTheUnit()

@@ -72,6 +72,17 @@ def test_what_one_unit_left_is_not_told_of_the_next(logged: logging.Logger) -> N
         assert lines() == []
 
 
+def test_a_line_that_cannot_be_formatted_breaks_no_work(
+    logged: logging.Logger, capfd: pytest.CaptureFixture[str]
+) -> None:
+    logs.configure("text")  # without pytest's own handler, which raises it
+    with at_work(UNIT):
+        logged.info("%d files", "no")
+        logged.info("%d files", 2)
+        assert [line.text.partition(": ")[2] for line in lines()] == ["2 files"]
+    assert "%d files" in capfd.readouterr().err, "it is reported"
+
+
 def test_no_line_lets_anybody_in_or_moves_a_terminal_wherever_it_is_cut(logged: logging.Logger) -> None:
     with at_work(UNIT):
         logged.warning("GET %s as %s", SIGNED, TOKEN)
