@@ -16,7 +16,7 @@ def process_text(process: ProcessNow) -> str:
     """A process by its name, with a worker's state, and since when it runs."""
     text = f"{process.version}, started {dated(process.started)}"
     if process.kind == "worker":
-        state = worker_state(process.draining, process.drained, process.resting)
+        state = worker_state(process, process.drained, process.resting)
         text = f"{state}, {text}, {count(process.concurrency, 'copy')} at once"
     return f"{process.name}: {text}"
 

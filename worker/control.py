@@ -80,7 +80,8 @@ class Control:
         self._keep = settings.keep_days * 86400
         self._ending = threading.Event()
         host, pid = socket.gethostname(), os.getpid()
-        self._self = Process(f"control@{host}:{pid}", "control", version("reshard"), host, pid, 0, time.time(), False)
+        name, release = f"control@{host}:{pid}", version("reshard")
+        self._self = Process(name, "control", release, host, pid, 0, time.time(), False, queues=[])
         self._contained = Contained("control's work on")
         self._readable = False
         self._sent = 0
