@@ -39,6 +39,7 @@ from reshard.worker.followers.outcomes import Outcomes
 from reshard.worker.followers.pushes import Pushes
 from reshard.worker.followers.records import Definition
 from reshard.worker.followers.schedules import Schedules
+from reshard.worker.followers.submissions import Submissions
 from reshard.worker.local import check_installed
 from reshard.worker.queue.events import Follower, Reader, follow, relay
 from reshard.worker.queue.jobs import JobStore, Process, open_redis
@@ -72,6 +73,7 @@ class Control:
         self._schedules = Schedules(store)
         self._catalogs = Cursor(store)
         self._pushes = Pushes(store)
+        self._submissions = Submissions(store)
         followers: tuple[Follower, ...] = (self._catalogs, self._pushes, Outcomes(), Counters(store))
         self._followers = [(f, Reader(store.redis, f.group)) for f in followers]
         self._expander = Expander(self._catalogs, self._expand)
@@ -133,6 +135,7 @@ class Control:
         yield "keys of the queue", self._mend
         yield BELL, lambda: self._leases.hear(listen)
         yield "what clients told", lambda: relay(self._store.redis)
+        yield "submissions", self._submissions.take
         for follower, reader in self._followers:
             yield f"events for {follower.group}", partial(follow, follower, reader, BATCHES)
         if time.monotonic() - self._reconciled >= RECONCILE:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from socket import gethostname
 from threading import Thread
 from typing import Any
@@ -18,7 +21,7 @@ from reshard.worker.local import worker_command
 from reshard.worker.queue.states import JobState
 from tests.hub.fixtures import hub, hub_process, namespace
 from tests.support.procs import Proc, wait_for
-from tests.worker.sites import Site, site
+from tests.worker.sites import SIZE, Site, site
 
 __all__ = ["hub", "hub_process", "namespace", "site"]
 
@@ -212,3 +215,66 @@ def test_workers_answer_neither_inspect_nor_control(site: Site) -> None:
         assert "No nodes replied" in asked.said()
     site.assert_published_once(site.submit())
     assert worker.alive()
+
+
+# ------------------------------------------------------------------------------------------- jobs that others submit
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "celery.md").read_text()
+LISTENER = """
+import json
+import redis
+from celery import signals
+
+heard = redis.Redis.from_url(os.environ["ACME_BROKER_URL"])
+signals.task_postrun.connect(
+    lambda task, args, **_: heard.rpush("acme:heard", json.dumps([task.name, *args])), weak=False
+)
+"""
+
+
+def test_another_celery_app_submits_a_job_and_is_told_of_its_end_though_control_is_killed(site: Site) -> None:
+    """The app is the guide's own, which sends by the user that the guide gives it."""
+    (code,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    (rights,) = re.findall(r"^    user acme on >PASSWORD (.*)$", GUIDE, re.MULTILINE)
+    site.client.execute_command("ACL", "SETUSER", "acme", "on", ">x", *rights.split())
+    (site.machine.folder / "acme.py").write_text(code + LISTENER)
+    of_all = {"ACME_BROKER_URL": site.broker.url}
+    acme = [sys.executable, "-m", "celery", "-A", "acme", "worker", "-c", "1", "-Q", "celery,reshard:callbacks:acme"]
+    site.machine.launch("acme", acme, **of_all)
+    site.machine.worker(concurrency=1)
+
+    def publish(name: str, *asked: tuple[str, object]) -> None:
+        """By key and size."""
+        calls = [f"acme.publish({site.source!r}, {site.space.repo(name)!r}, {size!r}, {key!r})" for key, size in asked]
+        command = [sys.executable, "-c", "\n".join(["import acme", *calls])]
+        as_acme = re.sub("//.*@", "//acme:x@", site.broker.url)
+        sender = site.machine.launch("sender", command, **of_all, RESHARD_BROKER_URL=as_acme)
+        assert sender.wait(60) == 0, sender.said()
+
+    def heard(task: str, number: int) -> list[Any]:
+        def answers() -> list[Any]:
+            texts = [json.loads(text) for text in site.client.lrange("acme:heard", 0, -1)]
+            return [args[0] for name, *args in texts if name == task]
+
+        wait_for(lambda: len(answers()) >= number, f"{number} of {task}", 60)
+        return answers()
+
+    publish("first", ("nightly-7", SIZE))
+    (queued,), (done,) = heard("acme.queued", 1), heard("acme.ended", 1)
+    assert queued == {"id": done["id"], "existed": False}
+    job = site.store.get(done["id"])
+    site.assert_published_once(job.id, "first")
+    assert (done["state"], done["key"]) == ("done", "nightly-7")
+    assert job.published is not None and done["commit"] == job.published["commit"]
+    publish("first", ("nightly-7", SIZE))
+    assert heard("acme.ended", 2)[1:] == [done] and heard("acme.queued", 2)[1:] == [queued | {"existed": True}]
+
+    site.machine.processes[0].kill()
+    publish("second", ("nightly-8", SIZE), ("nightly-8", SIZE), ("nightly-9", "huge"))
+    assert site.client.llen("reshard:submit") == 3
+    control = site.machine.control()
+    refused, ended = heard("acme.ended", 4)[2:]
+    assert (refused["state"], refused["key"], refused["error"]["code"]) == ("refused", "nightly-9", "usage.size")
+    site.assert_published_once(ended["id"], "second")
+    assert len(site.store.recent()) == 2, "one for each key"
+    assert "Traceback" not in control.said()
