@@ -16,7 +16,7 @@ def process_text(process: ProcessNow) -> str:
     """A process by its name, with a worker's state, and since when it runs."""
     text = f"version {process.version}, started {dated(process.started)}"
     if process.kind == "worker":
-        state = state_text(worker_state(process.draining, process.drained, process.resting))
+        state = state_text(worker_state(process, process.drained, process.resting))
         text = f"{state}, up to {count(process.concurrency, 'copy')} at once, {text}"
     return f"{process.name}: {text}"
 

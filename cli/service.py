@@ -13,6 +13,7 @@ from typer import Option
 from reshard.cli.arguments import read_output, takes, value
 from reshard.cli.output import Output, agrees, lines
 from reshard.cli.web import web_settings
+from reshard.pipeline.request import Priority
 
 if TYPE_CHECKING:
     from reshard.worker.local import Page, Service
@@ -151,6 +152,9 @@ def worker(
             metavar="N", min=1, max=64, help="Copies to run at once (default: RESHARD_CONCURRENCY).", show_default=False
         ),
     ] = None,
+    priority: Annotated[
+        Priority | None, Option(help="Take only jobs of this priority (default: both).", show_default=False)
+    ] = None,
     until_idle: Annotated[bool, Option("--until-idle", help="Exit when no jobs are left, for batch systems.")] = False,
     log_format: LogFormat = None,
 ) -> None:
@@ -162,7 +166,7 @@ def worker(
     """
     from reshard.worker import local
 
-    local.become_worker(_settings(log_format), concurrency, until_idle)
+    local.become_worker(_settings(log_format), concurrency, priority, until_idle)
 
 
 def control(log_format: LogFormat = None) -> None:

@@ -107,8 +107,11 @@ class Queue:
         """Why nothing, or no bulk work, is begun now; None when it is."""
         if (paused := self.fleet.paused()) is not None:
             return f"{pause_text(paused)}; resume it with `reshard fleet resume`"
-        processes = self.jobs.processes()
+        alive, queue = self.jobs.processes(), "bulk" if bulk else "interactive"
+        processes = [process for process in alive if process.kind != "worker" or queue in process.queues]
         workers = [process.name for process in processes if process.kind == "worker"]
+        if not workers and len(processes) < len(alive):
+            return f"no worker takes {queue} jobs: {START.format('worker')}"
         drained, resting = self.fleet.all_drained(), self.fleet.resting()
         if workers and drained.issuperset(workers):
             return f"all workers are drained; to undo that, run `reshard fleet undrain {workers[0]}`"
@@ -203,9 +206,10 @@ def _lacking(processes: Sequence[Process], silent: Callable[[], list[Silent]]) -
     return f"no {lacking[0]} is running: {START.format(lacking[0])}" if lacking else None
 
 
-def worker_state(draining: bool, drained: bool, resting: bool) -> str:
-    """``draining``: it says so itself, as it is asked to or ends."""
-    return "drained" if drained else "resting" if resting else "finishing" if draining else "takes work"
+def worker_state(process: Process | records.Process, drained: bool, resting: bool) -> str:
+    """What a worker does, in a word; ``draining`` it says itself, as it is asked to or ends."""
+    takes = f"{process.queues[0]} jobs" if len(process.queues) == 1 else "work"
+    return "drained" if drained else "resting" if resting else "finishing" if process.draining else f"takes {takes}"
 
 
 def state_text(state: str) -> str:

@@ -18,6 +18,7 @@ import redis
 from celery import Celery, bootsteps, signals
 from celery.apps import worker as worker_program
 from celery.exceptions import SecurityWarning
+from celery.utils.nodenames import default_nodename, host_format
 from kombu.entity import Queue
 from kombu.exceptions import OperationalError
 
@@ -34,7 +35,8 @@ from reshard.worker.fleet.heartbeat import announce, withdraw
 from reshard.worker.fleet.self_check import SelfCheck
 from reshard.worker.fleet.usage import measured
 from reshard.worker.queue.jobs import HEALTH_CHECK, JobStore, Process, open_redis
-from reshard.worker.queue.wakes import QUEUES
+from reshard.worker.queue.scripts import PREFIX
+from reshard.worker.queue.wakes import QUEUES, WAKE
 from reshard.worker.settings import HEARTBEAT, PRESUMED_DEAD, settings
 from reshard.worker.temp_dir import ProcessTempDir
 
@@ -46,9 +48,9 @@ log = logging.getLogger(__name__)
 
 guard_logs()
 
-WAKE = "reshard.wake"
 IDLE_LOOK, IDLE_LOOKS = 1.0, 3  # seconds between two looks, and how many in a row find nothing
 DRAIN_LOOK = 1.0  # seconds between two looks whether an operator has this worker drained
+CLASSES = {queue.removeprefix(PREFIX): queue for queue in QUEUES}  # of jobs, as `-Q` may name their queues
 CHILDREN_LOOK = 0.5  # seconds between two looks for children that died
 HEARTBEAT_TIMEOUT = 2.0  # seconds; it is sent from the event loop, which must not stand still for long
 
@@ -80,7 +82,7 @@ app.conf.update(
     task_time_limit=None,
     # A worker takes no more than it works on, so an idle one always finds what there is.
     worker_prefetch_multiplier=1,
-    task_queues=[Queue(name, routing_key=name) for name in QUEUES],
+    task_queues=[Queue(name, alias=alias, routing_key=name) for alias, name in CLASSES.items()],
     task_default_queue=QUEUES[0],
     task_create_missing_queues=False,
     broker_transport_options={
@@ -109,9 +111,9 @@ app.conf.update(
     worker_max_memory_per_child=_memory_limit() // 1024,  # KiB, of its largest
     # Else anybody who reaches the broker could end all workers by one message; `reshard fleet` is the way to stop them.
     worker_enable_remote_control=False,
-    # For Flower and exporters.
+    # For Flower and exporters: what a worker does (``_show`` of steps.py). That a wake was sent says nothing of a job.
     worker_send_task_events=True,
-    task_send_sent_event=True,
+    task_send_sent_event=False,
 )
 
 
@@ -121,6 +123,27 @@ def send(queue: str, job: str) -> None:
         app.send_task(WAKE, (job,), queue=queue, retry=False)
     except (OperationalError, redis.RedisError) as error:
         log.warning("cannot wake a worker for job %s; control will: %s", job, error, extra={"job": job})
+
+
+class Worker(worker_program.Worker):  # type: ignore[misc]  # Celery has no types
+    """What `celery -A reshard.worker.app worker` runs, and `reshard worker` with it."""
+
+    def __init__(self, app: Celery | None = None, hostname: str | None = None, **options: Any) -> None:
+        named = {*(options.get("queues") or ()), *(options.get("exclude_queues") or ())}
+        if unknown := sorted(named - {*QUEUES, *CLASSES}):
+            raise SystemExit(f"error: no queue is called {', '.join(unknown)}; there are {' and '.join(CLASSES)}")
+        if hostname in {None, default_nodename(None)}:  # which two workers of one machine would share
+            hostname = host_format(f"{os.getpid()}@%h")
+        # What workers would tell each other is asked by remote control, or is in Redis.
+        super().__init__(app, hostname, **options | {"without_gossip": True, "without_mingle": True})
+
+
+app.Worker = app.subclass_with_self(Worker)
+
+
+def consumed() -> tuple[str, ...]:
+    """The queues that this worker takes wakes from."""
+    return tuple(app.amqp.queues.consume_from)
 
 
 class BootStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
@@ -140,6 +163,7 @@ class Drained(BootStep):
         self._store = JobStore(open_redis(broker_url(settings()), timeout=HEARTBEAT_TIMEOUT))
         self._fleet = Fleet(self._store)
         self._self_check = SelfCheck(self._fleet, self._name)
+        self._queues = consumed()
         self._idle = False
         self._begun = False
         self._look(worker)  # before anybody is told that it is there
@@ -164,7 +188,7 @@ class Drained(BootStep):
             if idle == self._idle or consumer is None or consumer.task_consumer is None:
                 return
             drain.from_afar(idle)
-            for name in QUEUES:
+            for name in self._queues:
                 (consumer.cancel_task_queue if idle else consumer.add_task_queue)(name)
         except (redis.RedisError, OperationalError) as error:
             log.warning("cannot check whether this worker is drained; the broker is unavailable: %s", error)
@@ -181,8 +205,9 @@ class Heartbeat(BootStep):
     def start(self, worker: Any) -> None:
         host, pid = socket.gethostname(), os.getpid()
         self._process = Process(
-            f"{host}:{pid}", "worker", version("reshard"), host, pid, worker.concurrency, time.time(), False
-        )
+            f"{host}:{pid}", "worker", version("reshard"), host, pid, worker.concurrency, time.time(), False,
+            queues=[name.removeprefix(PREFIX) for name in consumed()],
+        )  # fmt: skip
         self._client = open_redis(broker_url(settings()), timeout=HEARTBEAT_TIMEOUT)
         self._told = float("-inf")
         if (port := settings().health_port) is not None:
@@ -219,6 +244,7 @@ class UntilIdle(BootStep):
 
     def start(self, worker: Any) -> None:
         self._store = JobStore(open_redis(broker_url(settings()), timeout=HEARTBEAT_TIMEOUT))
+        self._queues = consumed()
         self._idle = 0
         self._timer = worker.timer.call_repeatedly(IDLE_LOOK, self._look)
 
@@ -229,7 +255,7 @@ class UntilIdle(BootStep):
 
     def _look(self) -> None:
         try:
-            self._idle = 0 if self._store.left() else self._idle + 1
+            self._idle = 0 if self._store.left(self._queues) else self._idle + 1
         except redis.RedisError as error:
             log.warning("cannot check for remaining work; the broker is unavailable: %s", error)
             return

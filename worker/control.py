@@ -40,6 +40,7 @@ from reshard.worker.followers.pushes import Pushes
 from reshard.worker.followers.records import Definition
 from reshard.worker.followers.schedules import Schedules
 from reshard.worker.followers.spending import Spending
+from reshard.worker.followers.submissions import Submissions
 from reshard.worker.local import check_installed
 from reshard.worker.queue.events import Follower, Reader, follow, relay
 from reshard.worker.queue.jobs import JobStore, Process, open_redis
@@ -73,6 +74,7 @@ class Control:
         self._schedules = Schedules(store)
         self._catalogs = Cursor(store)
         self._pushes = Pushes(store)
+        self._submissions = Submissions(store)
         followers: tuple[Follower, ...] = (
             self._catalogs,
             self._pushes,
@@ -87,7 +89,8 @@ class Control:
         self._keep = settings.keep_days * 86400
         self._ending = threading.Event()
         host, pid = socket.gethostname(), os.getpid()
-        self._self = Process(f"control@{host}:{pid}", "control", version("reshard"), host, pid, 0, time.time(), False)
+        name, release = f"control@{host}:{pid}", version("reshard")
+        self._self = Process(name, "control", release, host, pid, 0, time.time(), False, queues=[])
         self._contained = Contained("control's work on")
         self._readable = False
         self._sent = 0
@@ -139,6 +142,7 @@ class Control:
         yield "keys of the queue", self._mend
         yield BELL, lambda: self._leases.hear(listen)
         yield "what clients told", lambda: relay(self._store.redis)
+        yield "submissions", self._submissions.take
         for follower, reader in self._followers:
             yield f"events for {follower.group}", partial(follow, follower, reader, BATCHES)
         if time.monotonic() - self._reconciled >= RECONCILE:

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from reshard.pipeline.errors import BadSetting, ExtraMissing, NotStarted
+from reshard.pipeline.request import Priority
 from reshard.worker import broker, tracing
 from reshard.worker.daemon import Daemon
 from reshard.worker.fleet.silent import Silent, silent
 from reshard.worker.followers.notices import hooks
 from reshard.worker.queue.jobs import JobStore, without_password
-from reshard.worker.queue.wakes import QUEUES
 from reshard.worker.settings import Settings
 
 LOG_FORMAT = "RESHARD_LOG_FORMAT"
@@ -136,12 +136,11 @@ def check_installed() -> None:
     tracing.check()
 
 
-def worker_command(concurrency: int) -> list[str]:
-    """What `reshard worker` becomes."""
+def worker_command(concurrency: int, *queues: str) -> list[str]:
+    """What `reshard worker` becomes; app.py has the rest, for whoever types it. Without ``queues`` it takes all."""
     return [
         sys.executable, "-m", "celery", "--quiet", "--app", "reshard.worker.app", "worker",
-        "--pool", "prefork", "--concurrency", str(concurrency), "--queues", ",".join(QUEUES),
-        "--hostname", f"{os.getpid()}@%h", "--loglevel", "INFO", "--without-gossip", "--without-mingle",
+        "--concurrency", str(concurrency), *(("--queues", ",".join(queues)) if queues else ()),
     ]  # fmt: skip
 
 
@@ -150,8 +149,10 @@ def control_command() -> list[str]:
     return [sys.executable, "-m", "reshard.worker.control"]
 
 
-def become_worker(settings: Settings, concurrency: int | None = None, until_idle: bool = False) -> NoReturn:
-    """Turn this process into a worker, ``until_idle``: one that ends when no job is left.
+def become_worker(
+    settings: Settings, concurrency: int | None = None, priority: Priority | None = None, until_idle: bool = False
+) -> NoReturn:
+    """Turn this process into a worker of one ``priority``, or of all; ``until_idle``: that ends when no job is left.
 
     Raises NoBroker, and what ``check_server`` does, and ExtraMissing.
     """
@@ -159,7 +160,7 @@ def become_worker(settings: Settings, concurrency: int | None = None, until_idle
     url = broker.broker_url(settings)
     with JobStore.at(url) as store:
         store.check_server()
-    command = worker_command(concurrency or settings.concurrency)
+    command = worker_command(concurrency or settings.concurrency, *([priority] if priority else []))
     if os.getpid() == 1:  # cli/start.py says why; app.py takes it, when the one that handles it here is gone
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     ends = {"RESHARD_UNTIL_IDLE": "1"} if until_idle else {}

@@ -22,6 +22,8 @@ from typing import Any
 
 from celery import Task
 from celery.exceptions import Reject
+from kombu.exceptions import OperationalError
+from redis import RedisError
 
 from reshard.pipeline import reshard as pipeline
 from reshard.pipeline.check import Check
@@ -48,7 +50,7 @@ from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.stores.meter import Meter
 from reshard.pipeline.tensors import Attestation
 from reshard.worker import logs, tracing
-from reshard.worker.app import WAKE, app, send
+from reshard.worker.app import app, send
 from reshard.worker.broker import broker_url
 from reshard.worker.fleet import drain, policy, self_check
 from reshard.worker.fleet.rate_limit import rate_limiters
@@ -59,6 +61,7 @@ from reshard.worker.queue.jobs import JobStore, open_redis
 from reshard.worker.queue.leases import Lease, Leases
 from reshard.worker.queue.scripts import BROKER_UNAVAILABLE
 from reshard.worker.queue.states import JobState
+from reshard.worker.queue.wakes import WAKE
 from reshard.worker.settings import ATTEMPTS_AT_A_BUG, Settings, settings
 
 log = logging.getLogger(__name__)
@@ -75,11 +78,23 @@ def wake(task: Task, job: str) -> None:
             log.warning("cannot claim a job; the broker is unavailable: %s", error)
             return
         if lease is not None:
+            _show(task, lease)
             with tracing.step(lease) as names, logs.at_work({**lease.fields, **names}):
                 work(_leases(), lease, settings(), own())
 
 
 app.task(name=WAKE, bind=True)(wake)
+
+
+def _show(task: Task, lease: Lease) -> None:
+    """Say what this task does, which nobody knew when it was sent: Flower and `celery events` show what came last."""
+    if app.conf.worker_send_task_events:
+        step, job = {"group": "copy"}.get(lease.kind, lease.kind), repr((lease.job,))
+        unit = repr({"unit": lease.unit, "attempt": lease.attempts})
+        try:
+            task.send_event("task-started", retry=False, name=f"{WAKE}[{step}]", args=job, kwargs=unit)
+        except (OperationalError, RedisError) as error:
+            log.warning("cannot tell who watches Celery's events of job %s: %s", lease.job, error)
 
 
 def work(leases: Leases, lease: Lease, settings: Settings, process: OwnProcess) -> None:

@@ -11,6 +11,10 @@ from typing import Any
 
 from kombu.transport import TRANSPORT_ALIASES, redis
 
+from reshard.pipeline.errors import shortened
+from reshard.worker.queue.messages import Message, NotAMessage, envelope
+from reshard.worker.queue.wakes import QUEUES, WAKE
+
 log = logging.getLogger(__name__)
 
 # What reading a message raises that is not JSON, or no message of Celery's.
@@ -45,7 +49,23 @@ class Channel(redis.Channel):
 
 
 class Transport(redis.Transport):
+    """Lets nothing through to a worker but wakes, and of these the job alone.
+
+    Celery would send what a message links to, as any task of any app on this broker, and end a child by its time limit.
+    """
+
     Channel = Channel
+
+    def _deliver(self, message: Any, queue: str) -> None:
+        if queue in QUEUES:
+            found = Message.read(message)
+            if found.task != WAKE:
+                raise NotAMessage(f"it is for the task {shortened(found.task)}")
+            if not (len(found.args) == 1 and isinstance(found.args[0], str)):
+                raise NotAMessage("it does not name a job")
+            message = envelope(queue, WAKE, found.args, {}, found.id)
+        deliver: Any = super()._deliver
+        deliver(message, queue)
 
 
 def use() -> None:

@@ -108,6 +108,7 @@ class Process(Document):
     draining: bool
     memory: Resident
     temporary: OnDisk
+    queues: list[str] = Field(default=["interactive", "bulk"], description="the classes of jobs that a worker takes")
 
 
 class Pause(Document):

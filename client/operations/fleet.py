@@ -67,7 +67,7 @@ def workers(queue: Queue, seen: FleetStatus, claims: dict[str, list[str]]) -> li
     return [
         fleet.WorkerNow.of(
             process,
-            state=worker_state(process.draining, process.name in seen.drained, process.name in seen.resting),
+            state=worker_state(process, process.name in seen.drained, process.name in seen.resting),
             at=claims.get(process.name, []),
         )
         for process in queue.jobs.processes()

@@ -97,6 +97,11 @@ class NoSuchPage(UsageError, code="usage.no_page"):
 class BadBody(UsageError, code="usage.body"):
     message = "{where}: {why}"
     hint = "see /api/v1/openapi.json for the format of this request"
+class KeyReused(UsageError, code="usage.key_reused"):
+    message = "{key} is already the key of job {job}, submitted for another request"
+    hint = "use a different key for each request; the same request with the same key returns the same job"
+
+
 class TargetsCollide(UsageError, code="usage.collision"):
     message = "{source} and {others} have the same target: {target}"
     hint = "give each model its own target, for example with {{owner}} and {{name}} in a template"

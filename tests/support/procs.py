@@ -22,8 +22,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import redis
 
@@ -251,6 +252,18 @@ def answer(port: int, path: str) -> tuple[int, str]:
 
 def kill_this_process() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_this_process_at(command: int) -> None:
+    """SIGKILL before it sends Redis its ``command``-th command from now on, counted from 0."""
+    sent, send = count(), redis.Connection.send_packed_command
+
+    def counted(self: Any, packed: Any, check_health: bool = True) -> None:
+        if next(sent) >= command:
+            kill_this_process()
+        send(self, packed, check_health)
+
+    redis.Connection.send_packed_command = counted  # type: ignore[method-assign]
 
 
 def in_a_process(url: str, work: Callable[[JobStore], None]) -> int:

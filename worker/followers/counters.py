@@ -15,6 +15,7 @@ from math import inf
 import redis
 
 from reshard.worker import tracing
+from reshard.worker.followers import submissions
 from reshard.worker.logs import job_ended
 from reshard.worker.queue.events import TOTALS, Event, Reader
 from reshard.worker.queue.jobs import JobStore
@@ -81,7 +82,7 @@ def by_hour(client: redis.Redis, now: int) -> list[tuple[float, dict[str, int]]]
 
 class Counters:
     """Adds up events, and logs and traces each end of a job: before it is acknowledged, so that none is left out by
-    who dies.
+    who dies. Tells it to the Celery apps that submitted the job as well, once.
     """
 
     group = "counters"
@@ -94,11 +95,14 @@ class Counters:
         self._logged &= {event.id for event in events}
 
         def effect(pipe: Pipeline, left: Sequence[Event]) -> None:
+            sends = [send for event in left if event.kind == "ended" for send in submissions.ended(pipe, event)]
             for event in left:
                 if event.kind == "ended" and event.id not in self._logged:
                     tracing.job_ended(event, job_ended(self._store, event))
                     self._logged.add(event.id)
             pipe.multi()
+            for send in sends:
+                send(pipe)
             for hour, events in groupby(left, lambda event: event.at // HOUR):
                 for name, number in counted(events).items():
                     pipe.hincrby(TOTALS, name, number)

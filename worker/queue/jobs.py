@@ -12,7 +12,7 @@ import json
 import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from urllib.parse import parse_qs
@@ -96,6 +96,7 @@ class Process:
     draining: bool
     memory: int | None = None  # bytes that it and its children have resident; None: not told
     temporary: int | None = None  # bytes of their temporary files
+    queues: list[str] = field(default_factory=lambda: ["interactive", "bulk"], hash=False)  # whose jobs a worker takes
 
 
 @contextmanager
@@ -282,10 +283,12 @@ class JobStore:
         found = at_once(self.redis, lambda pipe: [pipe.zcard(f"{PREFIX}jobs:{state}") for state in JobState])
         return dict(zip(JobState, found, strict=True))
 
-    def left(self) -> int:
-        """How many jobs are not ended, but for those that wait for the window of bulk work."""
+    def left(self, queues: Collection[str] = QUEUES) -> int:
+        """How many jobs of these queues are not ended, but for those that wait for the window of bulk work."""
         found = at_once(self.redis, lambda pipe: [pipe.zcard(f"{PREFIX}jobs:{s}") for s in JobState if not s.ended])
-        return int(sum(found) - self.redis.zcard(f"{PREFIX}held"))
+        others = [f"{queue}:{place}" for queue in QUEUES if queue not in queues for place in ("due", "waked")]
+        of_others = len(self.redis.zunion(others)) if others else 0
+        return int(sum(found) - self.redis.zcard(f"{PREFIX}held") - of_others)
 
     def plan(self, id: str) -> Plan | None:
         """The whole plan; None before it is made, some time after the job is done, and if a newer release made it."""

@@ -43,6 +43,7 @@ from collections.abc import Callable, Mapping
 
 import redis
 
+from reshard.worker.queue.messages import SUBMIT, TAKEN
 from reshard.worker.queue.scripts import PREFIX, Scripts, at_once, job_key, ms, texts
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import RESEND
@@ -50,6 +51,7 @@ from reshard.worker.settings import RESEND
 log = logging.getLogger(__name__)
 
 QUEUES = (f"{PREFIX}interactive", f"{PREFIX}bulk")  # in the order in which workers serve them
+WAKE = "reshard.wake"  # the task that a wake is sent to
 BELL = f"{PREFIX}bell"
 SHARES = f"{PREFIX}shares"  # hash: submitter -> how many jobs of theirs are begun for each one of another's
 PLACES = (f"{PREFIX}held", *(f"{queue}:{place}" for queue in QUEUES for place in ("due", "waked")))  # of wakes.lua
@@ -98,7 +100,8 @@ class Wakes:
         """Remove keys of the queue that a client wrote over; returns whether there were some."""
         found = False
         orders, serves = ([f"{queue}:{what}" for queue in QUEUES] for what in ("order", "serves"))
-        kinds = dict.fromkeys((*PLACES, *orders), b"zset") | dict.fromkeys((*QUEUES, BELL), b"list")
+        kinds = dict.fromkeys((*PLACES, *orders), b"zset")
+        kinds |= dict.fromkeys((*QUEUES, BELL, *SUBMIT, TAKEN), b"list")
         kinds |= dict.fromkeys((f"{PREFIX}pace", f"{PREFIX}seen", SHARES), b"hash")
         kinds |= dict.fromkeys(serves, b"string")
         types = at_once(self.redis, lambda pipe: [pipe.type(key) for key in kinds])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,17 @@ def test_a_worker_that_dies_or_is_drained_is_not_waited_for(store: JobStore) -> 
     Fleet(store).drain("c:3")
     age(store, job, 10)
     assert bad.hand_over(claimed(bad, job, "plan"), DISK.to_dict()) == "alone"
+
+
+def test_a_worker_that_takes_the_other_class_of_jobs_is_not_waited_for(store: JobStore) -> None:
+    announce(store.redis, process("a:1"))
+    announce(store.redis, replace(process("b:2"), queues=["interactive"]))
+    bad, bulk = another(store, "a:1.10"), store.submit(ask("bulk", priority="bulk")).id
+    assert bad.hand_over(claimed(bad, bulk, "plan"), DISK.to_dict()) == "alone"
+    assert bad.hand_over(claimed(bad, store.submit(ask("quick")).id, "plan"), DISK.to_dict()) == "ok"
+    announce(store.redis, replace(process("c:3"), queues=["bulk"]))
+    other = store.submit(ask("other", priority="bulk")).id
+    assert bad.hand_over(claimed(bad, other, "plan"), DISK.to_dict()) == "ok"
 
 
 @pytest.mark.parametrize("error", [DISK, EXPIRED, ImportError("no module named x"), MemoryError(), OSError(28, "full")])

@@ -10,7 +10,6 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-import redis
 
 from reshard.worker.followers.catalogs import LOOKED_AT, SUCCESS, TROUBLE
 from reshard.worker.followers.counters import Counters
@@ -25,7 +24,7 @@ from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import server_ms
 from reshard.worker.queue.states import JobState
-from tests.support.procs import Broker, in_a_process, kill_this_process
+from tests.support.procs import Broker, in_a_process, kill_this_process, kill_this_process_at
 from tests.worker.conftest import Wakes, ask
 from tests.worker.followers.builders import definition, fail, finish, rows
 
@@ -97,15 +96,7 @@ def killed_at_each_command(url: str, numbers: Iterator[int] = count()) -> None: 
     """Each process dies at another of the commands that it sends to Redis: the first, the second, and so on."""
 
     def work(store: JobStore) -> None:
-        last, send = next(numbers) % 60, redis.Connection.send_packed_command
-        sent = count()
-
-        def counted(self: Any, command: Any, check_health: bool = True) -> None:
-            if next(sent) >= last:
-                kill_this_process()
-            send(self, command, check_health)
-
-        redis.Connection.send_packed_command = counted  # type: ignore[method-assign]
+        kill_this_process_at(next(numbers) % 60)
         for follower in all_of(store):
             follow(follower, Reader(store.redis, follower.group, take_over=0))
 

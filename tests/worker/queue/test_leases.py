@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from unittest.mock import ANY
 
 import pytest
@@ -13,6 +14,7 @@ from reshard.pipeline.copying.loop import Moved
 from reshard.pipeline.errors import ObjectLost, SourceNotFound, WrongState
 from reshard.pipeline.limits import COPIES
 from reshard.pipeline.planning.model import SCHEMA, Plan
+from reshard.worker.fleet.heartbeat import announce, withdraw
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Lease, Leases
 from reshard.worker.queue.scripts import job_key, texts
@@ -20,7 +22,7 @@ from reshard.worker.queue.states import JobState
 from reshard.worker.queue.wakes import DUE_AT_ONCE
 from reshard.worker.settings import HAND_BACK, LEASE, RESEND, YIELD_PAUSE
 from tests.support.procs import Broker, wait_for
-from tests.worker.conftest import Wakes, age, another, ask, claimed, copied, copying, planned, receipts
+from tests.worker.conftest import Wakes, age, another, ask, claimed, copied, copying, planned, process, receipts
 
 TROUBLE = SourceNotFound(repo="them/model", endpoint="https://hub").to_dict()
 LOST = ObjectLost(repo="us/model", what="model.safetensors").to_dict()
@@ -628,6 +630,9 @@ def test_one_bulk_copy_at_a_time_gives_way_to_an_interactive_job(store: JobStore
     answers = [leases.renew(lease, 0, progress=True) for lease in copies]
     assert answers == ["yield", "ok", "ok"]
     wait_for(lambda: not store.redis.exists("reshard:yielding"), "the pause's end", YIELD_PAUSE + 1)
+    announce(store.redis, replace(process("x:1"), name="worker-a", queues=["bulk"]))
+    assert leases.renew(copies[1], 0, progress=True) == "ok", "its worker could not take the job that waits"
+    withdraw(store.redis, replace(process("x:1"), name="worker-a"))
     assert leases.renew(copies[1], 0, progress=True) == "yield"
 
 

@@ -9,6 +9,7 @@ if ARGV[6] == '1' then hold(id, name, t, tonumber(ARGV[5])) end
 -- The night's bytes take nothing back: who goes on with a file reads it from its start, and would each night.
 if paused() or (ARGV[8] == '1' and closed(id, '', ARGV[8])) then return { 'yield', '' } end
 if get(id, 'priority') == 'bulk' and redis.call('LLEN', PREFIX .. 'interactive') > 0
+    and not leaves_out(process(unit(id, name, 'worker')), PREFIX .. 'interactive')
     and redis.call('SET', PREFIX .. 'yielding', id, 'NX', 'PX', ARGV[7]) then
   return { 'yield', '' }
 end

@@ -103,13 +103,24 @@ local function no_help(worker, code)
   return fault.code == code or math.abs(now() - fault.since * 1000) > PATIENCE
 end
 
+-- Whether a worker takes no wakes from this queue, as it said when it was alive last; an older release's takes all.
+local function leaves_out(worker, line)
+  local known = redis.call('GET', PREFIX .. 'process:' .. worker)
+  local taken = known and cjson.decode(known).queues
+  if type(taken) ~= 'table' then return false end
+  for _, name in ipairs(taken) do
+    if PREFIX .. name == line then return false end
+  end
+  return true
+end
+
 -- Whether a worker is alive that did not fail the unit with `failure`, is not drained, and may yet do it.
 local function others(id, name, failure)
   local code = failure and cjson.decode(failure).code
   for _, worker in ipairs(redis.call('SMEMBERS', PREFIX .. 'processes')) do
     local known = redis.call('GET', PREFIX .. 'process:' .. worker)
     if known and cjson.decode(known).kind == 'worker' and not drained(worker) and not failed(id, name, worker)
-        and not no_help(worker, code) then
+        and not no_help(worker, code) and not leaves_out(worker, queue(id)) then
       return true
     end
   end
