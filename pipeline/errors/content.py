@@ -21,10 +21,10 @@ class BadLength(CheckpointError, code="checkpoint.length"):
 class BadIndex(CheckpointError, code="checkpoint.index"): ...
 class AbsentFile(BadIndex, code="checkpoint.absent_file"):
     message = "{file} refers to a missing file: {other}"
-    hint = "get it from its author, or skip the index with --exclude (of `reshard run` and `reshard plan`)"
+    hint = "get it from its author, or skip the index with --exclude"
 class AmbiguousWeights(BadIndex, code="checkpoint.ambiguous"):
     message = "{file}: {other} next to it {why}"
-    hint = "remove the outdated one, or skip one of them with --exclude (of `reshard run` and `reshard plan`)"
+    hint = "remove the outdated one, or skip one of them with --exclude"
 class UnsafePath(CheckpointError, code="checkpoint.unsafe_path", why="points outside the repository"):
     message = "{file}: unsafe path {path}: {why}"
     hint = "do not use this checkpoint unless you trust its author"

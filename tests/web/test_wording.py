@@ -68,7 +68,7 @@ def test_each_error_is_a_sentence_of_the_page(kind: type[ReshardError]) -> None:
 def test_the_page_of_an_error_speaks_of_the_page() -> None:
     assert said(NoSuchPage(method="GET", path="/x")) == ("Page not found.", 'Go to <a href="/">the overview</a>.')
     message, hint = said(ScopeMissing(name="ada", what="POST /jobs"))
-    assert message == "ada may read here, and may change nothing."
+    assert message == "ada has read-only access."
     assert hint == f"Ask the operator for a token with it: <code>reshard token ada --act</code>{COPY}"
     assert said(BadBody(where="request.options.size", why="unknown unit"))[0] == "“Largest file”: unknown unit."
 
@@ -137,7 +137,7 @@ def test_pages_of_a_job_name_no_option(site: Site, store: JobStore, tmp_path: Pa
     with signed_in(site) as client:
         pages = [client.get(path).text for path in (f"/jobs/{job}", "/", "/jobs", f"/jobs?code={Oversize.code}")]
         pages += [client.post("/plan", data=typed | more).text for more in ({}, {"oversize": "fail"})]
-    assert pages[0].count("more than “Largest file” 5") == 2 and "gets a file of its own" in pages[4]
+    assert pages[0].count("over “Largest file” 5") == 2 and "gets its own file" in pages[4]
     assert [OPTION.findall(shown(page)) for page in pages] == [[]] * len(pages)
 
 

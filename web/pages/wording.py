@@ -21,17 +21,16 @@ FLAGS = {"--public": "“Visibility” public", "--private": "“Visibility” p
 SENTENCES = {
     "run the same command again": "try again",
     "run the same command with --overwrite": "tick “Overwrite” and try again",
-    "run `hf auth login` or `export HF_TOKEN=...`": "set HF_TOKEN or RESHARD_CREDENTIALS for the service",
+    "run `hf auth login` or set HF_TOKEN": "set HF_TOKEN or RESHARD_CREDENTIALS for the service",
     "see `reshard --help`": "",
-    "^there is no [A-Z]+ /.*": "page not found",
-    "see /api/v1/openapi.json for what there is": "go to `reshard status`",
-    "see /api/v1/openapi.json for what this takes": "correct it and send it again",
-    r"and [A-Z]+ \S+ takes the scope `act`": "and may change nothing",
+    "^not found: [A-Z]+ /.*": "page not found",
+    "see /api/v1/openapi.json for every path": "go to `reshard status`",
+    "see /api/v1/openapi.json for the format of this request": "correct it and send it again",
+    r", and [A-Z]+ \S+ requires the scope `act`": "",
     r"--cron '0 3 \* \* \*' --tz ": "0 3 * * *` in `",
     r"String should match pattern '\^\[a-z0-9\]\S+": "use small letters, digits, dots, - and _, at most 63",
-    "leave the manifest out with --no-manifest": "untick “Manifest”",
-    r"\(--revision, or what follows the @\)": "(what follows the @)",
-    "`reshard run` and `reshard plan` take": "use",
+    "skip the manifest with --no-manifest": "untick “Manifest”",
+    r"\(--revision, or the part after @\)": "(the part after @)",
 }
 ANY = "JOB"  # what hints of a catalog say in place of a job's id, for all that failed alike
 _JOB = f"([0-9a-z]{{10}}|{ANY})"

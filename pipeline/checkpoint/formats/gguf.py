@@ -278,7 +278,7 @@ class _Parser:
 
     def _not_read(self, what: str) -> NotRead:
         set_of_it = re.sub(r"-\d{5}(-of-\d{5}\.gguf)$", r"-*\1", self._file)
-        cure = f"skip it with --exclude {set_of_it!r} (of `reshard run` and `reshard plan`), or convert the model again"
+        cure = f"skip it with --exclude {set_of_it!r}, or convert the model again"
         return NotRead(file=self._file, what=what, cure=cure)
 
 
