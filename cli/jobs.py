@@ -184,7 +184,7 @@ def watch(*, job: Job, verbose: Verbose = False, output: Output) -> None:
 
 @takes(output=read_output)
 def logs(*, job: Job, output: Output) -> None:
-    """Print what workers logged of a job.
+    """Print the log lines of a job's workers.
 
     The last 200 lines of all its workers, without secrets; of a job that is done, for an hour after its end.
 

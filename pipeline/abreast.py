@@ -15,6 +15,7 @@ from typing import TypeVar
 from reshard.pipeline.limits import ABORT_WAIT, COPY_CORES, JOBS_MAX, MEMORY_FLOOR, MEMORY_FLOOR_XET, MEMORY_MORE
 from reshard.pipeline.planning.estimate import needs
 from reshard.pipeline.planning.model import Plan
+from reshard.pipeline.text import counted
 
 T = TypeVar("T")
 
@@ -35,7 +36,7 @@ def jobs_here(plan: Plan, asked: int | None, memory: int, disk: int) -> tuple[in
     jobs = max(1, min(wanted, room[least]))
     if asked is None or jobs == wanted:
         return jobs, ""
-    return jobs, f"copying {jobs} source files at a time instead of {wanted}, limited by {least}"
+    return jobs, f"copying {counted(jobs, 'source file')} at a time instead of {wanted}, limited by {least}"
 
 
 def cores() -> int:

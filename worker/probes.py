@@ -119,7 +119,7 @@ def _processes(
         why = f": {paused.reason}" if paused.reason else ""
         yield Probe("fleet", f"paused by {paused.by}{why}", "jobs are waiting: resume with `reshard fleet resume`")
     elif workers and all(name in drained for name in workers):
-        yield Probe("fleet", "every worker is drained", f"jobs are waiting: `reshard fleet undrain {workers[0]}`")
+        yield Probe("fleet", "all workers are drained", f"jobs are waiting: `reshard fleet undrain {workers[0]}`")
     for kind in ("worker", "control"):
         found = [process for process in processes if process.kind == kind]
         lost = [one for one in silent if one.process.kind == kind]

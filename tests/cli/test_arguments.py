@@ -64,9 +64,12 @@ def test_what_is_no_place_is_refused(place: str) -> None:
         ({"to": "b/model@main"}, "--branch"),
         ({"source": "/folder", "revision": "v1"}, "only repositories have revisions"),
         ({"source": "a/model@v1", "revision": "v2"}, "two revisions"),
-        ({"revision": "v 1"}, "--revision v 1: git knows no such branch"),
-        ({"source": "/folder", "credential": "reader"}, "--credential: /folder is no repository"),
-        ({"credential": "hf_verysecret"}, "--credential: a credential is given by its name"),
+        ({"revision": "v 1"}, "--revision v 1: not a valid branch, tag or commit"),
+        (
+            {"source": "/folder", "credential": "reader"},
+            "--credential: credentials are only for repositories",
+        ),
+        ({"credential": "hf_verysecret"}, "--credential: use the name of a credential"),
     ],
 )
 def test_contradictions_are_refused(typed: dict[str, Any], says: str) -> None:

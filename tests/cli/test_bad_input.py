@@ -155,9 +155,9 @@ ROWS: dict[str, tuple[Spoil, str, int, str, str]] = {
     # what is wrong: (how, code, exit code, a part of the line, a part of the hint)
     "no such repository": (not_there, "source.not_found", 3, "nope", "HF_TOKEN"),
     "no such revision": (typed("--revision", "v9"), "source.no_revision", 3, "v9", "--revision"),
-    "gated": (gated, "source.gated", 3, "gated", "ask for access"),
-    "no write access": (foreign, "access.no_write", 4, "may not write", "--pr"),
-    "a token that only reads": (read_only, "access.no_write", 4, "may not write", "make one with write access ("),
+    "gated": (gated, "source.gated", 3, "gated", "request access"),
+    "no write access": (foreign, "access.no_write", 4, "does not have write access", "--pr"),
+    "a token that only reads": (read_only, "access.no_write", 4, "not have write access", "make one with write access ("),
     "token missing": (lambda s: s.env.pop("HF_TOKEN"), "access.no_token", 4, "no token", "HF_TOKEN"),
     "a bad token": (lambda s: s.env.update(HF_TOKEN="hf_wrong"), "access.bad_token", 4, "token", "HF_TOKEN"),
     "a more visible target": (private_source, "target.more_visible", 7, "is public", "--public"),
@@ -170,22 +170,22 @@ ROWS: dict[str, tuple[Spoil, str, int, str, str]] = {
     "size in two words": (typed("--size", "200", "MB"), "usage.size", 2, "--size 200 MB", "200MB"),
     "size in two words and a rate": (typed("--size=200", "MB/s"), "usage.size", 2, "--size 200 MB/s", "200MB"),
     "weights excluded, but not their index": (
-        typed("--exclude", "*.safetensors"), "usage.exclude", 2, FIRST, "exclude its index as well",
+        typed("--exclude", "*.safetensors"), "usage.exclude", 2, FIRST, "exclude its index too",
     ),
     "all weights excluded": (typed("--exclude", "*.safetensors*"), "usage.exclude", 2, "no weights", "narrow"),
-    "no source": (lambda s: setattr(s, "source", ""), "usage.place", 2, "'': no place is given", "user/repo"),
+    "no source": (lambda s: setattr(s, "source", ""), "usage.place", 2, "'': empty", "user/repo"),
     "smaller than a header": (typed("--size", "90B"), "usage.size_too_small", 2, "90", "bytes"),
     "oversize fail": (
         typed("--size", "1kB", "--oversize", "fail"), "usage.oversize", 2, "layer.0.weight", "--size",
     ),
     "no weights": (
         lambda s: [s.files.pop(p) for p in list(s.files) if "model" in p] and s.files.update({"model.onnx": b"ONNX"}),
-        "source.no_weights", 3, "ONNX", "these files were made from",
+        "source.no_weights", 3, "ONNX", "these files were converted from",
     ),
     "an adapter alone": (
         lambda s: [s.files.pop(p) for p in list(s.files) if "model" in p]
         and s.files.update({"adapter_model.safetensors": b"", "adapter_config.json": b"{}"}),
-        "source.no_weights", 3, "adapter_model.safetensors", "merged into its base model",
+        "source.no_weights", 3, "adapter_model.safetensors", "merge it into its base model",
     ),
     "a dataset": (lambda s: setattr(s, "source", "datasets/a/b"), "usage.place", 2, "not a model", "only models"),
     "a name without its owner": (
@@ -199,10 +199,10 @@ ROWS: dict[str, tuple[Spoil, str, int, str, str]] = {
     "index names a missing file": (lambda s: s.files.pop(FIRST), "checkpoint.absent_file", 5, FIRST, ""),
     "index names a missing tensor": (indexed(ghost=FIRST), "checkpoint.index", 5, "ghost", ""),
     "index path with ..": (
-        indexed(**{"layer.0.bias": "../x.safetensors"}), "checkpoint.unsafe_path", 5, "../x", "who made it",
+        indexed(**{"layer.0.bias": "../x.safetensors"}), "checkpoint.unsafe_path", 5, "../x", "trust its author",
     ),
     "index path absolute": (
-        indexed(**{"layer.0.bias": "/x.safetensors"}), "checkpoint.unsafe_path", 5, "/x", "who made it",
+        indexed(**{"layer.0.bias": "/x.safetensors"}), "checkpoint.unsafe_path", 5, "/x", "trust its author",
     ),
     "file too short": (lambda s: s.files.update({FIRST: s.files[FIRST][:-1]}), "checkpoint.length", 5, FIRST, ""),
     "file too long": (lambda s: s.files.update({FIRST: s.files[FIRST] + b"x"}), "checkpoint.length", 5, FIRST, ""),
@@ -219,7 +219,7 @@ ROWS: dict[str, tuple[Spoil, str, int, str, str]] = {
         "checkpoint.header", 5, "100,000,000,000", "",
     ),
     "bytes that do not match their sha256": (flipped, "proof.source_corrupt", 6, FIRST, "nothing was published"),
-    "disk full": (disk_full, "resource.disk", 8, "no room", "the same command"),
+    "disk full": (disk_full, "resource.disk", 8, "not enough disk space", "the same command"),
     "Hub unreachable": (unreachable, "hub.unreachable", 9, "127.0.0.1:9", "HF_ENDPOINT"),
     "a target that is a file": (into_a_file, "access.folder", 4, "it is a file", "a name that does not exist yet"),
     "a target below a file": (below_a_file, "access.folder", 4, "it is a file", "a name that does not exist yet"),
@@ -330,6 +330,6 @@ def test_a_plan_without_a_target_needs_no_leave_to_write(scene: Scene, reshard: 
 def test_a_temporary_folder_that_is_not_there_is_named(reshard: Run, model: Path, command: tuple[str, ...]) -> None:
     (model / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
     done = reshard(command[0], model, *command[1:], env={"RESHARD_TMPDIR": "/nowhere"})
-    said = "error[resource.tmpdir]: the temporary folder /nowhere cannot be used: No such file"
+    said = "error[resource.tmpdir]: cannot use the temporary folder /nowhere: No such file"
     assert done.code == 8 and said in done.err
     assert "Traceback" not in done.err and "internal" not in done.err

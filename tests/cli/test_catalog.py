@@ -55,7 +55,7 @@ def test_check_says_what_can_be_done_and_queues_nothing(reshard: Run, namespace:
     assert reads.code == 0
     assert (
         f"HF_TOKEN ({namespace.name}) cannot write to {namespace.name} on {namespace.endpoint}:"
-        f" {namespace.repo('one-cut')} and 2 more; control and workers may have another token\n"
+        f" {namespace.repo('one-cut')} and 2 more (control and workers may use another token)\n"
     ) in reads.out
     none = reshard("catalog", "check", file, env={"HF_ENDPOINT": namespace.endpoint}).out
     assert f"no token to write to {namespace.name} on {namespace.endpoint}: " in none
@@ -180,17 +180,17 @@ def test_a_schedule_submits_a_catalog_or_a_request_but_not_both(queue: Queue, tm
     add = ("schedule", "add", "nightly", "--cron", "0 3 * * *")
     for wrong, says in (
         ((), "[usage]: nothing to submit: give SRC and --to, or --catalog FILE"),
-        (("a/b",), "[usage.no_target]: --to is missing"),
+        (("a/b",), "[usage.no_target]: --to is required"),
         (("--size", "1MB"), "[usage]: SRC and --to are missing"),
         (
             ("a/b", "--to", "c/d", "--catalog", file),
-            "[usage]: --catalog says all that is submitted: leave out SRC, --to",
+            "[usage]: --catalog FILE defines the whole submission; remove SRC, --to",
         ),
         (
             ("--catalog", file, "--size", "1MB", "--pr"),
-            "[usage]: --catalog says all that is submitted: leave out --size, --pr",
+            "[usage]: --catalog FILE defines the whole submission; remove --size, --pr",
         ),
-        (("a/b", "--to", "c/d", "--at-once", "2"), "[usage]: --at-once: only a catalog has this"),
+        (("a/b", "--to", "c/d", "--at-once", "2"), "[usage]: --at-once: only for catalogs"),
     ):
         refused = queue(*add, *wrong)
         assert (refused.code, refused.err.startswith(f"error{says}")) == (2, True), refused.err

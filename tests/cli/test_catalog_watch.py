@@ -89,7 +89,7 @@ def test_when_it_was_ended_before_its_models_the_exit_code_is_10(
     state, left = {"pause": ("paused", 2), "cancel": ("cancelled", 3), "stop": ("stopped", 3)}[end]
     done = watched("watch", "mirror")
     assert done.code == 10
-    why = f"{'more than 0 failed; ' if end == 'stop' else ''}{left} of 3 models are not done"
+    why = f"{'more than 0 models failed; ' if end == 'stop' else ''}{left} of 3 models are not done"
     assert f"error[queue.catalog_state]: catalog mirror is {state}: {why}" in done.err.splitlines()
 
 

@@ -18,7 +18,7 @@ def test_an_installation_without_a_queue_is_fit_for_run(reshard: Run, namespace:
     env = {"HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": namespace.token}
     done = reshard("doctor", env=env)
     assert done.code == 0, done.err
-    assert f"writes to {namespace.name}" in done.out
+    assert f"can write: {namespace.name}" in done.out
     assert "`reshard up` starts one" in done.out
     (facts,) = reshard("doctor", "--json", env=env).documents
     assert facts["state"] == "warning"
@@ -35,7 +35,7 @@ def test_trouble_ends_with_the_code_that_a_job_would_end_with(reshard: Run, name
 def test_a_repository_is_looked_over(reshard: Run, model: Path) -> None:
     done = reshard("doctor", model)
     assert done.code == 0, done.err
-    assert "other formats: 12 bytes in PyTorch files (1)" in done.out
+    assert "other formats: 12 bytes in 1 PyTorch file" in done.out
     assert "-> resharding skips it" in done.out
     (model / "model.safetensors").write_bytes(b"short")
     assert reshard("doctor", model, "--quiet").code == 5

@@ -34,7 +34,7 @@ def test_an_error_is_a_line_and_a_hint(capsys: pytest.CaptureFixture[str]) -> No
     assert out == ""
     first, second = err.splitlines()
     assert first == "error[usage.size]: --size 5G: unknown unit 'G'"
-    assert second.startswith("hint: give bytes with a unit")
+    assert second.startswith("hint: use a number and a unit")
 
 
 def test_with_json_an_error_is_a_document_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,7 +58,7 @@ def test_a_folder_here_that_no_repository_can_be_called_is_pointed_at(reshard: R
     done = reshard("plan", typed)
     assert done.code == 2
     assert done.err.startswith("error[usage.place]: ")
-    assert done.err.endswith(f"; for the folder of that name, type ./{typed}\n")
+    assert done.err.endswith(f"; for the folder of that name, use ./{typed}\n")
 
 
 @pytest.mark.parametrize("typed", ["mine/model/", "gpt2", "mine/" + "x" * 300])

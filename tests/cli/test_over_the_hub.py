@@ -27,18 +27,18 @@ def test_a_run_tells_what_the_hub_makes_it_wait_for(
     slow: dict[str, Any] = {"status": 429, "headers": {"Retry-After": "1"}, "times": 1}
     namespace.admin.fault("GET /api/models/.*", "status", **slow)
     done = reshard("run", source, "--to", namespace.repo("limited"), env=env)
-    assert (done.code, "waiting: rate limited, 1 s" in done.err.splitlines()) == (0, True), done.err
+    assert (done.code, "waiting: rate limited for 1 s" in done.err.splitlines()) == (0, True), done.err
     namespace.admin.fault("POST .*/commit/", "status", **slow)
     done = reshard("run", model, "--to", namespace.repo("again"), "--json", env=env)
     waits = [document["waits"] for document in done.documents if document.keys() == {"waits"}]
-    assert (done.code, waits) == (0, ["rate limited, 1 s", None]), done.err
+    assert (done.code, waits) == (0, ["rate limited for 1 s", None]), done.err
 
 
 def test_a_plan_tells_what_the_hub_makes_it_wait_for(reshard: Run, namespace: Namespace, source: str) -> None:
     env = {"HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": namespace.token}
     namespace.admin.fault("GET /api/models/.*", "status", status=429, headers={"Retry-After": "1"}, times=1)
     done = reshard("plan", source, env=env)
-    assert (done.code, "waiting: rate limited, 1 s" in done.err.splitlines()) == (0, True), done.err
+    assert (done.code, "waiting: rate limited for 1 s" in done.err.splitlines()) == (0, True), done.err
 
 
 def test_a_plan_without_room_for_shards_that_wait_is_shown_and_ends_as_a_run_would(
@@ -49,7 +49,7 @@ def test_a_plan_without_room_for_shards_that_wait_is_shown_and_ends_as_a_run_wou
     namespace.admin.create_repo(target)
     done = reshard("plan", model, "--to", target, "--transport", "http", env=env)
     assert (done.code, "error[resource.disk]: " in done.err) == (8, True), done.err
-    assert "and 1,000 are free in " in done.out
+    assert "(1.0 kB free)" in done.out
 
 
 @pytest.mark.parametrize(("transport", "most"), [("xet", 2 * 4 * SEAM), ("http", ROWS * 1.1 * MB)])

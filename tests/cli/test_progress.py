@@ -223,7 +223,7 @@ PHASES = ["planning", "copying", "checking the model", "publishing", "reading ba
 def test_a_terminal_gets_a_plan_that_fits_it_and_a_bar_for_each_phase_in_its_order(model: Path, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     command = [Path(sys.executable).parent / "reshard", "run", model, "--to", tmp_path / "out", "--size", "600B"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, env=os.environ | {"COLUMNS": "80"}) as run:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, env=os.environ | {"COLUMNS": "60"}) as run:
         os.close(theirs)
         seen = b"".join(iter(lambda: read(ours), b"")).decode()
     os.close(ours)

@@ -77,7 +77,7 @@ def test_a_broker_that_wants_another_password_says_so_at_once(reshard: Run, url:
     done = reshard(*command, env={"RESHARD_BROKER_URL": place.replace("redis://", "redis://:secret@")})
     assert done.code == 10
     error, hint = done.err.splitlines()
-    assert error.startswith(f"error[queue.refused]: the broker at {place} refuses: ")
+    assert error.startswith(f"error[queue.refused]: the broker at {place} denied access: ")
     assert "RESHARD_BROKER_URL" in hint and "secret" not in done.err
 
 
@@ -247,7 +247,7 @@ def test_jobs_that_ended_are_deleted_by_id_and_others_refused_with_all_beside_th
     assert queue("status", ended, "-q").out == "cancelled\n"
     assert queue("delete", ended[:8], ended).out == f"Deleted 1 job: {ended}\n"
     for command in (["status"], ["retry"], ["rollback"], ["watch"], ["delete"]):
-        assert queue(*command, ended).err.splitlines()[0] == f"error[job.not_found]: no job {ended}"
+        assert queue(*command, ended).err.splitlines()[0] == f"error[job.not_found]: job not found: {ended}"
     assert ended not in queue("list", "--all", "-q").out
     (again,) = queue("submit", "a/model", "--to", "b/gone", "--json").documents
     assert not again["existed"] and again["id"] != ended
@@ -394,7 +394,7 @@ def test_a_job_that_a_catalog_has_not_noted_yet_is_kept(queue: Queue, url: str, 
 def test_a_job_that_nobody_knows_is_one_line(queue: Queue) -> None:
     done = queue("watch", "nobody")
     assert done.code == 11
-    assert done.err.splitlines()[0] == "error[job.not_found]: no job nobody"
+    assert done.err.splitlines()[0] == "error[job.not_found]: job not found: nobody"
 
 
 def test_the_service_is_shown_with_who_is_missing(queue: Queue, url: str) -> None:

@@ -107,8 +107,8 @@ def test_a_folder_is_compared_with_a_repository(reshard: Run, bare: Path, cut: P
 @pytest.mark.parametrize(
     ("typed", "named"),
     [
-        (["--max-memory", "cpu=1GB"], "need --load"),
-        (["--loader", "accelerate"], "need --load"),
+        (["--max-memory", "cpu=1GB"], "require --load"),
+        (["--loader", "accelerate"], "require --load"),
         (["--load", "--memory", "much"], "--memory much"),
         (["--load", "--device-map", "nowhere.json"], "--device-map nowhere.json"),
         (["--load", "--device-map", "x", "--max-memory", "cpu=1GB"], "cannot be used together"),
@@ -154,7 +154,7 @@ def test_a_model_on_made_up_parameters_is_inconclusive_and_the_last_line_says_so
     assert done.out.splitlines()[-1].endswith(
         ": inconclusive (2 inconclusive, of 3 checks); bytes not compared (use --deep)"
     )
-    assert "in no file: 1, such as lm_head.weight" in done.out
+    assert "1 parameter in no file, such as lm_head.weight" in done.out
     assert "blocks on disk: 1" in done.out
     assert Path((tmp_path / "site" / "seen").read_text()).parent == tmp_path / "room", "what it offloads lies there"
 

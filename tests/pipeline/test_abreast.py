@@ -82,7 +82,7 @@ def test_how_many_are_copied_at_a_time(
     plan = draft(request, source, target)
     here, note = jobs_here(replace(plan, transports=transports or plan.transports), asked_for, memory, disk)
     assert here == jobs and bool(note) is bool(short)
-    assert not note or note.endswith(f": {jobs}, not {min(asked_for or 0, 4)}; {short} has no room for more")
+    assert not note or note.endswith(f"at a time instead of {min(asked_for or 0, 4)}, limited by {short}")
 
 
 def test_a_run_copies_no_more_at_a_time_than_fit_its_memory(
@@ -92,7 +92,7 @@ def test_a_run_copies_no_more_at_a_time_than_fit_its_memory(
     threads, notes = set[str](), list[str]()
     watcher = Watcher(moved=lambda count: threads.add(threading.current_thread().name), noted=notes.append)
     run(asked(model, tmp_path / "out", size=SIZE), context, watcher, meta_loader, 4)
-    assert notes == ["source files copied at a time: 3, not 4; RESHARD_MEMORY_LIMIT has no room for more"]
+    assert notes == ["copying 3 source files at a time instead of 4, limited by RESHARD_MEMORY_LIMIT"]
     assert "reshard-copy-0" in threads and "reshard-copy-3" not in threads
 
 

@@ -105,11 +105,11 @@ def test_a_plan_needs_no_target_and_is_shown_in_a_line(model: Path) -> None:
     planned = plan(Request.of(model, size="3300B"))
     assert repr(planned) == (
         f"<Plan {planned.digest[:12]} of {planned.pin}: 10 tensors in {len(planned.shards)} files of"
-        f" {sum(shard.size for shard in planned.shards):,} bytes, 0 files carried>"
+        f" {sum(shard.size for shard in planned.shards):,} bytes, 0 files copied unchanged>"
     )
-    with pytest.raises(UsageError, match="^target= is missing") as raised:
+    with pytest.raises(UsageError, match="^target= is required") as raised:
         run(Request.of(model))
-    assert raised.value.code == "usage.no_target" and "`reshard plan` needs none" in raised.value.next_step
+    assert raised.value.code == "usage.no_target" and "`reshard plan` works without a target" in raised.value.next_step
 
 
 def test_the_keywords_of_a_request_are_the_options() -> None:
@@ -144,7 +144,7 @@ def test_errors_name_arguments_and_no_option(model: Path, tmp_path: Path) -> Non
     with pytest.raises(UsageError) as raised:
         run(Request.of(model, tmp_path / "out", size="700B", oversize="fail"))
     told = f"{raised.value} {raised.value.next_step}"
-    assert "more than size=700" in told and "oversize=" in told and "--" not in told
+    assert "over size=700" in told and "oversize=" in told and "--" not in told
     assert "--size" in str(errors.by_code()["usage.oversize"](tensor="a", bytes=1, size=2)), "as commands have them"
     flags = {name for name, field in Options.model_fields.items() if field.annotation is bool}
     assert {text.partition("=")[0] for text in FLAGS.values()} == flags | {"visibility"}

@@ -44,7 +44,7 @@ def test_what_has_no_weights_is_named_by_a_text(tmp_path: Path) -> None:
 
 def test_numbers_in_errors_are_told_with_their_thousands_apart_and_kept_as_they_are() -> None:
     full = DiskFull(path="/scratch", needed=209_715_200, free=1_000)
-    assert str(full) == "no room on /scratch: 209,715,200 bytes needed, 1,000 free"
+    assert str(full) == "not enough disk space on /scratch: 210 MB needed, 1.0 kB free"
     assert kept(full).facts["needed"] == 209_715_200 and str(kept(full)) == str(full)
     tight = Oversize(tensor="w", bytes=5_000_000, size=2_000)
     assert tight.next_step.startswith("raise --size above 5,000,000 bytes, ")

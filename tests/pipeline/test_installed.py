@@ -108,7 +108,7 @@ def test_a_password_in_its_url_is_told_to_nobody(secret: str, vcs: dict[str, str
 def test_a_signature_in_its_url_is_told_to_nobody(secret: str, environment: Path) -> None:
     url = "https://files.example/reshard-0.1.0-py3-none-any.whl"
     record(environment, {"url": f"{url}{secret}", "archive_info": {}})
-    assert to_add("web") == f"{AGAIN} (it is from {url}, shown without credentials)"
+    assert to_add("web") == f"{AGAIN} (installed from {url}, shown without credentials)"
     assert "s3cret" not in ExtraMissing(package="celery").next_step
 
 

@@ -126,7 +126,7 @@ def test_what_appears_while_it_is_planned_is_refused_as_well(
 def test_what_a_run_kept_beside_its_target_is_no_source_for_it(model: Path, tmp_path: Path, go: Run) -> None:
     go(model, model, size=SIZE)
     kept = tmp_path / ".model.reshard.last"
-    with pytest.raises(FoldersNested, match="kept beside .*, so that the run would remove its own source"):
+    with pytest.raises(FoldersNested, match="is a working folder of .*, so the run would remove its own source"):
         go(kept, model, size=SIZE, overwrite=True)
     assert go(kept, tmp_path / "elsewhere", size=SIZE).plan.shards
     assert kept.exists()
@@ -402,7 +402,7 @@ def test_what_a_folder_held_is_brought_back_until_the_next_run(model: Path, othe
     go(model, other, size=SIZE, overwrite=True)
     again = go(model, other, size=2 * SIZE).published.commit
     assert not (other.parent / ".other.reshard.last").exists()
-    with pytest.raises(NothingToRollBack, match="keeps nothing"):
+    with pytest.raises(NothingToRollBack, match="no earlier version was kept"):
         rollback(open_target(parse_place(str(other)), Options(), Context.from_env()), again)
 
 

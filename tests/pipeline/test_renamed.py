@@ -47,7 +47,7 @@ def test_names_change_and_nothing_else(source: Path, tmp_path: Path, go: Run) ->
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
     assert index["weight_map"].keys() == {*NAMES.values()}
     first, second = (note for note in report.plan.notes if note.startswith("--rename"))
-    assert first.endswith(": 4 of 5 names, as h.0.attn.q to model.layers.0.attn.q")
+    assert first.endswith(": 4 of 5 names, for example h.0.attn.q to model.layers.0.attn.q")
     assert "'attn[.]q$' -> 'self_attn.q_proj.weight': 3 of 5 names" in second
     assert "tensors were renamed by rules" in (tmp_path / "out" / "README.md").read_text()
     again = go(source, tmp_path / "out", size=1000, rename=RULES)

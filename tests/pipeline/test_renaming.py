@@ -45,7 +45,7 @@ def test_what_each_rule_did_is_counted_with_its_first_name() -> None:
 
 
 def test_two_names_that_become_one_are_an_error_that_names_both() -> None:
-    with pytest.raises(RenameCollision, match=r"x\.w of two names of unet/model: a\.w and b\.w"):
+    with pytest.raises(RenameCollision, match=r"two tensors of unet/model the name x\.w: a\.w and b\.w"):
         renamed(["a.w", "b.w"], [Rule("^[ab]", "x")], "unet/model")
     assert renamed(["a", "b"], [Rule("^a$", "c"), Rule("^b$", "a"), Rule("^c$", "b")], "m")[0] == {"a": "b", "b": "a"}
 
@@ -53,13 +53,13 @@ def test_two_names_that_become_one_are_an_error_that_names_both() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("- '(?=x)': y", "rule 1: .*invalid perl operator.* RE2"),
+        ("- '(?=x)': y", "rule 1: .*invalid perl operator.*RE2"),
         (r"- '(?P<a>x)\1': y", "rule 1: .*invalid escape sequence"),
         ("- a: b\n- '(b': c", "rule 2: .*missing"),
-        (r"- a: 'b\1'", "no group"),
-        (r"- (a): 'b\2'", "no group"),
-        (r"- (a): 'b\n'", "no group"),
-        (r"- (?P<x>a): '\g<y>'", "no group"),
+        (r"- a: 'b\1'", "is not a group"),
+        (r"- (a): 'b\2'", "is not a group"),
+        (r"- (a): 'b\n'", "is not a group"),
+        (r"- (?P<x>a): '\g<y>'", "is not a group"),
         ("- '': b", "some"),
         (f"- a: {'b' * (RENAME_TEXT_MAX + 1)}", f"{RENAME_TEXT_MAX} characters"),
         (f"- {'b' * (RENAME_TEXT_MAX + 1)}: a", f"{RENAME_TEXT_MAX} characters"),
@@ -107,7 +107,7 @@ def test_no_expression_takes_more_than_linear_time() -> None:
 
 
 def test_rules_end_with_their_processor_time() -> None:
-    with pytest.raises(BadRename, match="processor time"):
+    with pytest.raises(BadRename, match="CPU time"):
         renamed(["a"], [Rule("a", "b")], "model", cpu=-1)
 
 

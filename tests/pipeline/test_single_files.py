@@ -47,7 +47,7 @@ def test_a_program_by_its_name_gets_the_reason_that_a_renamed_one_gets_and_gives
 ) -> None:
     (tmp_path / "m").mkdir()
     torch.jit.script(torch.nn.Linear(2, 2)).save(str(tmp_path / "m" / "model.jit"))
-    with pytest.raises(Unsupported, match=r"model\.jit: a TorchScript program"):
+    with pytest.raises(Unsupported, match=r"cannot convert model\.jit to safetensors: a TorchScript program"):
         go(tmp_path / "m", tmp_path / "out")
     saved(tmp_path / "m" / "other.pth")
     go(tmp_path / "m", tmp_path / "out")
@@ -80,7 +80,7 @@ def test_a_file_that_is_one_of_several_names_the_folder(tmp_path: Path, go: Run)
     folder = tmp_path / "m"
     go(saved(tmp_path / "model.pth"), folder, size=SIZE)
     part = min(folder.glob("model-*.safetensors"))
-    with pytest.raises(PartOfCheckpoint, match="one of the files of a checkpoint, by its name") as error:
+    with pytest.raises(PartOfCheckpoint, match="one file of a checkpoint, according to its name") as error:
         go(part, tmp_path / "out")
     assert error.value.next_step == f"use the folder: {folder}"
     odd = folder / "odd.safetensors"

@@ -265,7 +265,7 @@ def test_a_service_that_is_not_there_is_one_line(reshard: Run, command: tuple[st
 def test_who_may_not_is_told_what_to_set(api: Run, site: Site, store: JobStore, reshard: Run) -> None:
     assert api("list", scope="read").code == 0
     refused = api(*SUBMIT, scope="read")
-    assert refused.code == 4 and refused.err.startswith("error[access.scope]: reader may read here, ")
+    assert refused.code == 4 and refused.err.startswith("error[access.scope]: reader has read-only access, ")
     for token, why in (({}, "requires a token"), ({"RESHARD_API_TOKEN": "rsh_hush"}, "rejected RESHARD_API_TOKEN")):
         for command in (SUBMIT, ("watch", "abcd")):
             done = reshard(*command, env={"RESHARD_API_URL": site.url} | token)

@@ -99,13 +99,13 @@ def test_an_edit_keeps_what_a_form_cannot_say(site: Site, schedules: Schedules) 
     ("sent", "field", "says"),
     [
         ({"cron": "0 3 * *"}, "cron", "“When” '0 3 * *' needs 5 fields, not 4."),
-        ({"tz": "Mars/Base"}, "tz", "“Time zone” 'Mars/Base' is not a time zone that this machine knows."),
+        ({"tz": "Mars/Base"}, "tz", "“Time zone” 'Mars/Base' is not a time zone on this machine."),
         ({"name": "My Own"}, "name", "“Name”: use small letters, digits, dots, - and _, at most 63."),
-        ({"source": ""}, "source", "“Source”: what is to be resharded is missing."),
+        ({"source": ""}, "source", "“Source”: the model is missing."),
         ({"target": "us/b/c"}, "target", "us/b/c: "),
-        ({"size": "5Gb"}, "size", "“Largest file” 5Gb: Gb means bits."),
+        ({"size": "5Gb"}, "size", "“Largest file” 5Gb: Gb means bits, not bytes."),
         ({"rename": "- '(?=a)': b"}, "rename", "“Rename” of the form: rule 1: "),
-        ({"source": "/etc/<b>"}, "source", "/etc/<b> is outside the folders that workers may use"),
+        ({"source": "/etc/<b>"}, "source", "/etc/<b> is outside the folders that workers are allowed to use"),
     ],
 )
 @pytest.mark.parametrize("path", ["/schedules", "/new/schedules"])
@@ -126,7 +126,7 @@ def test_a_name_that_is_taken_is_said_beside_it(site: Site, schedules: Schedules
     schedules.add(nightly())
     with signed_in(site) as client:
         refused = client.post("/schedules", data=SIZED)
-    assert (refused.status_code, *wrong(refused)) == (409, "name", "There is a schedule nightly already.")
+    assert (refused.status_code, *wrong(refused)) == (409, "name", "Schedule nightly already exists.")
 
 
 @pytest.mark.parametrize("path", ["/catalogs", "/new/catalogs", "/schedules", "/new/schedules"])
@@ -153,7 +153,7 @@ def test_a_catalog_is_edited_and_scheduled_from_what_was_submitted(site: Site, s
         again = client.post("/catalogs", data=filled | {"text": CATALOG.replace("\n", "\r\n")})
         assert again.url.path == "/catalogs/mirror", "it is the very same, which is under way"
         busy = client.post("/catalogs", data=filled | {"text": newer})
-        assert "jobs have not all ended" in wrong(busy)[1] and form(busy)["text"] == newer
+        assert "some of its jobs have not ended" in wrong(busy)[1] and form(busy)["text"] == newer
         (schedule,) = re.findall('href="(/new/schedules[^"]+)"', seen)
         filled = form(client.get(schedule)) | {"name": "nightly", "cron": "@daily"}
         assert client.post("/schedules", data=filled).url.path == "/schedules"
@@ -227,12 +227,12 @@ def test_a_catalog_is_tried_before_it_is_submitted(before_a_hub: Site, store: Jo
         assert tried.status_code == 200, tried.text
         rows = re.findall(r'<td class="places">(.*?)</tr>', tried.text)
         told = {row.partition(" ")[0]: re.sub("<[^>]+>", "", row.partition("</td>")[2]) for row in rows}
-        assert told["them/m0"] == "a job1.0 kB" and told["them/m1"].startswith("No such model on ")
+        assert told["them/m0"] == "a job1.0 kB" and told["them/m1"].startswith("Repository not found on ")
         assert "outside the sources that this worker may read (them)" in told["closed/m2"]
         assert "kB" not in told["closed/m2"], "of what is not allowed nothing is told"
         assert form(tried)["text"] == text
         scheduled = client.post("/new/schedules", data={"name": "x", "cron": "@daily", "text": text})
-        assert "Its catalog would be submitted." in scheduled.text and "No such model on " in scheduled.text
+        assert "Its catalog would be submitted." in scheduled.text and "Repository not found on " in scheduled.text
     found = before_a_hub.post("/api/v1/catalogs/check", {"text": text})
     assert (found["models"], found["ready"], found["calls"] > 0) == (3, 1, True)
     assert Cursor(store).names() == [] and Schedules(store).all() == []

@@ -143,9 +143,9 @@ def test_files_and_checks_stay_as_long_as_the_job_and_what_is_gone_says_so(
     assert [one["tensors"] for one in files(site, job)] == [len(shard.entries) for shard in plan.shards]
     assert {one["state"] for one in files(site, job)} == {"sealed"}
     assert "<b>structure</b>" in page and "<b>read back</b>" in page
-    assert "<path" not in page and "The picture was kept for an hour after the end." in page
-    assert "The log was kept for an hour after the end." in page
-    assert "The events were kept for an hour after the end." in page
+    assert "<path" not in page and "The picture was removed an hour after the job ended." in page
+    assert "The log was removed an hour after the job ended." in page
+    assert "The events were removed an hour after the job ended." in page
     with site.client("read") as client:
         assert "its plan is gone" in client.get(f"/api/v1/jobs/{job}/plan").text
     store.delete([job])
@@ -179,10 +179,10 @@ def test_a_job_that_never_had_a_plan_says_so(
     said = {
         "failed": "This job failed before it had a plan.",
         "cancelled": "This job was cancelled before it had a plan.",
-        "found": "This job needed no plan: the target had all of it already.",
+        "found": "This job needed no plan: the target was already up to date.",
     }
-    assert said[how] in page and "for an hour" not in page and 'id="files"' not in page
-    assert "No checks were run." in page and "No worker has logged anything of this job." in page
+    assert said[how] in page and "an hour after" not in page and 'id="files"' not in page
+    assert "No checks were run." in page and "No log lines." in page
     assert files(site, job) == []
     with site.client("read") as client:
         assert "it ended before it had a plan" in client.get(f"/api/v1/jobs/{job}/plan").text
@@ -196,7 +196,7 @@ def test_a_job_that_failed_lists_what_was_not_copied_and_one_that_is_planned_ane
     assert leases.fail(lease, NoWeights(place="them/m", found="").to_dict()) == "ok"
     page = seen(browser, job)
     number = len(plan.groups[0].shards)
-    assert page.count(">sealed</span>") == number
+    assert page.count(">stored</span>") == number
     assert page.count(">not copied</span>") == len(plan.shards) - number
     store.retry(job, anew=True)
     store.cancel(job)
@@ -207,7 +207,7 @@ def test_the_log_is_text_the_newest_last_and_as_the_api_has_it(
     site: Site, store: JobStore, leases: Leases, browser: httpx2.Client
 ) -> None:
     lease = claimed(leases, store.submit(ask()).id, "plan")
-    assert "No worker has logged anything of this job yet." in seen(browser, lease.job)
+    assert "No log lines yet." in seen(browser, lease.job)
     assert leases.log(lease, [line(SCRIPT, level="ERROR"), line("a\x1b[2J\u202eb"), line("last")]) == "ok"
     page = seen(browser, lease.job)
     assert SCRIPT not in page and "&lt;script&gt;" in page and "\x1b" not in page and "\u202e" not in page

@@ -382,7 +382,8 @@ def test_jobs_are_found_by_the_fields_of_a_form_and_failures_by_their_code(
         failed = client.get(html.unescape(link)).text
         assert bad in failed and mine not in failed
         assert (
-            "… has no weights that reshard reads…" in failed and "told" not in client.get("/jobs?code=none.such").text
+            "… has no weights that reshard can read…" in failed
+            and "told" not in client.get("/jobs?code=none.such").text
         )
         for wrong in ({"within": "soon"}, {"state": "lost"}, {"by": "x" * 501}):
             refused = client.get("/jobs", params=wrong)

@@ -178,7 +178,7 @@ def test_one_token_takes_some_of_the_places_and_leaves_the_others(own: Site, sto
             with own.client("read") as client, client.stream("GET", path) as refused:
                 assert refused.status_code == 503
                 error = json.loads(refused.read())["error"]
-            assert error["code"] == "queue.readers" and "open for reader" in error["message"]
+            assert error["code"] == "queue.readers" and "reader" in error["message"]
         stack.enter_context(closing(Reader(own, scope="act")))
         readers[0].close()
         wait_for(lambda: again(own), "a place that is free again")

@@ -161,7 +161,7 @@ def test_a_data_folder_of_another_user_is_a_bad_setting(own: Settings) -> None:
 
 def test_a_daemon_that_ends_at_once_is_reported_with_its_last_words(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path, "thing")
-    with pytest.raises(NotStarted, match="it ended with 3: no luck") as caught:
+    with pytest.raises(NotStarted, match="it exited with 3: no luck") as caught:
         daemon.start(["/bin/sh", "-c", "echo no luck; exit 3"], ready=lambda: False)
     assert "thing.log" in caught.value.next_step
     assert daemon.running() is None

@@ -76,8 +76,8 @@ def test_in_the_second_pass_through_an_hour_its_times_are_over() -> None:
     "cron, tz, said",
     [
         ("0 3 * *", "UTC", "not 4"),
-        ("@reboot", "UTC", "is none of @yearly"),
-        ("@Daily", "UTC", "is none of @yearly"),
+        ("@reboot", "UTC", "is not one of @yearly"),
+        ("@Daily", "UTC", "is not one of @yearly"),
         ("0 0 3 * * *", "UTC", "not 6"),
         ("0 25 * * *", "UTC", "Bad hour"),
         ("0 3 30 2 *", "UTC", "day-of-month"),

@@ -33,7 +33,7 @@ def test_a_fleet_that_begins_nothing_is_a_warning(store: JobStore) -> None:
     fleet.drain("here:1")
     assert fleet_of() == []
     fleet.drain("here:2")
-    assert fleet_of() == ["every worker is drained; jobs wait: `reshard fleet undrain here:1`"]
+    assert fleet_of() == ["all workers are drained; jobs are waiting: `reshard fleet undrain here:1`"]
     assert "here:2, 1, drained" in [probe.says for probe in queue(settings(store.url))]
     fleet.pause("me", "the line is down")
     assert fleet_of() == ["paused by me: the line is down; jobs are waiting: resume with `reshard fleet resume`"]

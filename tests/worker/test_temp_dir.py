@@ -131,7 +131,7 @@ def test_a_worker_without_a_temporary_folder_says_so_in_one_line_and_ends_before
         worker = machine.launch("worker", worker_command(1))
         assert worker.wait(60) == TempDirUnusable.exit_code
     (line,) = worker.said().splitlines()
-    assert f"error[resource.tmpdir]: cannot use the temporary folder {tmp_path / 'file'} cannot be used: " in line
+    assert f"error[resource.tmpdir]: cannot use the temporary folder {tmp_path / 'file'}: " in line
     assert "RESHARD_TMPDIR" in line
 
 

@@ -367,5 +367,5 @@ def _one(name: str, workers: list[str]) -> str:
     found = [worker for worker in workers if name and worker.startswith(name)]
     if len(found) != 1:
         which = "no worker" if not found else "more than one worker"
-        raise WorkerNotFound(which=which, name=name, workers=", ".join(found or workers) or "none")
+        raise WorkerNotFound(which=which, name=name or "''", workers=", ".join(found or workers) or "none")
     return found[0]

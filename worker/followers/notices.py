@@ -30,6 +30,7 @@ import redis
 
 from reshard.pipeline.errors import BadSetting, ExtraMissing, NoticeFailed
 from reshard.pipeline.stores.retry import describe
+from reshard.pipeline.text import counted
 from reshard.worker.queue.events import TOTALS, create_group, forget_jump
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.scripts import BROKER_UNAVAILABLE, PREFIX, Pipeline, decoded, ms
@@ -300,7 +301,7 @@ class Notifier:
         id, fields, attempt = found
         about = f"notice {id}"
         if not fields:
-            log.error("%s: dropped after %s attempts by the %s hook", about, attempt, hook.name)
+            log.error("%s: dropped after %s by the %s hook", about, counted(attempt, "attempt"), hook.name)
             return "dropped"
         about += f", {fields['what']} {fields['name']} {fields['kind']}"
         try:

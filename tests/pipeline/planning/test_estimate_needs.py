@@ -135,7 +135,7 @@ def test_a_folder_without_room_is_refused_before_a_byte_is_written(tmp_path: Pat
     count = shutil.disk_usage(tmp_path).free // 10**11 + 1
     tensors = ((f"layers.{i}.weight", "U8", (10**11,)) for i in range(count))
     save_sparse(tmp_path / "giant", tensors, count)
-    with pytest.raises(TargetFull, match=f"not enough disk space next to {tmp_path}/to/out") as refused:
+    with pytest.raises(TargetFull, match=f"not enough disk space for {tmp_path}/to/out") as refused:
         go(tmp_path / "giant", tmp_path / "to" / "out", size=2 * 10**11)
     assert refused.value.facts["needed"] > refused.value.facts["free"]
     assert not (tmp_path / "to").exists()

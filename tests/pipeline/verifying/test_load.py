@@ -219,7 +219,7 @@ def test_a_load_that_holds_more_memory_than_it_may_is_ended(
     found = load(meta_loader, tmp_path, LoadOptions(memory=memory))
     assert found.result == result, found
     if result == "inconclusive":
-        assert found.reason == "the reload was stopped because it used more than 400.0 MB of memory"
+        assert found.reason == "the reload was stopped because it used more than 400 MB of memory"
 
 
 def test_code_and_adapters_beside_the_weights_are_ignored(

@@ -43,7 +43,7 @@ def wait(pace: SharedRateLimiter) -> int:
     with pytest.MonkeyPatch.context() as patch, suppress(Stopped):
         patch.setattr(pace, "sleep", sleep)
         pace.before("api")
-    return int(told[0].removeprefix("rate limited, ").removesuffix(" s")) if told else 0
+    return int(told[0].removeprefix("rate limited for ").removesuffix(" s")) if told else 0
 
 
 def kept(store: JobStore, kind: str = "") -> str:

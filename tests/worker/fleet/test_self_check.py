@@ -228,8 +228,9 @@ def test_a_resting_worker_is_told_and_forgotten_with_it(store: JobStore, port: i
     fleet.rest("here:1", DISK.to_dict())
     assert set(fleet.resting()) == {"here:1"}
     assert scrape(port).one("reshard_workers_resting") == 1
+    rests = "here:1, 1, paused itself"
     told = {probe.says: probe.warning for probe in queue(Settings(broker_url=store.url)) if probe.name == "worker"}
-    assert "no room on /" in told["here:1, 1, resting"] and "RESHARD_TMPDIR" in told["here:1, 1, resting"]
+    assert "not enough disk space on /" in told[rests] and "RESHARD_TMPDIR" in told[rests]
     fleet.awake("here:1")
     assert scrape(port).one("reshard_workers_resting") == 0
 
@@ -259,7 +260,7 @@ def test_workers_at_fault_rest_fail_no_job_and_come_back(site: Site, tmp_path: P
     assert {job.state for job in ended} == {JobState.done}, [job.error for job in ended if job.error]
     (tmp_path / "spoilt").unlink()
     wait_for(lambda: fault(site, faulty) is None, "its coming back", 60)
-    wait_for(lambda: "takes work" in faulty.said(), "its taking work")
+    wait_for(lambda: "accepts work again" in faulty.said(), "its taking work")
 
 
 @pytest.mark.slow

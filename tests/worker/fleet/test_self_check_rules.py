@@ -78,9 +78,9 @@ def machine(store: JobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def pauses(caplog: pytest.LogCaptureFixture) -> list[str]:
     """How long it was to wait for the next try, each time that it was put to rest."""
     return [
-        record.getMessage().split(" again in ")[1].split(" s:")[0]
+        record.getMessage().split("; next self-check in ")[1].split(" s:")[0]
         for record in caplog.records
-        if " again in " in record.getMessage()
+        if "; next self-check in " in record.getMessage()
     ]
 
 

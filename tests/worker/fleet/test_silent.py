@@ -50,7 +50,7 @@ def test_a_stopped_one_is_told_from_one_that_hangs_and_from_one_that_died(store:
     late(store, idle.name)
     (hangs,) = silent(store.redis)
     assert (hangs.process, hangs.why) == (idle, "hangs")
-    assert f"{idle.name} is hung" in str(hangs) and f"kill -KILL {idle.pid}" in str(hangs)
+    assert f"{idle.name} hangs" in str(hangs) and f"kill -KILL {idle.pid}" in str(hangs)
     os.kill(idle.pid, signal.SIGSTOP)
     wait_for(lambda: silent(store.redis)[0].why == "stopped", "its being stopped")
     assert f"kill -CONT {idle.pid}" in str(silent(store.redis)[0])

@@ -213,7 +213,7 @@ def test_a_run_with_failures_is_not_done_and_an_older_release_finds_it_as_it_kno
     assert store.redis.hget(f"{PREFIX}catalog:mirror", "state") == b"done"
     assert catalogs.get("mirror").state == "failed"
     assert catalogs.get("mirror").note == "1 of 2 models failed"
-    with pytest.raises(CatalogState, match="catalog mirror is failed: only one that runs"):
+    with pytest.raises(CatalogState, match="catalog mirror is failed: only a running catalog can be paused"):
         catalogs.pause("mirror")
     assert catalogs.retry("mirror") == 1
     assert catalogs.get("mirror").note is None
@@ -275,7 +275,7 @@ def test_paused_while_it_is_expanded_it_is_expanded_once_it_is_resumed(catalogs:
     catalogs.pause("mirror")
     assert (catalogs.expanding(), catalogs.claim("mirror", "here")) == ([], "")
     assert not catalogs.fill("mirror", run, "here", rows(wanted)), "what was asked meanwhile is dropped"
-    with pytest.raises(CatalogState, match="catalog mirror is paused: it is not expanded yet"):
+    with pytest.raises(CatalogState, match="catalog mirror is paused: it has not been expanded yet"):
         catalogs.retry("mirror")
     assert jobs(catalogs) == [] and catalogs.get("mirror").state == "paused"
 
@@ -360,12 +360,14 @@ def test_removed_it_leaves_nothing_but_its_jobs(catalogs: Cursor, leases: Leases
     begin(catalogs, definition(2, at_once=1))
     (job,) = jobs(catalogs)
     for state in ("running", "paused"):
-        with pytest.raises(CatalogState, match=f"catalog mirror is {state}: only one whose jobs"):
+        with pytest.raises(CatalogState, match=f"catalog mirror is {state}: remove it when all of its jobs have ended"):
             catalogs.remove("mirror")
         if state == "running":
             catalogs.pause("mirror")
     assert catalogs.cancel("mirror") == 1
-    with pytest.raises(CatalogState, match="is cancelled: only one whose jobs"):  # it is not noted yet how it ended
+    with pytest.raises(
+        CatalogState, match="is cancelled: remove it when all of its jobs have ended"
+    ):  # it is not noted yet how it ended
         catalogs.remove("mirror")
     assert jobs(catalogs) == []
     catalogs.remove("mirror")

@@ -280,7 +280,7 @@ def test_a_catalog_that_stops_or_cannot_be_expanded_tells_why(
     fail(leases, first)
     assert jobs(catalogs) == [second]
     (notice,) = told(store, notifier, receiver)
-    assert notice["text"].startswith("catalog mirror: stopped: more than 0 failed; 1 of 3 models failed: ")
+    assert notice["text"].startswith("catalog mirror: stopped: more than 0 models failed; 1 of 3 models failed: ")
     finish(leases, second)
     assert jobs(catalogs) == []
     assert told(store, notifier, receiver) == [], "its last job says nothing new"
@@ -409,7 +409,7 @@ def test_what_a_dead_control_was_about_to_tell_is_told_by_the_next(
 
     # The first one was only slow, and succeeded after all: nobody tells it again.
     assert Notifier(store, []).tell(Slow()) == "told"
-    assert [line.partition(": ")[2][:5] for line in caplog.messages if ": try " in line] == ["try 2"]
+    assert [line.partition(": ")[2][:9] for line in caplog.messages if ": attempt " in line] == ["attempt 2"]
     age(store, DAY)
     assert notifier.tell(url) is None
 
@@ -430,7 +430,9 @@ def test_after_a_day_a_notice_is_dropped_and_counted(
     assert notifier.tell(url) is None
     totals = store.redis.hgetall(TOTALS)
     assert (totals[b"notices:url:failed"], totals[b"notices:url:dropped"]) == (b"1", b"1")
-    assert [record.levelno for record in caplog.records if "dropped after 1 tries" in record.message] == [logging.ERROR]
+    assert [record.levelno for record in caplog.records if "dropped after 1 attempt by" in record.message] == [
+        logging.ERROR
+    ]
 
 
 def test_only_so_many_are_kept_and_the_oldest_go(store: JobStore, notifier: Notifier, receiver: Receiver) -> None:
@@ -497,7 +499,7 @@ def test_a_command_gets_the_notice_on_stdin_and_no_shell_in_between(
     ("arguments", "why"),
     [
         (["/nowhere/hook"], "cannot start it"),
-        (["false"], "it ended with 1"),
+        (["false"], "it exited with 1"),
         (["sh", "-c", "kill -9 $$"], "with -9"),
     ],
 )
@@ -653,7 +655,7 @@ def test_a_notice_outlives_its_control_and_two_tell_it_once(
         assert len(set(receiver.ids)) == 2 and receiver.ids[0] == receiver.ids[1]
         assert [notice["name"] for notice in receiver.posted] == ["nightly", "nightly", "another"]
         said = first.said() + second.said() + third.said()
-        assert "told by the url hook" in said
+        assert "delivered by the url hook" in said
         assert SECRET not in said
 
 

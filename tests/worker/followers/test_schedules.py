@@ -318,7 +318,7 @@ def test_one_that_a_newer_release_wrote_does_not_stop_the_others(
     store.redis.hset(ALL, "a-new", '{"name": "a-new", "cron": "@daily", "unheard": 1}')
     assert [name for name, _ in schedules.fire_due()] == ["b-old"]
     assert schedules.fire_due() == []
-    assert caplog.text.count("schedule a-new cannot be read here") == 1
+    assert caplog.text.count("cannot read schedule a-new here") == 1
     for act in (schedules.run, schedules.preview):
         with pytest.raises(ScheduleUnreadable, match="cannot read schedule a-new: unheard: unknown name"):
             act("a-new")

@@ -369,7 +369,7 @@ def in_state(store: JobStore, leases: Leases, plan: Plan, state: str) -> Job:
 def test_a_job_in_a_state_of_a_newer_release_is_not_cancelled(store: JobStore) -> None:
     job = store.submit(ask()).id
     store.redis.hset(job_key(job), "state", "auditing")
-    with pytest.raises(WrongState, match="is auditing: only a newer release knows this state"):
+    with pytest.raises(WrongState, match="is auditing: this state is from a newer release"):
         store.cancel(job)
     assert store.get(job).state == "auditing"
 

@@ -40,7 +40,7 @@ def queued(store: JobStore, name: str, count: int = MOST) -> list[str]:
 
 def test_more_than_so_many_are_refused_until_one_has_begun(store: JobStore, leases: Leases) -> None:
     first, second = queued(store, "me")
-    with pytest.raises(TooManyQueued, match="me has 2 jobs queued") as refused:
+    with pytest.raises(TooManyQueued, match="me already has 2 queued jobs") as refused:
         store.submit(by("me", 2))
     assert refused.value.facts["job"] == first
     assert store.submit(store.get(second).request).existed  # nothing new
@@ -130,7 +130,7 @@ def test_a_retry_counts_as_a_submit_does(store: JobStore) -> None:
     again = store.submit(by("me", MOST)).id
     store.cancel(again)
     oldest, newest = queued(store, "me")
-    with pytest.raises(TooManyQueued, match="me has 2 jobs queued") as refused:
+    with pytest.raises(TooManyQueued, match="me already has 2 queued jobs") as refused:
         store.retry(again)
     assert refused.value.facts["job"] == oldest and store.get(again).state == "cancelled"
     store.cancel(newest)
@@ -158,7 +158,7 @@ def test_a_catalogs_retry_waits_and_loses_no_entry(store: JobStore, leases: Leas
     others = [store.submit(by("catalog mirror", number)).id for number in range(MOST)]
     catalogs.retry("mirror")
     followed(store)
-    assert catalogs.get("mirror").todo == 1 and "it waits" in (catalogs.get("mirror").note or "")
+    assert catalogs.get("mirror").todo == 1 and "waiting: " in (catalogs.get("mirror").note or "")
     store.cancel(others[0])
     catalogs.reconcile()
     assert jobs(catalogs) == [failed]

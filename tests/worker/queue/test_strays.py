@@ -59,7 +59,7 @@ def test_a_key_of_the_queue_that_a_client_wrote_over_is_removed(
 
 def test_doctor_says_that_a_client_wrote_over_a_key_of_the_queue(store: JobStore) -> None:
     store.redis.set(PLACES[0], "x")
-    assert [probe.warning for probe in said(store)] == ["jobs wait: `reshard control` removes that key"]
+    assert [probe.warning for probe in said(store)] == ["jobs are waiting: `reshard control` removes that key"]
 
 
 @pytest.mark.parametrize("part", (None, "units", "todo"))
@@ -80,7 +80,7 @@ def test_a_job_whose_key_a_client_wrote_over_holds_up_no_other(
     store.redis.zrem("reshard:interactive:waked", fine)
     monkeypatch.setattr("reshard.worker.control.RECONCILE", 0.0)  # as a minute later
     assert control.look(listen=0.01) == 1
-    assert f"job {broken} waits in vain" in caplog.text
+    assert f"job {broken} cannot run" in caplog.text
 
 
 def test_a_job_is_found_again_in_any_state(store: JobStore, leases: Leases, control: Control, wakes: Wakes) -> None:
