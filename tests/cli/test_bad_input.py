@@ -157,7 +157,7 @@ ROWS: dict[str, tuple[Spoil, str, int, str, str]] = {
     "no such revision": (typed("--revision", "v9"), "source.no_revision", 3, "v9", "--revision"),
     "gated": (gated, "source.gated", 3, "gated", "request access"),
     "no write access": (foreign, "access.no_write", 4, "does not have write access", "--pr"),
-    "a token that only reads": (read_only, "access.no_write", 4, "not have write access", "make one with write access ("),
+    "a token that only reads": (read_only, "access.no_write", 4, "have write access", "create one with write access ("),
     "token missing": (lambda s: s.env.pop("HF_TOKEN"), "access.no_token", 4, "no token", "HF_TOKEN"),
     "a bad token": (lambda s: s.env.update(HF_TOKEN="hf_wrong"), "access.bad_token", 4, "token", "HF_TOKEN"),
     "a more visible target": (private_source, "target.more_visible", 7, "is public", "--public"),

@@ -67,7 +67,7 @@ def test_check_says_what_can_be_done_and_queues_nothing(reshard: Run, namespace:
     wrong = reshard("catalog", "check", file, env=env)
     assert wrong.code == 2
     assert "source.not_found" in wrong.out
-    assert "access.credential_unknown: RESHARD_CREDENTIALS on the machine that copies has no" in wrong.out
+    assert "access.credential_unknown: RESHARD_CREDENTIALS on the worker has no" in wrong.out
     assert wrong.err.splitlines() == [
         f"error[usage.entries]: {file}: 2 models cannot be resharded",
         "hint: fix the entries listed as wrong; the other models can still be resharded",
@@ -208,7 +208,7 @@ def test_a_schedule_submits_a_catalog_or_a_request_but_not_both(queue: Queue, tm
     queue("schedule", "run", "nightly")
     assert "catalog mine, expanding" in queue("schedule", "list").out
     refused = queue("catalog", "remove", "mine").err
-    assert refused.startswith("error[queue.catalog_state]: catalog mine is expanding: only one whose jobs have all")
+    assert refused.startswith("error[queue.catalog_state]: catalog mine is expanding: remove it when all of its jobs")
     queue("catalog", "cancel", "mine")
     removed = queue("catalog", "remove", "mine").out
     assert "Schedule nightly will submit it again; to stop that, run `reshard schedule remove nightly`" in removed

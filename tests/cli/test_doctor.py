@@ -19,7 +19,7 @@ def test_an_installation_without_a_queue_is_fit_for_run(reshard: Run, namespace:
     done = reshard("doctor", env=env)
     assert done.code == 0, done.err
     assert f"can write: {namespace.name}" in done.out
-    assert "`reshard up` starts one" in done.out
+    assert "start one with `reshard up`" in done.out
     (facts,) = reshard("doctor", "--json", env=env).documents
     assert facts["state"] == "warning"
     assert {probe["name"]: probe["state"] for probe in facts["probes"]}["reshard"] == "ok"

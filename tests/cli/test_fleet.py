@@ -95,7 +95,7 @@ def test_limits_are_set_shown_and_taken_off(queue: Queue) -> None:
 def test_what_is_wrong_is_said_in_one_line(queue: Queue) -> None:
     for options, said in (
         (("limit",), "error[usage.limit]: give at least one limit"),
-        (("limit", "--bandwidth", "200MB"), "error[usage.limit]: --bandwidth 200MB: bytes a second are meant"),
+        (("limit", "--bandwidth", "200MB"), "error[usage.limit]: --bandwidth 200MB: use bytes per second"),
         (("limit", "--tz", "Mars/Base"), "error[usage.limit]: --tz 'Mars/Base' is not a time zone"),
         (("drain", "nobody"), "error[queue.no_worker]: no worker is named nobody (workers: none)"),
     ):

@@ -383,7 +383,7 @@ def test_a_job_that_a_catalog_has_not_noted_yet_is_kept(queue: Queue, url: str, 
     why = "control has recorded the result in the catalog"
     refused = queue("delete", job)
     assert (refused.code, refused.err.splitlines()[0]) == (
-        11, f"error[job.state]: job {job} is cancelled: it is kept until {why}",
+        11, f"error[job.state]: job {job} is cancelled: it cannot be deleted until {why}",
     )  # fmt: skip
     assert queue("delete", "--state", "cancelled", "--yes").out.splitlines()[-1] == f"Kept 1 job until {why}: {job}"
     with JobStore.at(url) as store:

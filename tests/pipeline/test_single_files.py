@@ -87,7 +87,7 @@ def test_a_file_that_is_one_of_several_names_the_folder(tmp_path: Path, go: Run)
     part.rename(odd)
     index = folder / "model.safetensors.index.json"
     index.write_text(index.read_text().replace(part.name, odd.name))
-    with pytest.raises(PartOfCheckpoint, match=r"by model\.safetensors\.index\.json"):
+    with pytest.raises(PartOfCheckpoint, match=r"according to model\.safetensors\.index\.json"):
         go(odd, tmp_path / "out")
     index.write_text("{")
     with pytest.raises(BadIndex):

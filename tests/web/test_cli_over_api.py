@@ -272,7 +272,7 @@ def test_who_may_not_is_told_what_to_set(api: Run, site: Site, store: JobStore, 
             assert done.code == 4 and done.err.startswith(f"error[access.api_token]: {site.url} {why}\n"), done.err
             assert "set RESHARD_API_TOKEN" in done.err and "hush" not in done.err
         looked = reshard("doctor", env={"RESHARD_API_URL": site.url} | token).out
-        assert "trouble  api " in looked and f"{site.url} {why} (set RESHARD_API_TOKEN" in looked
+        assert "trouble  api " in looked and f"{site.url} {why} (ask its operator for a token" in looked
         assert "hush" not in looked
 
 

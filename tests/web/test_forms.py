@@ -228,7 +228,7 @@ def test_a_catalog_is_tried_before_it_is_submitted(before_a_hub: Site, store: Jo
         rows = re.findall(r'<td class="places">(.*?)</tr>', tried.text)
         told = {row.partition(" ")[0]: re.sub("<[^>]+>", "", row.partition("</td>")[2]) for row in rows}
         assert told["them/m0"] == "a job1.0 kB" and told["them/m1"].startswith("Repository not found on ")
-        assert "outside the sources that this worker may read (them)" in told["closed/m2"]
+        assert "not allowed to read closed/m2 (allowed sources: them)" in told["closed/m2"]
         assert "kB" not in told["closed/m2"], "of what is not allowed nothing is told"
         assert form(tried)["text"] == text
         scheduled = client.post("/new/schedules", data={"name": "x", "cron": "@daily", "text": text})

@@ -217,4 +217,4 @@ def test_the_log_is_text_the_newest_last_and_as_the_api_has_it(
     assert [one["text"] for one in found["lines"]][::2] == [SCRIPT, "last"] and found["logged"] == 3
     assert leases.log(lease, [line("more") for _ in range(200)]) == "ok"
     page = seen(browser, lease.job)
-    assert page.count("<code>more</code>") == 200 and "<p>3 older ones are gone.</p>" in page
+    assert page.count("<code>more</code>") == 200 and "<p>3 older lines not kept.</p>" in page

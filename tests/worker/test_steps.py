@@ -64,7 +64,7 @@ def test_who_watches_hears_what_the_hub_makes_a_worker_wait_for(
     bench.id = bench.store.submit(Request(source=Hub(repo="them/none"), target=parse_place(f"{bench.folder}/x"))).id
     bench.step()
     # A wait that ends a moment early, by another clock, is told again for the rest.
-    limited, unreachable = "rate limited for 1 s", f"{namespace.endpoint} answers 503, attempt 3 of 6"
+    limited, unreachable = "rate limited for 1 s", f"{namespace.endpoint} returned HTTP 503, attempt 3 of 6"
     assert list(dict.fromkeys(told)) == [limited, "", unreachable]
     assert set(told[1::2]) == {""}
 

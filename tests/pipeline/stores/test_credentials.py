@@ -159,7 +159,7 @@ def test_a_name_is_good_for_nothing_that_its_entries_do_not_serve(
 def test_a_name_that_is_not_there_names_those_that_are(named: Credentials) -> None:
     with pytest.raises(CredentialUnknown, match=r"no credential other \(available: team\)$"):
         named.find(DEFAULT_ENDPOINT, "org", "read", "other")
-    with pytest.raises(CredentialUnknown, match="it has none with a name"):
+    with pytest.raises(CredentialUnknown, match="available: none with a name"):
         Credentials().find(DEFAULT_ENDPOINT, "org", "read", "team")
 
 
