@@ -32,7 +32,7 @@ from reshard.pipeline.errors import (
 from reshard.worker.followers.records import IN_FILE, TURNS
 
 if TYPE_CHECKING:
-    from reshard.client.models.catalogs import Catalog as Seen
+    from reshard.client.models import catalogs as models
     from reshard.client.models.catalogs import CatalogNow
     from reshard.pipeline.catalogs.definition import Catalog
     from reshard.pipeline.catalogs.expand import Wanted
@@ -288,7 +288,7 @@ def remove(name: Name, output: Output) -> None:
     output.result(done, text, name)
 
 
-def _status(seen: Seen) -> list[tuple[str, str]]:
+def _status(seen: models.Catalog) -> list[tuple[str, str]]:
     groups = seen.failures()
     return [
         ("catalog", f"{seen.name}, {seen.digest[:12]}"),
@@ -305,7 +305,7 @@ def _status(seen: Seen) -> list[tuple[str, str]]:
     ]
 
 
-def _counts(seen: Seen | CatalogNow, active: int) -> str:
+def _counts(seen: models.Catalog | CatalogNow, active: int) -> str:
     # Of a list also by error, `failed:CODE`, which `failed` has counted.
     counts = seen.counts | {"running": active, "to do": seen.todo}
     text = ", ".join(f"{number:,} {what}" for what, number in counts.items() if number and ":" not in what)

@@ -66,7 +66,7 @@ def submit(
     """
     request = request.model_copy(update={"priority": priority})
     with connect() as session:
-        done = operations.submit(session, operations.Asked.of(request))
+        done = operations.submit(session, operations.JobRequest.of(request))
         job, state = done.id, "Already queued as job" if done.existed else "Queued job"
         hint = "" if watch else f"\nFollow it with `reshard watch {job}`"
         text = f"{state} {job}: {request.source} -> {request.target}{hint}"

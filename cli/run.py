@@ -39,7 +39,7 @@ def run(*, request: Request, jobs: Jobs = None, verbose: Verbose = False, output
     with bar(output) as shown:
         view = View(request, output, shown, reshard.PHASES, verbose)
         watcher = reshard.Watcher(
-            view.exposing, view.planned, view.resumed, view.sealed, view.moved, view.step, shown.say
+            view.exposing, view.planned, view.resumed, view.stored, view.moved, view.step, shown.say
         )
         try:
             report = reshard.run(request, Context.from_env(own_limiters(view.waits)), watcher, jobs=jobs)
@@ -108,7 +108,7 @@ class View:
             self._output.document(Waits(waits=why or None))
         self._bar.waits(why)
 
-    def sealed(self, shards: int) -> None:
+    def stored(self, shards: int) -> None:
         self._files = shards
 
     def moved(self, count: int) -> None:

@@ -19,7 +19,7 @@ from reshard.client.connect import connect
 from reshard.client.facts import outcome_text, upcoming
 from reshard.client.models.catalogs import ScheduleTimes, Would
 from reshard.client.operations import schedules as operations
-from reshard.client.operations.jobs import Asked, service
+from reshard.client.operations.jobs import JobRequest, service
 from reshard.client.queue import START, missing, moment
 from reshard.pipeline.request import Request
 
@@ -66,7 +66,7 @@ def add(
     kept: dict[str, object]
     sent: dict[str, object]
     if isinstance(submitted, Request):
-        kept, sent = {"request": submitted}, {"request": Asked.of(submitted)}
+        kept, sent = {"request": submitted}, {"request": JobRequest.of(submitted)}
     else:
         _, submission = read_submission(*submitted)
         kept, sent = {"catalog": submission.definition("")}, {"catalog": submission}

@@ -10,18 +10,17 @@ from reshard.pipeline.stores.credentials import default_endpoint
 from reshard.worker.followers.records import IN_FILE
 
 if TYPE_CHECKING:
-    from reshard.client.models.catalogs import Catalog as Seen
-    from reshard.client.models.catalogs import Ended
+    from reshard.client.models.catalogs import Catalog, Ended
 
 SHORT_COMMIT = 8  # letters; what the Hub shows of one
 
 
-def markdown(seen: Seen) -> str:
+def markdown(seen: Catalog) -> str:
     """The figures, what failed by error code with what to do about it, and what was published with its commits."""
     return "\n".join([*_head(seen), *_figures(seen), *_failed(seen), *_published(seen)]) + "\n"
 
 
-def _head(seen: Seen) -> Iterator[str]:
+def _head(seen: Catalog) -> Iterator[str]:
     yield f"# Catalog {seen.name}: {seen.state}\n"
     took = f"{seen.state} since {clock(seen.since)} UTC (after {lasted(seen.since - seen.started)})"
     yield f"Started {clock(seen.started)} UTC, {took}. Submitted by {seen.asked_by or '(unknown)'}, digest"
@@ -29,7 +28,7 @@ def _head(seen: Seen) -> Iterator[str]:
     yield from (f"**{text}**" for text in (seen.note, *map(finds_none, seen.empty)) if text)
 
 
-def _figures(seen: Seen) -> Iterator[str]:
+def _figures(seen: Catalog) -> Iterator[str]:
     yield "\n| models | number | weights read | uploaded |\n| --- | ---: | ---: | ---: |"
     for what, number in seen.counts.items():
         yield f"| {what} | {number:,} | {_moved(ended for ended in seen.ended if ended.outcome == what)} |"
@@ -39,7 +38,7 @@ def _figures(seen: Seen) -> Iterator[str]:
     yield f"| all | {seen.entries:,} | {_moved(seen.ended)} |"
 
 
-def _failed(seen: Seen) -> Iterator[str]:
+def _failed(seen: Catalog) -> Iterator[str]:
     groups = seen.failures()
     if groups:
         yield "\n## Failed"
@@ -56,7 +55,7 @@ def _failed(seen: Seen) -> Iterator[str]:
             yield f"* {'' if repo in message else f'{repo}: '}{message}{hint}{job}"
 
 
-def _published(seen: Seen) -> Iterator[str]:
+def _published(seen: Catalog) -> Iterator[str]:
     head = (
         "\n## Published\n\n| source | target | commit | weights read | uploaded |\n| --- | --- | --- | ---: | ---: |\n"
     )

@@ -30,14 +30,14 @@ def files_of(queue: Queue, job: Job) -> list[JobFile]:
     digest = queue.jobs.plan_digest(job.id)
     planned = _planned(queue, job.id, digest) if digest else ()
     files = planned or [_Planned(*file) for file in queue.jobs.outline(job.id)]
-    sealed = queue.jobs.sealed(job.id, [file.digest for file in files])
+    stored = queue.jobs.stored(job.id, [file.digest for file in files])
     over = job.state in {"done", "published_unverified"}
     copied = {claim.unit: claim.bytes for claim in job.claims}
     rates = {claim.unit: claim.rate for claim in job.claims}
     found = list[JobFile]()
-    for (path, size, tensors, unit, _), stored in zip(files, sealed, strict=True):
+    for (path, size, tensors, unit, _), is_stored in zip(files, stored, strict=True):
         file = JobFile(path=path, size=size, tensors=tensors, unit=unit)
-        if over or stored:
+        if over or is_stored:
             file.state, file.done = "sealed", size
         elif unit in copied:
             file.state, file.done = "copying", min(size, copied[unit])

@@ -59,7 +59,7 @@ def copy_group(
     source: Source,
     sink: Sink,
     ledger: Ledger,
-    sealed: Callable[[list[Receipt], Moved], None],
+    stored: Callable[[list[Receipt], Moved], None],
     tick: Tick,
     disk: ScratchSpace,
     should_yield: Callable[[], bool] = lambda: False,
@@ -70,7 +70,7 @@ def copy_group(
     """
     own = [shards[number] for number in group.shards]
     try:
-        return copy(plan, group, shards, source, sink, ledger.held(own), sealed, tick, disk, should_yield)
+        return copy(plan, group, shards, source, sink, ledger.held(own), stored, tick, disk, should_yield)
     except (SourceCorrupt, DigestsDiffer) as error:
         # What passed on to the store before a file was known to be bad is as bad as the rest; of digests that differ
         # each shard has its own.

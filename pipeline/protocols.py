@@ -63,7 +63,7 @@ class Writer(Protocol):
     def write(self, view: memoryview) -> None: ...
 
     def finish(self) -> str:
-        """The shard is complete; raises when its length is not the one announced. Returns before it is sealed.
+        """The shard is complete; raises when its length is not the one announced. Returns before it is stored.
 
         Returns the xxh3-128 of the bytes that it was handed: what the store knows of them is what the loop sent.
         """
@@ -82,7 +82,7 @@ class Traffic:
 
 
 class Batch(Protocol):
-    """The shards that are sealed together."""
+    """The shards that are stored together."""
 
     @property
     def traffic(self) -> Traffic:

@@ -125,14 +125,14 @@ class Watcher:
     bytes of the source, how many are copied by now, bytes read, and each step by name.
 
     ``exposing`` is called first where a repository that is not public would be shown to everyone; it may raise. Where
-    several source files are copied at a time, ``sealed`` and ``moved`` are called by their threads, one call at a time.
+    several source files are copied at a time, ``stored`` and ``moved`` are called by their threads, one call at a time.
     ``noted`` is told, in a line, why those are fewer than ``jobs``.
     """
 
     exposing: Callable[[Source], None] = lambda source: None
     planned: Callable[[Plan], None] = lambda plan: None
     resumed: Callable[[int, int], None] = lambda shards, bytes_: None
-    sealed: Callable[[int], None] = lambda shards: None
+    stored: Callable[[int], None] = lambda shards: None
     moved: Tick = lambda count: None
     step: Callable[[str], None] = lambda name: None
     noted: Callable[[str], None] = lambda line: None
@@ -182,7 +182,7 @@ def run(
     at_once, fewer = jobs_here(made, jobs, context.memory_limit, context.disk.room())
     if fewer:
         watcher.noted(fewer)
-    work = _Work(made, source, target, context.disk, journal, moved, watcher.sealed, at_once)
+    work = _Work(made, source, target, context.disk, journal, moved, watcher.stored, at_once)
     done = False
     try:
         watcher.step("copy")

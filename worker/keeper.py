@@ -2,7 +2,7 @@
 
 A thread renews the lease each second and carries the progress along. It stops renewing when no byte came for too long,
 so a copy that hangs loses its lease although its thread is well. While the broker is unavailable the work goes on, and
-what was sealed is kept here until it is back.
+what was stored is kept here until it is back.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _REASONS: dict[str, Reason] = {"lost": "lease", "cancelled": "cancel"}
 
 
 class LeaseKeeper:
-    """Inside ``with``, the lease is renewed; ``tick``, ``sealed`` and ``begin`` are what the pipeline is given."""
+    """Inside ``with``, the lease is renewed; ``tick``, ``stored`` and ``begin`` are what the pipeline is given."""
 
     def __init__(self, leases: Leases, lease: Lease, settings: Settings) -> None:
         self.lease = lease
@@ -145,7 +145,7 @@ class LeaseKeeper:
             return "drain"
         return self._stop
 
-    def sealed(self, receipts: Sequence[Receipt], moved: Moved = NOTHING) -> None:
+    def stored(self, receipts: Sequence[Receipt], moved: Moved = NOTHING) -> None:
         """Keep receipts, and what moved for them, in the store, or here while it is away.
 
         Raises Stopped when they are not ours to write.
@@ -168,7 +168,7 @@ class LeaseKeeper:
         self.begun = True
 
     def finish(self, step: Callable[[], str]) -> str:
-        """Hand in what was done, behind all that was sealed and logged, waiting for the broker if need be.
+        """Hand in what was done, behind all that was stored and logged, waiting for the broker if need be.
 
         From here on nothing is interrupted. Raises Stopped when the unit is not ours any more.
         """

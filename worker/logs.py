@@ -126,7 +126,7 @@ def job_started(id: str, request: str | bytes, worker: str) -> None:
 
 
 def job_ended(store: JobStore, event: Event) -> dict[str, object]:
-    """Returns the facts of the line. Bytes are of sealed shards; without figures where the job has gone on since."""
+    """Returns the facts of the line. Bytes are of stored shards; without figures where the job has gone on since."""
     state, error = event.fields["state"], json.loads(event.fields["error"] or "{}")
     code = error.get("code")
     facts: dict[str, object] = {"event": "ended", "job": event.fields["job"], "state": state, "code": code}

@@ -67,7 +67,7 @@ class Spans:
 
     @contextmanager
     def step(self, lease: Lease) -> Iterator[Mapping[str, str]]:
-        root = set_span_in_context(NonRecordingSpan(self._root(lease.job, lease.asked)), Context())
+        root = set_span_in_context(NonRecordingSpan(self._root(lease.job, lease.submitted)), Context())
         self._step = self._tracer.start_span(lease.kind, root, attributes=_named(lease.fields))
         here = self._step.get_span_context()
         try:

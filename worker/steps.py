@@ -199,7 +199,7 @@ class Step:
     def _plan(self) -> None:
         source, target = self._source(), self._target()
         policy.check_exposed(pipeline.exposed(self._request, source), self._settings)
-        plan = pipeline.plan(self._request, source, target, self._process.meta_loader(), self._lease.asked)
+        plan = pipeline.plan(self._request, source, target, self._process.meta_loader(), self._lease.submitted)
         if plan.published is not None:
             published = Published(plan.published, target.branch, found=True)
             self._keeper.finish(lambda: self._leases.done(self._lease, _record(published, plan)))
@@ -221,7 +221,7 @@ class Step:
             with keeper.interruptible():
                 attested = pipeline.copy_group(
                     plan, group, shards, source, sink, self._ledger,
-                    keeper.sealed, keeper.tick, self._context.disk, keeper.should_yield,
+                    keeper.stored, keeper.tick, self._context.disk, keeper.should_yield,
                 )  # fmt: skip
         finally:
             target.discard(token)

@@ -29,7 +29,7 @@ from reshard.worker.followers.schedules import ScheduleStatus
 
 if TYPE_CHECKING:
     from reshard.pipeline.catalogs.expand import Wanted
-    from reshard.worker.followers.catalogs import Now
+    from reshard.worker.followers.catalogs import Snapshot
 
 
 CLOSELY = 200  # models of a dry run whose targets are asked one by one; of more that may take an hour
@@ -84,7 +84,7 @@ def list_catalogs(session: InProcess, query: CatalogsQuery = EVERY) -> catalogs.
     return catalogs.Catalogs(catalogs=found)
 
 
-def _now(name: str, now: Now, success: float | None, trouble: float | None) -> catalogs.CatalogNow:
+def _now(name: str, now: Snapshot, success: float | None, trouble: float | None) -> catalogs.CatalogNow:
     counts = {what: number for what, number in now.counts.items() if number}
     moments = {"started": now.started / 1000, "since": now.since / 1000, "success": success, "trouble": trouble}
     return catalogs.CatalogNow.of(

@@ -45,7 +45,7 @@ Glob = Annotated[str, Field(max_length=FIELD_MAX)]
 AWAITED = "control has recorded the result in the catalog"
 
 
-class Asked(Body):
+class JobRequest(Body):
     """A model to reshard, and its target; places are strings, as commands take them, or objects."""
 
     source: Place
@@ -57,11 +57,11 @@ class Asked(Body):
         return Request(**{name: getattr(self, name) for name in type(self).model_fields}, asked_by=asked_by)
 
     @classmethod
-    def of(cls, request: Request) -> Asked:
+    def of(cls, request: Request) -> JobRequest:
         return cls(**{name: getattr(request, name) for name in cls.model_fields})
 
 
-class Drafted(Asked):
+class Drafted(JobRequest):
     """A model to plan; without a target, only how it would be split is planned."""
 
     target: TargetPlace = NOWHERE
@@ -197,7 +197,7 @@ def list_jobs(session: InProcess, query: JobsQuery) -> jobs.JobsPage:
 
 
 @operation("POST", "/jobs")
-def submit(session: InProcess, body: Asked) -> jobs.Submitted:
+def submit(session: InProcess, body: JobRequest) -> jobs.Submitted:
     """Queue a job, or return the one that already has this request."""
     request = body.request(session.caller)
     session.allow(request)

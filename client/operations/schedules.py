@@ -11,7 +11,7 @@ from reshard.client import PAGE_MAX
 from reshard.client.facts import last_run, times
 from reshard.client.models import catalogs
 from reshard.client.operations.catalogs import Submission, check_catalog
-from reshard.client.operations.jobs import Asked
+from reshard.client.operations.jobs import JobRequest
 from reshard.client.operations.table import BODY_MAX, LISTED, Body, InProcess, operation
 from reshard.client.queue import Queue
 from reshard.worker.followers.records import NAME_MAX
@@ -50,7 +50,7 @@ class Edited(Body):
     missed: Literal["once", "skip"] = Field(
         default="once", description="after times at which no control ran: run once, or not at all"
     )
-    request: Asked | None = None
+    request: JobRequest | None = None
     catalog: Submission | None = None
 
     def schedule(self, session: InProcess, name: str) -> Schedule:

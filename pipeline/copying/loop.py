@@ -42,7 +42,7 @@ Reason = Literal["cancel", "lease", "drain", "yield", "stall"]
 
 
 class Stopped(Exception):
-    """Raised by a tick: the copy ends here, and what was sealed stays sealed."""
+    """Raised by a tick: the copy ends here, and what was stored stays stored."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason)
@@ -89,18 +89,18 @@ def copy(
     source: Source,
     sink: Sink,
     receipts: Mapping[str, Receipt],
-    sealed: Callable[[list[Receipt], Moved], None],
+    stored: Callable[[list[Receipt], Moved], None],
     tick: Tick,
     disk: ScratchSpace | None = None,
     should_yield: Callable[[], bool] = lambda: False,
 ) -> Attested:
     """Copy those shards of ``group`` that have no receipt, and let the files that it attests pass whole.
 
-    ``shards`` holds at least the group's own, by number. ``sealed`` is called with the receipts of some shards and what
+    ``shards`` holds at least the group's own, by number. ``stored`` is called with the receipts of some shards and what
     moved for them once the store has answered for them, and with none for what was read after the last; ``tick`` with
     the bytes of each view, and raises Stopped to end the copy. On ``disk`` lies, while it is put in order, what one
-    strided tensor spans. ``should_yield`` says after each shard whether the batch is to be sealed as it is.
-    Raises SourceCorrupt (what was sealed of this group must then be forgotten), DigestsDiffer, and what stores raise.
+    strided tensor spans. ``should_yield`` says after each shard whether the batch is to be stored as it is.
+    Raises SourceCorrupt (what was stored of this group must then be forgotten), DigestsDiffer, and what stores raise.
     """
     todo = [shards[number] for number in group.shards if shards[number].digest not in receipts]
     cuts = chain(group.witnesses, *(cuts_of(number, shards[number]) for number in group.shards))
@@ -108,11 +108,11 @@ def copy(
     stream = Stream(source, plan.files, read_plan(todo, passing(hashers)), hashers, tick)
     while todo:
         with closing(Lane("write")) as lane:
-            copier = _Copier(plan, source, sink, stream, disk or ScratchSpace(), sealed, should_yield, lane)
+            copier = _Copier(plan, source, sink, stream, disk or ScratchSpace(), stored, should_yield, lane)
             todo = todo[copier.batch(_batch(todo)) :]
     stream.finish()
     if rest := stream.taken():
-        sealed([], Moved(read=rest))
+        stored([], Moved(read=rest))
     return Attested(
         {hasher.file.path: hasher.level for hasher in hashers.values()},
         tuple(Witness(*place, digest) for hasher in hashers.values() for place, digest in hasher.digests.items()),
@@ -150,7 +150,7 @@ def _hashers(plan: Plan, numbers: Iterable[int], cuts: Iterable[Cut]) -> dict[in
 
 
 def _batch(todo: Sequence[Shard]) -> Sequence[Shard]:
-    """The first shards of ``todo`` that are sealed together, at least one."""
+    """The first shards of ``todo`` that are stored together, at least one."""
     size = 0
     for count, shard in enumerate(todo):
         size += shard.size
@@ -168,7 +168,7 @@ class _Copier:
     sink: Sink
     stream: Stream
     disk: ScratchSpace
-    sealed: Callable[[list[Receipt], Moved], None]
+    stored: Callable[[list[Receipt], Moved], None]
     should_yield: Callable[[], bool]
     lane: Lane
 
@@ -203,7 +203,7 @@ class _Copier:
             for (shard, one), file in zip(waiting[: len(stored)], stored, strict=True)
         ]
         if receipts:
-            self.sealed(receipts, Moved(self.stream.taken(), batch.traffic.uploaded, batch.traffic.deduplicated))
+            self.stored(receipts, Moved(self.stream.taken(), batch.traffic.uploaded, batch.traffic.deduplicated))
         return waiting[len(stored) :]
 
     def _shard(self, shard: Shard, batch: Batch) -> Copy:

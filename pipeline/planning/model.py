@@ -224,7 +224,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What is known of a sealed shard; it exists only once the store has answered for the bytes."""
+    """What is known of a stored shard; it exists only once the store has answered for the bytes."""
 
     shard: str  # the shard's digest
     size: int

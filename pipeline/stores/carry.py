@@ -24,12 +24,12 @@ def send_whole(batch: Batch, files: Sequence[tuple[StoredFile, bytes | None]], s
                 writer.write(view)
             writer.finish()
             compare_hash(file, file.oid, blob.hexdigest(), source)
-        sealed = batch.seal()
+        stored = batch.seal()
     finally:
         batch.abort()
-    for (file, _), stored in zip(files, sealed, strict=True):
-        compare_hash(file, file.sha256, stored.sha256, source)
-    return sealed
+    for (file, _), sent in zip(files, stored, strict=True):
+        compare_hash(file, file.sha256, sent.sha256, source)
+    return stored
 
 
 def read_whole(file: StoredFile, source: Source) -> bytes:

@@ -72,7 +72,7 @@ class ObjectStore(Sink, Protocol):
     def transport(self) -> str: ...
 
     def lost(self, stored: Sequence[StoredFile]) -> list[StoredFile]:
-        """Those of ``stored``, which this sink sealed, that the store can no longer answer for."""
+        """Those of ``stored``, which this sink sent, that the store can no longer answer for."""
         ...
 
 
@@ -334,9 +334,9 @@ class HubTarget:
             return []
         of_source = [file for file, content in files if content is None or file.oid]  # ours have none
         batch = self.sink(token).batch(of_source, source)
-        sealed = send_whole(batch, files, source)
+        sent = send_whole(batch, files, source)
         self.carried = self.carried.plus(batch.traffic)
-        return sealed
+        return sent
 
     # -------------------------------------------------------------------------------------------------- commit
 

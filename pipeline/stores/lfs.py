@@ -117,12 +117,12 @@ class LfsWriter:
     ``sent`` says, once the store has it, whether it is from us.
     """
 
-    def __init__(self, path: str, size: int, scratch: ScratchFile, sealed: Callable[[LfsWriter], None]) -> None:
+    def __init__(self, path: str, size: int, scratch: ScratchFile, finished: Callable[[LfsWriter], None]) -> None:
         self.path, self.size, self.scratch = path, size, scratch
         self.sha256 = ""
         self.sending = False
         self.sent: bool | None = None
-        self._sealed = sealed
+        self._finished = finished
         self._digest = hashlib.sha256()
         self._handed = xxh3_128()
 
@@ -134,7 +134,7 @@ class LfsWriter:
     def finish(self) -> str:
         check_written(self.path, self.scratch.written, self.size)
         self.sha256 = self._digest.hexdigest()
-        self._sealed(self)
+        self._finished(self)
         return self._handed.hexdigest()
 
 

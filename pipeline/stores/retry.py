@@ -43,7 +43,7 @@ class Retry:
     def after(self, problem: httpx2.TransportError | httpx2.Response) -> None:
         """Wait until the next attempt; raises HubUnreachable, RateLimited or HubError when there is none left."""
         self._failed += 1
-        asked = wait_asked(problem) if isinstance(problem, httpx2.Response) else None
+        asked = retry_after(problem) if isinstance(problem, httpx2.Response) else None
         if self._failed >= self._attempts:
             raise self._given_up(problem, asked)
         if asked is not None:
@@ -94,7 +94,7 @@ def is_transient(response: httpx2.Response) -> bool:
     return response.status_code in TRANSIENT_STATUS
 
 
-def wait_asked(response: httpx2.Response) -> float | None:
+def retry_after(response: httpx2.Response) -> float | None:
     """Seconds that a 429 or 503 asks to wait, by ``Retry-After`` or the IETF draft's ``RateLimit`` header."""
     after = response.headers.get("retry-after", "")
     if after.isdecimal():

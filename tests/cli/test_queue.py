@@ -178,10 +178,10 @@ def test_a_list_and_a_status_tell_the_same_percentage(queue: Queue, url: str, pl
         leases = another(store)
         job, group = copying(store, leases, plan)
         leases.seal(group, receipts(plan, 0)[:1])
-        sealed = store.get(job).bytes_done
-        assert leases.renew(group, sealed // 2, progress=True) == "ok"
+        stored = store.get(job).bytes_done
+        assert leases.renew(group, stored // 2, progress=True) == "ok"
         seen = store.get(job)
-        assert 0 < sealed < seen.bytes_done == sealed + sealed // 2 < seen.bytes
+        assert 0 < stored < seen.bytes_done == stored + stored // 2 < seen.bytes
         percent = f"copying {seen.bytes_done * 100 // seen.bytes}% of "
         (row,) = (line for line in queue("list").out.splitlines() if job in line)
         assert percent in row and percent in queue("status", job).out

@@ -38,10 +38,10 @@ def layers(total: int) -> Iterator[Spec]:
 
 
 def copied(target: Path) -> int:
-    """Bytes that a run has written for a folder, sealed or not."""
+    """Bytes that a run has written for a folder, stored or not."""
     found = 0
     for path in target.with_name(f".{target.name}.reshard").rglob("*"):
-        with suppress(FileNotFoundError):  # it was sealed meanwhile, and has another name
+        with suppress(FileNotFoundError):  # it was stored meanwhile, and has another name
             found += path.stat().st_size if path.is_file() else 0
     return found
 

@@ -35,7 +35,7 @@ def do_run(source: str, target: str, options: dict[str, Any], jobs: int = 1) -> 
 
 
 def do_copy_away(source: str, target: str, options: dict[str, Any]) -> dict[str, Any]:
-    """A copy into a folder's sink whose files are removed once they are sealed."""
+    """A copy into a folder's sink whose files are removed once they are stored."""
     request, context = request_of(source, target, options), Context.from_env()
     opened = open_source(request.source, context)
     plan = draft(request, opened, open_target(request.target, request.options, context))
@@ -46,7 +46,7 @@ def do_copy_away(source: str, target: str, options: dict[str, Any]) -> dict[str,
         (staging / "objects").mkdir(parents=True, exist_ok=True)
         return staging
 
-    def sealed(receipts: list[Receipt], moved: Moved) -> None:
+    def stored(receipts: list[Receipt], moved: Moved) -> None:
         nonlocal made
         made += sum(
             entry.size
@@ -59,7 +59,7 @@ def do_copy_away(source: str, target: str, options: dict[str, Any]) -> dict[str,
 
     for group in plan.groups:
         sink = FolderSink(staging, claim)
-        copy(plan, group, dict(enumerate(plan.shards)), opened, sink, {}, sealed, lambda count: None, context.disk)
+        copy(plan, group, dict(enumerate(plan.shards)), opened, sink, {}, stored, lambda count: None, context.disk)
     return {"bytes": made, "torch": "torch" in sys.modules}
 
 

@@ -127,7 +127,7 @@ def test_a_folder_is_the_same_bytes_however_many_are_copied_at_a_time(
     model: Path, tmp_path: Path, meta_loader: MetaLoader
 ) -> None:
     plans, threads, told = [], set[str](), list[int]()
-    watcher = Watcher(moved=lambda count: threads.add(threading.current_thread().name), sealed=told.append)
+    watcher = Watcher(moved=lambda count: threads.add(threading.current_thread().name), stored=told.append)
     for jobs in (1, 3):
         report = copied(model, tmp_path / f"out{jobs}", jobs, meta_loader, watcher)
         plans.append(report.plan.digest)

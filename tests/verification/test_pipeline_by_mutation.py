@@ -84,11 +84,11 @@ def job(
     made = plan(request, source, target, meta_loader)
     receipts: dict[str, Receipt] = {}
 
-    def sealed(news: list[Receipt], moved: Moved) -> None:
+    def stored(news: list[Receipt], moved: Moved) -> None:
         receipts.update({receipt.shard: receipt for receipt in news})
 
     sink, shards, source = writing(target.sink("token")), dict(enumerate(made.shards)), reading(source)
-    attested = [copy(made, g, shards, source, sink, receipts, sealed, lambda n: None, out.parent) for g in made.groups]
+    attested = [copy(made, g, shards, source, sink, receipts, stored, lambda n: None, out.parent) for g in made.groups]
     published = publish(made, made.shards, receipts, attested, source, target, "token", lambda: None)
     confirm(made, made.shards, receipts, published, target)
 

@@ -1,4 +1,4 @@
-"""Keeping a lease: what stops the work, and what happens to what was sealed while the broker was unavailable."""
+"""Keeping a lease: what stops the work, and what happens to what was stored while the broker was unavailable."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_interactive_work_stops_a_bulk_copy_at_a_batch_and_not_before(
         store.redis.lpush("reshard:interactive", "a wake that no worker has taken yet")
         wait_for(kept.should_yield, "the word to yield")
         kept.tick(1)
-        kept.sealed(receipts(plan, 0)[:1], Moved())
+        kept.stored(receipts(plan, 0)[:1], Moved())
         assert ticks_until_stopped(kept) == "yield"
 
 
@@ -206,7 +206,7 @@ def test_what_was_sealed_while_the_broker_was_away_is_kept_until_it_is_back(own_
         lease = claimed(leases, job, "group:00000")
         with LeaseKeeper(leases, lease, QUICK) as kept:
             own_broker.kill()
-            kept.sealed(receipts(plan, 0), Moved(read=10, uploaded=3, deduplicated=7))
+            kept.stored(receipts(plan, 0), Moved(read=10, uploaded=3, deduplicated=7))
             kept.tick(1)
             restart = threading.Timer(0.5, own_broker.start)
             restart.start()
@@ -233,7 +233,7 @@ def test_a_reason_to_wait_is_not_told_sooner_than_with_the_next_renewal_while_th
         lease = claimed(leases, planned(store, leases, plan), "check")
         with LeaseKeeper(leases, lease, QUICK.model_copy(update={"lease": 3600})) as kept:
             own_broker.kill()
-            kept.sealed(receipts(plan, 0), Moved())
+            kept.stored(receipts(plan, 0), Moved())
             kept.waits("rate limited, 40 s")
             wait_for(lambda: tries() > 0, "the first try")
             seen = len(looks)

@@ -166,7 +166,7 @@ def test_what_the_store_was_not_told_yet_is_spoiled_as_well(
     keeper = LeaseKeeper(leases, lease, Settings())
     with monkeypatch.context() as patch:
         patch.setattr(leases, "seal", raising(ConnectionError()))
-        keeper.sealed(receipts(plan, 0))
+        keeper.stored(receipts(plan, 0))
     ledger = QueueLedger(leases, keeper)
     ledger.spoil(0, BAD, own, ())
     keeper.finish(lambda: leases.renew(lease, 0, progress=True))

@@ -138,11 +138,11 @@ def test_work_goes_on_and_hears_a_cancel_afterwards(
             with pytest.raises(BROKER_UNAVAILABLE):
                 store.submit(ask("other"))
             kept.tick(200_000_000)  # more than its share, and nobody to ask for more
-            kept.sealed(receipts(plan, 0))
+            kept.stored(receipts(plan, 0))
             wait_for(
                 lambda: f"cannot renew group:00000 of {job}; the broker is unavailable" in caplog.text, "its noticing"
             )
-        wait_for(lambda: store.get(job).shards_done == len(plan.groups[0].shards), "what was sealed meanwhile")
+        wait_for(lambda: store.get(job).shards_done == len(plan.groups[0].shards), "what was stored meanwhile")
         store.cancel(job)
         assert ticks_until_stopped(kept) == "cancel"
 

@@ -64,7 +64,7 @@ def test_two_workers_without_a_shared_disk_finish_one_job_together(
 
 
 def bytes_by_worker(store: JobStore, job: str) -> Counter[str]:
-    """How many bytes each worker sealed, by the events of the job."""
+    """How many bytes each worker stored, by the events of the job."""
     owner: dict[str, str] = {}
     copied: Counter[str] = Counter()
     for _, event in store.events(job):

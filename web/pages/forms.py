@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from reshard.client.operations.catalogs import Submission
-from reshard.client.operations.jobs import Asked
+from reshard.client.operations.jobs import JobRequest
 from reshard.client.operations.schedules import Kept
 from reshard.pipeline.errors import BadBody, BadCatalog, ReshardError, ScheduleExists
 from reshard.pipeline.places import AnyPlace
@@ -137,8 +137,8 @@ def as_typed(body: Fields) -> dict[str, str]:
     return boxes | {name: body.text(name) for name in body}
 
 
-def asked(body: Fields, kept: Asked | Request | None = None) -> dict[str, Any]:
-    """The fields of ``Asked`` that a form sent; those that stand as they were ``kept`` are the same.
+def request_fields(body: Fields, kept: JobRequest | Request | None = None) -> dict[str, Any]:
+    """The fields of ``JobRequest`` that a form sent; those that stand as they were ``kept`` are the same.
 
     What is typed says less than a place or a glob may hold. Raises BadRename, and BadBody without a source.
     """
@@ -163,7 +163,7 @@ def asked(body: Fields, kept: Asked | Request | None = None) -> dict[str, Any]:
     return sent | same | {"options": options}
 
 
-def typed_of(kept: Asked | Request) -> dict[str, str]:
+def typed_of(kept: JobRequest | Request) -> dict[str, str]:
     """A request as its form shows it."""
     options = {one.name: _typed(one, getattr(kept.options, one.name)) for one in OPTIONS}
     places = {"source": _place(kept.source), "target": _place(kept.target)}

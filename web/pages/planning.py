@@ -17,9 +17,9 @@ from reshard.web.pages.forms import (
     Form,
     Input,
     as_typed,
-    asked,
     defaults,
     inputs,
+    request_fields,
     shown,
 )
 from reshard.web.pages.picture import drawing, picture
@@ -70,7 +70,7 @@ def submit(call: Call) -> Reply:
 
 def _drafted(body: Fields) -> Drafted:
     """Raises BadBody and BadPlace."""
-    return read(Drafted, asked(body), "the form")
+    return read(Drafted, request_fields(body), "the form")
 
 
 def _page(typed: dict[str, str], error: ReshardError | None = None, **found: object) -> Page:

@@ -26,8 +26,8 @@ from reshard.web.pages.forms import (
     Button,
     Form,
     as_typed,
-    asked,
     defaults,
+    request_fields,
     shown,
     typed_of,
 )
@@ -140,7 +140,7 @@ def _sent(call: Call) -> dict[str, Any]:
     if "text" in call.body:
         return times | {"catalog": submission(call.body)}
     kept: Schedule | None = operations.show_schedule(call.session, name) if name else None
-    return times | {"request": asked(call.body, kept.request if kept else None)}
+    return times | {"request": request_fields(call.body, kept.request if kept else None)}
 
 
 def _now(found: ScheduleTimes) -> str:

@@ -69,7 +69,7 @@ _OF_CATALOGS = "catalog "  # before its name: who asked for its jobs
 T = TypeVar("T")
 
 
-class Now(NamedTuple):
+class Snapshot(NamedTuple):
     """What a run is changed by, as it is in the transaction that changes it."""
 
     at: int  # ms, by the server's clock
@@ -91,7 +91,7 @@ class Now(NamedTuple):
     counts: Counter[str]
 
     @classmethod
-    def read(cls, pipe: Pipeline, name: str) -> Now:
+    def read(cls, pipe: Pipeline, name: str) -> Snapshot:
         """From a pipeline that watches the catalog and has not begun to write."""
         fields = ("state", "run", "expander", "fired_by", "paused_from", "note", "empty")
         values = pipe.hmget(key(name), (*fields, "started", "since", "expander_until", "failures", "bytes"))
@@ -127,7 +127,7 @@ class Catalogs:
         """Begin a run; False when this very catalog is under way already. Raises BadCatalog, CatalogState."""
         parse(definition.text, definition.name)
 
-        def step(pipe: Pipeline, now: Now) -> bool:
+        def step(pipe: Pipeline, now: Snapshot) -> bool:
             pipe.multi()
             if not now.busy:
                 start(pipe, definition, now)
@@ -204,7 +204,7 @@ class Catalogs:
             for ms, night in zip(began, map(decoded, kept), strict=True)
         ]
 
-    def now(self, name: str) -> Now:
+    def now(self, name: str) -> Snapshot:
         """How far its run is, without its models; raises CatalogNotFound."""
         return self._change(name, lambda pipe, now: now, must_exist=True)
 
@@ -239,7 +239,7 @@ class Catalogs:
         What only the file can correct stays as it is.
         """
 
-        def step(pipe: Pipeline, now: Now) -> int:
+        def step(pipe: Pipeline, now: Snapshot) -> int:
             if now.state is not None and "expanding" in {now.state, now.paused_from}:
                 raise CatalogState(name=name, state=now.state, why="it has not been expanded yet")
             again: dict[str, Ended] = {}
@@ -269,7 +269,7 @@ class Catalogs:
     def remove(self, name: str) -> None:
         """Forget it and what it knows of its targets, which stay. Raises CatalogNotFound, CatalogState."""
 
-        def step(pipe: Pipeline, now: Now) -> None:
+        def step(pipe: Pipeline, now: Snapshot) -> None:
             if now.busy:
                 raise CatalogState(name=name, state=now.shown, why="remove it when all of its jobs have ended")
             nights = [f"night:{ms}" for ms in texts(pipe.lrange(key(name, "nights"), 0, -1))]
@@ -298,7 +298,7 @@ class Catalogs:
     def _turn(self, name: str, state: State, why: str, note: str = "", *expander: str) -> None:
         """``expander`` is the run and the token of who expands it, perhaps one that was begun anew meanwhile."""
 
-        def step(pipe: Pipeline, now: Now) -> None:
+        def step(pipe: Pipeline, now: Snapshot) -> None:
             cut_short = state == now.state == "cancelled" and now.active > 0
             if not (now.state in TURNS[state] or cut_short) or (expander and expander != (now.run, now.expander)):
                 raise CatalogState(name=name, state=now.shown, why=why)
@@ -318,14 +318,14 @@ class Catalogs:
 
         self._change(name, step, must_exist=True)
 
-    def _change(self, name: str, step: Callable[[Pipeline, Now], T], *watched: str, must_exist: bool = False) -> T:
+    def _change(self, name: str, step: Callable[[Pipeline, Snapshot], T], *watched: str, must_exist: bool = False) -> T:
         """Carry out ``step``, again when the catalog or what else is watched changed while it read.
 
         Raises CatalogNotFound when the catalog ``must_exist`` and does not.
         """
 
         def carry_out(pipe: Pipeline) -> T:
-            now = Now.read(pipe, name)
+            now = Snapshot.read(pipe, name)
             if must_exist and now.state is None:
                 raise CatalogNotFound(name=name)
             return step(pipe, now)
@@ -333,7 +333,7 @@ class Catalogs:
         return transact(self._redis, carry_out, key(name), *watched)
 
 
-def start(pipe: Pipeline, definition: Definition, now: Now, schedule: str = "") -> None:
+def start(pipe: Pipeline, definition: Definition, now: Snapshot, schedule: str = "") -> None:
     """Begin a run of a catalog that is not busy, in a transaction that read ``now`` of it."""
     name = definition.name
     pipe.delete(key(name), *(key(name, part) for part in RUN_PARTS))
@@ -350,7 +350,7 @@ def start(pipe: Pipeline, definition: Definition, now: Now, schedule: str = "") 
     enter(pipe, name, now, "expanding")
 
 
-def enter(pipe: Pipeline, name: str, now: Now, state: State, note: str = "") -> None:
+def enter(pipe: Pipeline, name: str, now: Snapshot, state: State, note: str = "") -> None:
     """Write the state of a run, and tell followers of it where it is news."""
     pipe.hset(key(name), mapping={"state": state, "since": now.at})
     looked_at = state in UNDER_WAY or now.active > 0
@@ -362,7 +362,7 @@ def enter(pipe: Pipeline, name: str, now: Now, state: State, note: str = "") -> 
         )  # fmt: skip
 
 
-def note_end(pipe: Pipeline, name: str, now: Now, number: str, repo: str, ended: Ended) -> None:
+def note_end(pipe: Pipeline, name: str, now: Snapshot, number: str, repo: str, ended: Ended) -> None:
     """Note how an entry ended, in ``now`` as well; once more beside what the next run takes the place of."""
     pipe.hset(key(name, "ended"), number, json.dumps(asdict(ended)))
     count(pipe, name, ended, 1)

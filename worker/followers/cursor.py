@@ -27,7 +27,7 @@ from reshard.worker.followers import records
 from reshard.worker.followers.catalogs import (
     LOOKED_AT,
     Catalogs,
-    Now,
+    Snapshot,
     asked_by,
     enter,
     hash_of,
@@ -80,7 +80,7 @@ class Cursor(Catalogs):
     def claim(self, name: str, token: str) -> str:
         """The run that this control is to expand now, or an empty string; claimed again, it stays this control's."""
 
-        def step(pipe: Pipeline, now: Now) -> str:
+        def step(pipe: Pipeline, now: Snapshot) -> str:
             pipe.multi()
             ends = now.expander_until  # beyond its length: from before the broker's clock jumped back
             held = now.expander not in {"", token} and now.at < ends <= now.at + ms(EXPAND_LEASE + CLOCK_SLACK)
@@ -97,7 +97,7 @@ class Cursor(Catalogs):
     def delay(self, name: str, run: str, token: str, error: ReshardError) -> None:
         """This run cannot be expanded yet, and why; nothing when it is not this control's to expand any more."""
 
-        def step(pipe: Pipeline, now: Now) -> None:
+        def step(pipe: Pipeline, now: Snapshot) -> None:
             pipe.multi()
             if (now.state, now.run, now.expander) == ("expanding", run, token):
                 pipe.hset(key(name), "note", f"{error}; trying again")
@@ -125,7 +125,7 @@ class Cursor(Catalogs):
         record = self._record(name)
         found = [(entry, records.settled(entry, error, record)) for entry, error in rows]
 
-        def step(first: int, pipe: Pipeline, now: Now) -> bool:
+        def step(first: int, pipe: Pipeline, now: Snapshot) -> bool:
             pipe.multi()
             if now.state != "expanding" or (now.run, now.expander) != (run, token):
                 return False
@@ -212,7 +212,7 @@ class Cursor(Catalogs):
         """Have ``job``, or a new one, carry out an entry -> ok, stop, gone, or another request's job on its target."""
         name = definition.name
 
-        def step(pipe: Pipeline, now: Now) -> str:
+        def step(pipe: Pipeline, now: Snapshot) -> str:
             waits = pipe.zscore(key(name, "todo"), number) is not None
             why, there = ("same", job) if job else in_the_way(pipe, submitted, self.store.most)
             pipe.multi()
@@ -252,7 +252,7 @@ class Cursor(Catalogs):
         """Note how an entry ended, once."""
         name = definition.name
 
-        def step(pipe: Pipeline, now: Now) -> None:
+        def step(pipe: Pipeline, now: Snapshot) -> None:
             was_active = pipe.hexists(key(name, "active"), number)
             waited = pipe.zscore(key(name, "todo"), number) is not None
             pipe.multi()

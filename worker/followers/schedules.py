@@ -286,7 +286,7 @@ class Schedules:
         if skip:
             return "missed", "", None
         if (catalog := schedule.catalog) is not None:
-            run = catalogs.Now.read(pipe, catalog.name)
+            run = catalogs.Snapshot.read(pipe, catalog.name)
             if run.busy:
                 return "overlap", "", None
             return "fired", "", lambda pipe: catalogs.start(pipe, catalog, run, schedule.name)

@@ -320,7 +320,7 @@ class JobStore:
         kept = cast("list[bytes]", self.redis.lrange(job_key(id, "log"), 0, -1))
         return [known_fields(LogLine, line) for line in kept]
 
-    def sealed(self, id: str, digests: Sequence[str]) -> list[bool]:
+    def stored(self, id: str, digests: Sequence[str]) -> list[bool]:
         """Which of these shards the target's store has answered for."""
         kept = self.redis.hmget(job_key(id, "receipts"), digests) if digests else []
         return [receipt is not None for receipt in cast("list[Any]", kept)]

@@ -53,7 +53,7 @@ class Lease:
     dead: str | None  # the token of an owner who never handed back
     bulk: bool
     worker: str
-    asked: int  # when the job was submitted, or last retried; ms since the epoch
+    submitted: int  # when the job was submitted, or last retried; ms since the epoch
     by: str  # who submitted it
     request: bytes  # JSON, as it was submitted
 

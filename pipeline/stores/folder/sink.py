@@ -1,4 +1,4 @@
-"""Files on their way into a folder: beside the target, under a token's own name until they are sealed."""
+"""Files on their way into a folder: beside the target, under a token's own name until they are stored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from reshard.pipeline.tensors import StoredFile
 
 
 class FolderSink:
-    """A Sink beside the target: files named by its token until they are sealed, then by their sha256."""
+    """A Sink beside the target: files named by its token until they are stored, then by their sha256."""
 
     transport = "file"
 
@@ -57,26 +57,26 @@ class FolderBatch:
         return writer
 
     def settle(self) -> list[StoredFile]:
-        return self._sealed([*takewhile(lambda staged: staged.file.on_disk, self._staged)])
+        return self._stored([*takewhile(lambda staged: staged.file.on_disk, self._staged)])
 
     def seal(self) -> list[StoredFile]:
         self._disk.flush()
         self._close()
-        return self._sealed([*self._staged])
+        return self._stored([*self._staged])
 
-    def _sealed(self, ready: Sequence[FolderWriter]) -> list[StoredFile]:
+    def _stored(self, ready: Sequence[FolderWriter]) -> list[StoredFile]:
         """The first files, which are on the disk by now, get their sha256 as names before they are answered for."""
-        sealed = []
+        stored = []
         for staged in ready:
             with disk_errors(staged.temporary, staged.size):
                 self._objects.mkdir(exist_ok=True)
                 staged.temporary.replace(self._objects / staged.sha256)
-            sealed.append(StoredFile(staged.path, staged.size, sha256=staged.sha256))
-        if sealed:
+            stored.append(StoredFile(staged.path, staged.size, sha256=staged.sha256))
+        if stored:
             sync_folder(self._objects)
         del self._staged[: len(ready)]
-        self.traffic = Traffic(uploaded=sum(file.size for file in sealed))
-        return sealed
+        self.traffic = Traffic(uploaded=sum(file.size for file in stored))
+        return stored
 
     def abort(self) -> None:
         self._close()

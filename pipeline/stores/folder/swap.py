@@ -5,7 +5,7 @@ its place in one step: ``renameat2(RENAME_EXCHANGE)`` where the file system has 
 that the next run completes. Beside a target ``x`` lie, while a job works and never after it:
 
     .x.reshard/<token>/     files that are being written
-    .x.reshard/objects/     files that are sealed, by sha256, so that another process can go on with them
+    .x.reshard/objects/     files that are stored, by sha256, so that another process can go on with them
     .x.reshard.new          the next state, or, after the swap, the last one on its way out
     .x.reshard.old          the last state, where there is no exchange
     .x.reshard.intent       the journal of a swap
@@ -174,7 +174,7 @@ class Swap:
                 os.close(descriptor)
 
     def staged(self) -> int:
-        """Bytes of the sealed files that wait for a commit."""
+        """Bytes of the stored files that wait for a commit."""
         return sum(status.st_size for _, status in self._sealed())
 
     def sweep(self) -> None:

@@ -183,9 +183,9 @@ class FolderTarget:
     ) -> list[Addition]:
         """Copies, never links: a file that is later edited in place must not change in two folders."""
         batch = self.sink(token).batch(files)
-        sealed = send_whole(batch, [(file, None) for file in files], source)
+        sent = send_whole(batch, [(file, None) for file in files], source)
         self.carried = self.carried.plus(batch.traffic)
-        return [*made, *(Addition(stored.path, stored=stored) for stored in sealed)]
+        return [*made, *(Addition(file.path, stored=file) for file in sent)]
 
     # -------------------------------------------------------------------------------------------------- commit
 

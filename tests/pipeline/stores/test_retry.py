@@ -15,7 +15,7 @@ from reshard.pipeline.errors import HubError, HubUnreachable, RateLimited
 from reshard.pipeline.limits import ATTEMPTS, BACKOFF_FIRST, BACKOFF_MAX, WAIT_MAX
 from reshard.pipeline.stores import pace
 from reshard.pipeline.stores.pace import LocalRateLimiter, RateLimitWindow, Waits
-from reshard.pipeline.stores.retry import Retry, is_transient, rate_limit_window, wait_asked
+from reshard.pipeline.stores.retry import Retry, is_transient, rate_limit_window, retry_after
 from tests.pipeline.stores.conftest import Impatient
 
 BROKEN = httpx2.ReadError("reset")
@@ -99,7 +99,7 @@ def test_progress_begins_a_new_row(pace: Impatient) -> None:
     ],
 )
 def test_a_server_says_how_long_to_wait(response: httpx2.Response, seconds: float | None) -> None:
-    assert wait_asked(response) == seconds
+    assert retry_after(response) == seconds
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def group_of(store: JobStore, leases: Leases, plan: Plan) -> Lease:
     return claimed(leases, job, "group:00000")
 
 
-def sealed(store: JobStore, leases: Leases, plan: Plan) -> Lease:
+def stored(store: JobStore, leases: Leases, plan: Plan) -> Lease:
     """Of a group whose files came in twenty seconds."""
     lease = group_of(store, leases, plan)
     later(store, 20, lease.job)
@@ -45,17 +45,17 @@ def test_what_was_sealed_since_copying_began_is_the_rate_of_the_job_and_of_all(
     assert store.get(lease.job).rate is None, "nothing is known yet"
     later(store, 20, lease.job)
     assert leases.seal(lease, receipts(plan, 0)) == "ok"
-    sealed = store.get(lease.job).bytes_done
-    assert store.get(lease.job).rate == pytest.approx(sealed / 20, rel=0.1)
-    assert places(store.redis, [])[1] == pytest.approx(sealed / 20, rel=0.1)
+    stored = store.get(lease.job).bytes_done
+    assert store.get(lease.job).rate == pytest.approx(stored / 20, rel=0.1)
+    assert places(store.redis, [])[1] == pytest.approx(stored / 20, rel=0.1)
     assert leases.seal(lease, receipts(plan, 0)) == "ok"
-    assert store.get(lease.job).rate == pytest.approx(sealed / 20, rel=0.1), "the second answer counts nothing"
+    assert store.get(lease.job).rate == pytest.approx(stored / 20, rel=0.1), "the second answer counts nothing"
 
 
 def test_a_rate_falls_while_nothing_comes_and_is_none_after_ten_minutes(
     store: JobStore, leases: Leases, plan: Plan
 ) -> None:
-    lease = sealed(store, leases, plan)
+    lease = stored(store, leases, plan)
     before = store.get(lease.job).rate
     later(store, 200, lease.job)
     after = store.get(lease.job).rate
@@ -67,7 +67,7 @@ def test_a_rate_falls_while_nothing_comes_and_is_none_after_ten_minutes(
 def test_a_pause_of_more_than_ten_minutes_is_no_part_of_the_next_rate(
     store: JobStore, leases: Leases, plan: Plan
 ) -> None:
-    lease = sealed(store, leases, plan)
+    lease = stored(store, leases, plan)
     leases.release(lease, "drain")
     later(store, 3600, lease.job)
     lease = claimed(leases, lease.job, "group:00000")
