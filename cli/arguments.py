@@ -123,7 +123,7 @@ def read_request(
         str | None,
         value(
             "USE",
-            f"Set --size for this use ({USES}), or cut for ranks that each read a part, as ep8 or pp4.",
+            f"Set --size for a use ({USES}), or group tensors by rank (ep8, pp4).",
             "--for",
             section=WEIGHTS,
         ),

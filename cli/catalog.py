@@ -101,7 +101,7 @@ def submit(
     watch: Annotated[bool, Option("--watch", help="Follow the catalog, as `reshard catalog watch` does.")] = False,
     output: Output,
 ) -> None:
-    """Queue the models of a catalog that changed.
+    """Queue the models in a catalog that have changed.
 
     Returns at once unless --watch is given. Jobs run a few at a time (--at-once).
 

@@ -13,10 +13,10 @@ from reshard.pipeline.errors.base import ReshardError
 
 class CheckpointError(ReshardError, code="checkpoint", exit_code=5):
     message = "{file}: {why}"
-    hint = "the source is broken; get a good copy from its author"
+    hint = "the source file is corrupt; get a good copy from its author"
 class BadHeader(CheckpointError, code="checkpoint.header"): ...
 class BadLength(CheckpointError, code="checkpoint.length"):
-    message = "{file} has {actual} bytes, and its header requires {expected}"
+    message = "{file} is {actual} bytes, but its header requires {expected}"
     hint = "the file was truncated or modified; get a good copy from its author"
 class BadIndex(CheckpointError, code="checkpoint.index"): ...
 class AbsentFile(BadIndex, code="checkpoint.absent_file"):

@@ -82,7 +82,7 @@ class HubUnreachable(HubError, code="hub.unreachable", setting="HF_ENDPOINT"):
     hint = "check the network and {setting}, then {again} to resume"
 class HubRefused(HubError, code="hub.refused", retryable=False):
     message = "{endpoint} refused {what}: {why}"
-    hint = "check its answer above; nothing was published"
+    hint = "see the response above; nothing was published"
 class ReadOnlyMirror(HubRefused, code="hub.read_only"):
     message = "{endpoint} is a read-only mirror, or does not accept {what}"
     hint = "nothing was published; publish to the Hub itself, or to a folder"
