@@ -166,6 +166,14 @@ def test_a_client_that_wrote_over_a_log_stops_no_work(store: JobStore, leases: L
     assert [one.text for one in store.log(lease.job)] == ["there"]
 
 
+@pytest.mark.parametrize("wrong", ["{", "[]", '{"at": "never"}', b"\xff", "[" * 100_000])
+def test_a_malformed_line_hides_no_other(store: JobStore, leases: Leases, wrong: str | bytes) -> None:
+    lease = claimed(leases, store.submit(ask()).id, "plan")
+    assert leases.log(lease, [line("there")]) == "ok"
+    store.redis.rpush(job_key(lease.job, "log"), wrong)
+    assert [one.text for one in store.log(lease.job)] == ["there"]
+
+
 # ------------------------------------------------------------------------------------------------ with the lease
 
 
