@@ -87,7 +87,7 @@ def test_a_worker_with_the_queue_of_one_class_leaves_the_jobs_of_the_other(site:
     fleet.drain(name)
     wait_for(lambda: "this worker is drained" in worker.said(), "its resting")
     fleet.undrain(name)
-    wait_for(lambda: "this worker takes work again" in worker.said(), "its coming back")
+    wait_for(lambda: "this worker accepts work again" in worker.said(), "its coming back")
     site.assert_published_once(site.submit("after"), "after")
     assert site.store.waiting()["bulk"] == 1 and site.store.get(bulk).state == JobState.queued
     queue_ = Queue(site.store)
