@@ -6,7 +6,10 @@ A command that takes a request has some forty options: `--help` shows the ``COMM
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterable
+from pathlib import PurePath
 from typing import Any
 
 from typer import Context, Exit, Option, echo
@@ -29,6 +32,15 @@ COMMON = ("to", "size", "dtype", "revision", "private", "pr", "overwrite", "jobs
 SHOWS_ALL = "reshard.help_all"  # of a context's `meta`: its help has all options
 
 
+# Its commands as help and messages name them: in backticks, as a usage or an example.
+_NAMED = re.compile(r"(`|\b(?:Usage|Example): )reshard(?= )")
+
+
+def as_typed(text: str) -> str:
+    """``text``, which names commands of `reshard`, as they are typed here: as an extension of `hf`, `hf reshard`."""
+    return _NAMED.sub(r"\1hf reshard", text) if PurePath(sys.argv[0]).name == "hf-reshard" else text
+
+
 def _show_all(context: Context, wanted: bool) -> None:
     if wanted:
         context.meta[SHOWS_ALL] = True
@@ -45,6 +57,9 @@ class SectionedCommand(TyperCommand):
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
 
+    def get_help(self, ctx: Any) -> str:
+        return as_typed(super().get_help(ctx))
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _write(_common(self, ctx) if self._is_short(ctx) else _options(self, ctx), formatter)
 
@@ -59,6 +74,9 @@ class SectionedCommand(TyperCommand):
 
 class SectionedGroup(TyperGroup):
     """A group whose commands stand in sections."""
+
+    def get_help(self, ctx: Any) -> str:
+        return as_typed(super().get_help(ctx))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _write(self.listed(), formatter)

@@ -13,6 +13,7 @@ from datetime import datetime
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, TextIO
 
+from reshard.cli.help import as_typed
 from reshard.client import SCHEMA
 from reshard.client import text as figures
 from reshard.pipeline.text import printable, printable_json, printable_lines
@@ -135,7 +136,7 @@ def json_line(data: Mapping[str, Any]) -> str:
 
 def _laid_out(text: str, width: int | None) -> str:
     """The text, which may hold names from outside, escaped; in lines of ``width`` columns on a terminal."""
-    rows = printable_lines(text).split("\n")
+    rows = printable_lines(as_typed(text)).split("\n")
     if width is not None:
         rows = [line for row in rows for line in _hanging(row, max(WRAP_MIN, width))]
     return "\n".join(rows)

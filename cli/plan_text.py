@@ -163,7 +163,9 @@ def occupied(plan: Plan, most: int) -> list[tuple[str, str]]:
     if not plan.occupied:
         return []
     goes = "nothing is replaced until the pull request is merged"
-    if plan.undo is not None:
+    if plan.undo is None and plan.into == plan.target:
+        goes = "nothing brings back what is replaced there"
+    elif plan.undo is not None:
         goes = undo_with(plan.undo, plan.transports.target == "file")
     if plan.in_place:
         changed = some([file.path for file in plan.replaced], most)

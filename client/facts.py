@@ -47,9 +47,12 @@ def into(request: Request) -> str:
 
 
 def undoable(request: Request) -> str | None:
-    """The target as `reshard rollback` takes it; None for a pull request, which changes nothing by itself."""
+    """The target as `reshard rollback` takes it.
+
+    None for a pull request, which changes nothing by itself, and for a store that keeps nothing.
+    """
     target, options = request.target, request.options
-    return None if options.pr else str(target.at(options.branch or target.branch))
+    return None if options.pr or not target.keeps else str(target.at(options.branch or target.branch))
 
 
 def source_bytes(read: Iterable[str], attested: Mapping[str, str]) -> dict[str, list[str]]:

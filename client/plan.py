@@ -109,6 +109,7 @@ def _needs(plan: Plan, source: Source, target: Target | None, context: Context) 
     before = target.at(plan.base).files() if target and plan.base else {}
     need = needs(plan, before)
     need = need if target else need._replace(target=0)
+    need = need if target is None or target.place.keeps else need._replace(history=0)
     card = source.files().get(CARD)
     text = None
     if card and plan.pin.named:

@@ -29,8 +29,6 @@ from reshard.pipeline.validation import Strict
 # The Hub's rule for names (huggingface_hub.utils.validate_repo_id): 96 characters of [\w.-], no `--`, no `..`,
 # and neither `-` nor `.` at either end.
 _NAME = re.compile(r"(?![\w.-]*(?:--|\.\.))[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?")
-
-
 _REPO = f"{_NAME.pattern}/{_NAME.pattern}"
 
 # No token has this form: one that is typed where a name belongs must not get into a job.
@@ -97,6 +95,7 @@ class _Place(Strict):
     noun: ClassVar[str]
     example: ClassVar[str]  # how it is typed, for people
     form: ClassVar[str]  # how it is typed, for schemas, where that means the same on every machine
+    keeps: ClassVar[bool] = True  # whether what a publication replaces can be brought back
     kind: str
 
     @model_serializer(mode="wrap")
@@ -142,7 +141,7 @@ class Hub(_Place):
     noun = "a repository"
     example = "user/repo, user/repo@revision, a Hub URL"
     form = (
-        rf"(?:hf://)?{_REPO}(?:@{_REVISION.pattern})?"
+        rf"(?:hf://(?!buckets/))?{_REPO}(?:@{_REVISION.pattern})?"
         rf"|https?://[A-Za-z0-9.-]{{1,253}}(?::[0-9]{{1,5}})?/(?!(?:datasets|spaces)/){_REPO}"
     )
     kind: Literal["hub"] = "hub"
@@ -188,7 +187,8 @@ class Hub(_Place):
 
 # Container names of Azure, bucket names of S3 and of Google, which allows the most.
 _BUCKET = r"(?:s3|gs|az)://[a-z0-9](?:[a-z0-9._-]{1,220})[a-z0-9]"
-_BUCKET_FOLDER = rf"{_BUCKET}(?:/(?!\.{{1,2}}(?:/|$))[^/?#\\\x00-\x1f]+)*"
+_FOLDERS = r"(?:/(?!\.{1,2}(?:/|$))[^/?#\\\x00-\x1f]+)*"
+_BUCKET_FOLDER = _BUCKET + _FOLDERS
 
 
 def check_bucket(url: str) -> str:
@@ -247,9 +247,52 @@ class Folder(_Place):
         return self.path
 
 
+_HUB_BUCKET = "hf://buckets/"
+_HUB_BUCKET_FOLDER = rf"{_HUB_BUCKET}{_REPO}{_FOLDERS}"
+
+
+def check_hub_bucket(url: str) -> str:
+    """``url`` without the slash at its end if it names a folder of a bucket on a Hub, else ValueError."""
+    url = url.rstrip("/")
+    if len(url) > URL_MAX or not re.fullmatch(_HUB_BUCKET_FOLDER, url):
+        raise ValueError("use hf://buckets/user/bucket/folder, without empty parts, lone dots, ?, # or backslashes")
+    return url
+
+
+class HubBucket(_Place):
+    """A folder of a bucket on the Hub at the job's ``HF_ENDPOINT``; a bucket has no commits."""
+
+    store = "reshard.pipeline.stores.hub_bucket"
+    noun = "a bucket"
+    example = "hf://buckets/user/bucket"
+    form = _HUB_BUCKET_FOLDER
+    keeps = False
+    kind: Literal["hub_bucket"] = "hub_bucket"
+    url: Annotated[str, AfterValidator(check_hub_bucket), WithJsonSchema(_text(form, URL_MAX))]
+
+    @classmethod
+    def typed(cls, text: str) -> Self | None:
+        return cls(url=check_hub_bucket(text)) if text.startswith(_HUB_BUCKET) else None
+
+    @property
+    def bucket(self) -> str:
+        return "/".join(self.url.split("/")[3:5])
+
+    @property
+    def path(self) -> str:
+        """Of its folder; empty for all of the bucket."""
+        return "/".join(self.url.split("/")[5:])
+
+    def page(self, default_endpoint: str, ref: str) -> str:
+        return f"{default_endpoint}/buckets/{self.bucket}" + (f"/tree/{quote(self.path)}" if self.path else "")
+
+    def __str__(self) -> str:
+        return self.url
+
+
 # The one list of stores. Each is asked whether a string is one of its own, the last first and a Hub at the end.
-AnyPlace = Hub | Folder | Bucket
-AnyTarget = Hub | Folder
+AnyPlace = Hub | Folder | Bucket | HubBucket
+AnyTarget = Hub | Folder | HubBucket
 PLACES: tuple[type[AnyPlace], ...] = get_args(AnyPlace)
 TYPED = f"{', '.join(place.example for place in PLACES[:-1])}, or {PLACES[-1].example}"
 BadPlace.defaults = {"cure": f"use {TYPED}"}  # here, as only this list has all of them

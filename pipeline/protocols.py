@@ -1,4 +1,4 @@
-"""What the pipeline asks of a store. A Hub and a folder answer alike, and one suite of tests holds them to it."""
+"""What the pipeline asks of a store. All kinds of stores answer alike, and one suite of tests holds them to it."""
 
 from __future__ import annotations
 

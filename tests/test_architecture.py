@@ -205,8 +205,8 @@ ROOMS = {
         {"job_text"},
         {"arguments", "progress"},
         {"errors", "completion"},
-        {"output", "profiles", "help"},
-        {"terminal"},
+        {"output", "profiles"},
+        {"terminal", "help"},
     ],
 }
 LINES_MAX = 450

@@ -27,6 +27,7 @@ from packaging.utils import canonicalize_name
 from safetensors.numpy import save_file
 
 from docs import links
+from tests.support.github import github
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -164,12 +165,15 @@ class Built(NamedTuple):
     said: str
 
 
+def copy_of_the_tree(to: Path) -> Path:
+    left = (".git", ".venv*", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "*.egg-info")
+    return shutil.copytree(ROOT, to, symlinks=True, ignore=shutil.ignore_patterns(*left))
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """What `make dist` makes, of the tree as it is now: a stale build/ or egg-info would hide what is missing."""
-    sources = tmp_path_factory.mktemp("sources") / "reshard"
-    left = (".git", ".venv*", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "*.egg-info")
-    shutil.copytree(ROOT, sources, symlinks=True, ignore=shutil.ignore_patterns(*left))
+    sources = copy_of_the_tree(tmp_path_factory.mktemp("sources") / "reshard")
     links.main(sources, REPOSITORY)
     to = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--outdir", to, sources]
@@ -358,3 +362,55 @@ def test_a_worker_is_installed_from_the_wheel_alone(wheel: Path, tmp_path: Path)
         assert "wrote" in reshard("submit", model, "--to", tmp_path / "out", "--size", "1MB", "--watch")
     finally:
         reshard("down")
+
+
+def wheel_again(name: str, to: Path) -> None:
+    """The wheel of what is installed here as ``name``, put together again of its files."""
+    found = distribution(name)
+    tags = re.findall(r"^Tag: (.+)-(.+)-(.+)$", found.read_text("WHEEL") or "", re.MULTILINE)
+    tag = "-".join(".".join(dict.fromkeys(part)) for part in zip(*tags, strict=True))
+    with zipfile.ZipFile(to / f"{name.replace('-', '_')}-{found.version}-{tag}.whl", "w") as wheel:
+        for file in found.files or ():
+            if ".." not in file.parts and file.suffix != ".pyc" and file.name not in {"INSTALLER", "REQUESTED"}:
+                wheel.write(found.locate_file(file), file)
+
+
+@pytest.mark.slow
+def test_hf_installs_it_as_an_extension_from_an_archive_of_its_repository(tmp_path: Path) -> None:
+    """Without git, a network or a package of ours: `hf` and pip as they are, with what pip resolves in a folder.
+
+    What differs from a user's machine: GitHub and the index. Both are here, and the index has the pinned versions only.
+    """
+    shelf, empty, out = tmp_path / "wheels", tmp_path / "empty", tmp_path / "out"
+    shelf.mkdir(), empty.mkdir()
+    for name in {*needed("reshard", frozenset(), set()), "setuptools"}:
+        wheel_again(name, shelf)
+    tree = copy_of_the_tree(tmp_path / "archive" / f"hf-reshard-{'a' * 40}")
+    archive = Path(shutil.make_archive(str(tmp_path / "HEAD"), "zip", tree.parent, tree.name)).read_bytes()
+    model = tmp_path / "model"
+    model.mkdir()
+    save_file({f"{i}.weight": np.full(1000, i, np.float32) for i in range(4)}, model / "model.safetensors")
+    pyproject = {"pyproject.toml": (ROOT / "pyproject.toml").read_bytes()}
+
+    with github("someone/hf-reshard", pyproject, archive, "a" * 40, tmp_path) as proxy:
+        env = {
+            "HOME": str(tmp_path), "PATH": str(empty), "HTTPS_PROXY": proxy, "SSL_CERT_FILE": f"{tmp_path}/github.pem",
+            "PIP_CERT": f"{tmp_path}/github.pem", "PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1",
+            "PIP_FIND_LINKS": str(shelf), "PIP_NO_COMPILE": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1",
+        }  # fmt: skip
+
+        def hf(*words: str | Path) -> str:
+            command = [sys.executable, Path(sys.executable).with_name("hf"), *words]
+            done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path)
+            assert done.returncode == 0, done.stdout + done.stderr
+            return done.stdout
+
+        hf("extensions", "install", "someone/hf-reshard")
+        assert f"{PYPROJECT['project']['description']} [extension someone/hf-reshard]" in " ".join(hf("--help").split())
+        assert hf("reshard", "plan", "--help").startswith("Usage: hf reshard plan ")
+        hf("reshard", "run", model, "--to", out, "--size", "9kB")
+    assert len([*out.glob("*.safetensors")]) == 2
+    own = tmp_path / ".local/share/hf/extensions/hf-reshard/venv/bin/python"
+    command = [own, "-c", "import reshard; print(reshard.__file__)"]
+    where = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path)
+    assert where.stdout.startswith(str(tmp_path))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reshard.pipeline.checkpoint.discover import find_checkpoints
 from reshard.pipeline.checkpoint.open import open_checkpoints
-from reshard.pipeline.errors import CheckpointError, KeptOriginal, NoWeights
+from reshard.pipeline.errors import CheckpointError, KeptOriginal, NothingKept, NoWeights
 from reshard.pipeline.planning.beside import excluded
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.request import Options
@@ -13,8 +13,12 @@ from reshard.pipeline.request import Options
 def refuse_to_drop_the_original(target: Target, now: Source, options: Options) -> None:
     """Raises KeptOriginal where the kept original has tensors in a dtype that ``now`` has not: nothing else has them.
 
+    Raises NothingKept where a store keeps no original at all.
+
     So does one whose headers cannot be read. Tensors count by name, those of other names by the dtypes that are there.
     """
+    if not target.place.keeps:
+        raise NothingKept(target=str(target.place))
     kept = target.original()
     if kept is None:
         return

@@ -45,7 +45,7 @@ def _undo(target: Target, commit: str, head: str, token: str) -> Change | str:
     past = _past(target, before[0].id) if before else None
     if past is None:
         cure = "a folder keeps only files that reshard did not write, until the next run into it"
-        why, kept = "no earlier version was kept", {} if target.branch else {"cure": cure}
+        why, kept = "no earlier version was kept", {"cure": cure} if target.place.local else {}
         raise NothingToRollBack(commit=said, why=why, **kept)
     present, now = target.at(commit), target.at(head)
     touched = {*past.files(), *present.files()} - {*published.kept}

@@ -119,6 +119,28 @@ class TreeItem(HubAnswer):
         return self
 
 
+class BucketInfo(HubAnswer):
+    private: bool
+
+
+class BucketItem(HubAnswer):
+    """A file or a folder of a bucket."""
+
+    type: str
+    path: object  # UnsafePath has more to say of it
+    size: Size = 0
+    xetHash: Sha256 | None = None
+
+
+class _BucketFailure(HubAnswer):
+    path: str
+    error: Text = ""
+
+
+class BucketBatch(HubAnswer):
+    failed: list[_BucketFailure] = []
+
+
 class _Author(HubAnswer):
     user: Text = ""
 

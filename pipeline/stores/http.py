@@ -14,7 +14,7 @@ import httpx2
 
 from reshard.pipeline.errors import HubRefused, ReshardError, SourceChanged
 from reshard.pipeline.limits import BACKOFF_FIRST, CHUNK, RECEIVE, RENEWALS, STALL_BYTES, STALL_WINDOW
-from reshard.pipeline.places import Hub
+from reshard.pipeline.places import AnyPlace, Hub
 from reshard.pipeline.protocols import Visibility
 from reshard.pipeline.stores.answers import is_url
 from reshard.pipeline.stores.hub_api import HubApi
@@ -37,7 +37,8 @@ class HubSource:
 
     def __init__(self, api: HubApi, place: Hub, commit: str, visibility: Visibility) -> None:
         self.api = api
-        self.place = place
+        self.place: AnyPlace = place
+        self._repo = place.repo
         self.pin = Pin(api.endpoint, place.repo, commit)
         self.visibility: Visibility = visibility
         self._lock = threading.Lock()
@@ -57,7 +58,7 @@ class HubSource:
         with self._lock:
             if self._files is None:
                 with meaning(self._unreadable):
-                    files = {file.path: file for file in self.api.tree(self.place.repo, self.pin.commit)}
+                    files = {file.path: file for file in self.api.tree(self._repo, self.pin.commit)}
                 self._files = MappingProxyType(files)
             return self._files
 
@@ -111,8 +112,10 @@ class HubSource:
             known = self._urls.get(path)
         if known is not None:
             return known, not self.api.own(known)
-        revision = quote(self.pin.commit, safe="")
-        return f"{self.api.endpoint}/{self.place.repo}/resolve/{revision}/{quote(path)}", False
+        return self._address(path), False
+
+    def _address(self, path: str) -> str:
+        return f"{self.api.endpoint}/{self._repo}/resolve/{quote(self.pin.commit, safe='')}/{quote(path)}"
 
     def _learn(self, file: StoredFile, asked: str, response: httpx2.Response) -> None:
         """Keep where a redirect leads, if what it leads to is still the file that was listed."""
@@ -168,7 +171,7 @@ class HubSource:
         """What it means that the commit that we are pinned to is refused."""
         if refusal.code == "RevisionNotFound":
             return self._changed(f"commit {self.pin.commit} no longer exists", **refusal.request)
-        return refusal.as_source(self.place.repo)
+        return refusal.as_source(str(self.place.at(None)))
 
     def _changed(self, what: str, **facts: str) -> SourceChanged:
         return SourceChanged(place=str(self.place), what=what, **facts)

@@ -292,13 +292,14 @@ class HubApi:
         organization, _, name = repo.partition("/")
         visibility = "private" if private else "public"
         body = {"name": name, "organization": organization, "visibility": visibility}
-        self._create("/api/repos/create", body)
+        self.create("/api/repos/create", body)
 
     def create_branch(self, repo: str, branch: str) -> None:
         """Create ``branch`` at the head of the default branch unless it is there; raises Refusal."""
-        self._create(f"/api/models/{repo}/branch/{quote(branch, safe='')}", {})
+        self.create(f"/api/models/{repo}/branch/{quote(branch, safe='')}", {})
 
-    def _create(self, path: str, body: dict[str, str]) -> None:
+    def create(self, path: str, body: dict[str, str]) -> None:
+        """Create what ``path`` makes unless it is there; raises Refusal."""
         try:
             self.call("POST", path, json=body)
         except Refusal as refusal:

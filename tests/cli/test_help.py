@@ -127,3 +127,22 @@ def test_help_is_a_word_too(
 def test_the_version_is_told(flag: str) -> None:
     done = CliRunner().invoke(app, [flag])
     assert (done.exit_code, done.output) == (0, f"reshard {version('reshard')}\n")
+
+
+def test_as_an_extension_it_is_called_what_is_typed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`hf reshard WORDS` runs `hf-reshard WORDS`, with nothing that says so but its own name."""
+
+    def typed(*words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["/anywhere/hf-reshard", *words])
+        with pytest.raises(SystemExit):
+            main()
+        out, err = capsys.readouterr()
+        return out + err
+
+    assert typed("plan", "--help").startswith("Usage: hf reshard plan ")
+    assert "\n  Example: hf reshard plan " in typed("plan", "--help")
+    assert typed().startswith("Usage: hf reshard ")
+    assert "hint: see `hf reshard plan --help`" in typed("plan", "a/b", "--nothing")
+    assert typed("--version") == f"reshard {version('reshard')}\n"

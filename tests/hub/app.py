@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from . import commit, control, discussions, info, lfs, repos_api, resolve
+from . import buckets, commit, control, discussions, info, lfs, repos_api, resolve
 from .call import Call
 from .cas import api as cas
 from .errors import HubError
@@ -16,6 +16,7 @@ from .wire import Request, Response, json_response
 Handler = Callable[[Call], Response]
 
 REPO = "/api/{kind}/{repo}"
+BUCKET = "/api/{bucket}"
 PAGE = "/{kind?}{repo}"  # pages of models have no prefix
 
 ROUTES: list[tuple[str, str, Handler]] = [
@@ -58,6 +59,15 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("PUT", "/_lfs/{kind}/{repo}/{sha256}/parts/{num}", lfs.put_part),
     ("POST", "/_lfs/{kind}/{repo}/{sha256}/complete", lfs.complete),
     ("GET", f"{PAGE}/resolve/{{rev}}/{{path}}", resolve.resolve),
+    ("GET", BUCKET, buckets.info),
+    ("POST", BUCKET, buckets.create),
+    ("GET", f"{BUCKET}/tree{{path?}}", buckets.tree),
+    ("POST", f"{BUCKET}/paths-info", buckets.paths_info),
+    ("POST", f"{BUCKET}/batch", buckets.batch),
+    ("GET", f"{BUCKET}/xet-write-token", cas.write_token),
+    ("GET", f"{BUCKET}/xet-read-token", cas.read_token),
+    ("GET", "/{bucket}/resolve/{path}", buckets.resolve),
+    ("GET", "/_cdn/buckets/{repo}/{sha256}/{name}", buckets.cdn),
     ("GET", "/_cdn/{kind}/{repo}/{sha256}/{name}", resolve.cdn),
     ("GET", f"{REPO}/xet-write-token/{{rev}}", cas.write_token),
     ("GET", f"{REPO}/xet-read-token/{{rev}}", cas.read_token),
@@ -73,6 +83,7 @@ ROUTES: list[tuple[str, str, Handler]] = [
 PARTS = {
     "{kind}": "(?P<kind>models|datasets|spaces)",
     "{kind?}": "(?P<kind>(?:datasets|spaces)/)?",
+    "{bucket}": "(?P<kind>buckets)/(?P<repo>[^/]+/[^/]+?)",
     "{repo}": "(?P<repo>[^/]+/[^/]+?)",
     "{slug}": "(?P<slug>[^/]+/[^/]+)",
     "{rev}": "(?P<rev>[^/]+)",

@@ -102,8 +102,13 @@ class Hub:
             repo = Repo(kind, repo_id, uid, now(), journal)
             if visibility != "public":
                 repo.record("settings", settings={"visibility": visibility})
-            first = Entry(self.blobs.put(GITATTRIBUTES), len(GITATTRIBUTES))
-            repo.commit(MAIN, {".gitattributes": first}, "initial commit", author=repo_id.split("/")[0])
+            first = {".gitattributes": Entry(self.blobs.put(GITATTRIBUTES), len(GITATTRIBUTES))}
+            repo.commit(
+                MAIN,
+                {} if kind == "buckets" else first,
+                "initial commit",
+                author=repo_id.split("/")[0],
+            )
             self.record("repo", kind=kind, id=repo_id, uid=uid, created_at=repo.created_at)
             return self.repos[kind, repo_id]
 

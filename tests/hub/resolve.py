@@ -39,7 +39,8 @@ def resolve(call: Call) -> Response:
         "Location": call.request.other_origin + call.hub.sign(target, commit=commit),
     }
     if (xet := repo.xet.get(entry.sha256)) and call.hub.settings.xet:
-        token = f"{call.request.origin}/api/{repo.kind}/{repo.id}/xet-read-token/{commit}"
+        token = f"{call.request.origin}/api/{repo.kind}/{repo.id}/xet-read-token"
+        token += "" if repo.kind == "buckets" else f"/{commit}"
         description = f"{call.request.origin}/_cas/{call.hub.name}/v1/reconstructions/{xet}"
         headers["X-Xet-Hash"] = xet
         headers["Link"] = f'<{token}>; rel="xet-auth", <{description}>; rel="xet-reconstruction-info"'

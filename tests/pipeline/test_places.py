@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from reshard.pipeline.errors import BadPlace, BadSize
-from reshard.pipeline.places import NOWHERE, PLACES, AnyPlace, AnyTarget, Bucket, Folder, Hub, parse_place
+from reshard.pipeline.places import NOWHERE, PLACES, AnyPlace, AnyTarget, Bucket, Folder, Hub, HubBucket, parse_place
 from reshard.pipeline.request import Request, parse_size
 
 
@@ -36,6 +36,8 @@ from reshard.pipeline.request import Request, parse_size
         ("s3://my.bucket-1/runs/é b/", Bucket(url="s3://my.bucket-1/runs/é b")),
         ("gs://my_bucket/runs", Bucket(url="gs://my_bucket/runs")),
         ("az://container/runs", Bucket(url="az://container/runs")),
+        ("hf://buckets/user/models", HubBucket(url="hf://buckets/user/models")),
+        ("hf://buckets/user/models/a b/c/", HubBucket(url="hf://buckets/user/models/a b/c")),
     ],
 )
 def test_a_place_is_what_it_looks_like(text: str, place: AnyPlace) -> None:
@@ -73,6 +75,7 @@ def test_an_object_in_place_of_a_place_is_held_to_the_same(url: str) -> None:
      "s3://bucket/a/.", "s3://bucket/a?versionId=1", "s3://bucket/a?X-Amz-Signature=secret",
      "https://bucket.example/a/b/c?sig=secret", "s3://bucket/a#b", "s3://key:secret@bucket/a", "s3://bucket:80/a",
      "hf://user:secret@huggingface.co/a/b", "https://[::1/a/b", "hf://user/repo@", "s3://bucket/a\tb", "hf://secret@huggingface.co/a/b",
+     "hf://buckets/user", "hf://buckets/user/b//c", "hf://buckets/user/b/../c", "hf://buckets/us er/b", "hf://buckets/",
      "s3a://bucket/x", "abfs://container/x", "file:///x"],
 )  # fmt: skip
 def test_what_names_no_place_is_refused(text: str) -> None:

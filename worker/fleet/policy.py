@@ -1,7 +1,7 @@
 """What a worker's operator allows: which Hubs, targets, sources and folders a job may name.
 
-A pattern is a namespace (`acme`), a repository (`acme/model`) or a glob over both (`acme/*-30MB`). Of object stores it
-is a folder with all below it (`s3://acme/runs`), or a glob over URLs.
+A pattern is a namespace (`acme`), a repository (`acme/model`) or a glob over both (`acme/*-30MB`). Of buckets and
+object stores it is a folder with all below it (`s3://acme/runs`), or a glob over URLs.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from reshard.pipeline.errors import (
     EndpointNotAllowed,
     FolderNotAllowed,
     PublicNotAllowed,
+    ReshardError,
     SourceNotAllowed,
     TargetNotAllowed,
     TokenMissing,
@@ -50,10 +51,13 @@ def check(request: Request, settings: Settings, own: Callable[[Hub], Iterable[st
     for place in sources:
         name, allowed = str(place.at(None)), settings.allowed_sources
         if place.local is None and not place.branch:
-            _check_url(name, allowed or ())
+            _check_url(name, allowed or (), SourceNotAllowed)
         elif place.branch and allowed is not None and not _matches(name, allowed):
             raise SourceNotAllowed(repo=name, allowed=_said(allowed))
     if request.target.local:
+        return
+    if not request.target.branch:
+        _check_url(str(request.target), settings.allowed_targets or (), TargetNotAllowed)
         return
     target = repository(request.target)
     allowed = settings.allowed_targets if settings.allowed_targets is not None else tuple(own(target))
@@ -95,11 +99,11 @@ def _check_folder(path: str, allowed: Sequence[Path]) -> None:
         raise FolderNotAllowed(path=path, allowed=_said([str(folder) for folder in allowed]))
 
 
-def _check_url(url: str, allowed: Sequence[str]) -> None:
-    """The credentials are the worker's own, so it reads of object stores only what a pattern with `://` names."""
+def _check_url(url: str, allowed: Sequence[str], error: type[ReshardError]) -> None:
+    """The credentials are the worker's own, so it uses of object stores only what a pattern with `://` names."""
     patterns = [pattern.rstrip("/") for pattern in allowed if "://" in pattern]
     if not any(fnmatchcase(url, glob) for pattern in patterns for glob in (pattern, f"{pattern}/*")):
-        raise SourceNotAllowed(repo=url, allowed=_said(patterns))
+        raise error(repo=url, namespace=url, allowed=_said(patterns))
 
 
 def _matches(repo: str, patterns: Iterable[str]) -> bool:

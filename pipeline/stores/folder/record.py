@@ -1,8 +1,9 @@
-"""What ``.reshard/`` inside a target keeps of our own publications; it is not among the target's files."""
+"""What ``.reshard/`` inside a target without commits keeps of our publications; it is not among the target's files."""
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -10,13 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from reshard.pipeline.errors import TargetConflict
+from reshard.pipeline.limits import KEPT_MAX
 from reshard.pipeline.places import Folder
+from reshard.pipeline.protocols import Commit, HistoryRewritten
 from reshard.pipeline.stores.folder.disk import write_file
 from reshard.pipeline.stores.folder.marks import is_mark, is_ours
 from reshard.pipeline.stores.folder.source import FileStat, FolderSource
 from reshard.pipeline.tensors import StoredFile
 
 RECORD = ".reshard"
+PUBLICATIONS = "publications.json"  # in it
+OURS = "reshard"  # the author of what this machine published
+OTHERS = "changed by someone else"  # the title of what others changed between two of our publications
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,51 +38,94 @@ class Record:
     """Our publications, oldest first, and what the last of them left in the folder."""
 
     publications: list[RecordedPublication] = field(default_factory=list)
-    files: dict[str, tuple[int, int, str]] = field(default_factory=dict)  # path: size, mtime_ns, sha256
+    files: dict[str, tuple[int, int | str, str]] = field(default_factory=dict)  # path: size, mtime_ns or tag, sha256
     kept: dict[str, str] = field(default_factory=dict)  # base64 of small files, to tell an owner's edit later
     marks: dict[str, str] = field(default_factory=dict)  # by publication: the mark of the machine that made it
 
     @staticmethod
     def load(root: Path) -> Record:
-        file = root / RECORD / "publications.json"
+        file = root / RECORD / PUBLICATIONS
         try:
-            data: dict[str, Any] = json.loads(file.read_text())
+            return Record.parse(file.read_bytes(), str(root), str(file))
+        except FileNotFoundError:
+            return Record()
+
+    @staticmethod
+    def parse(text: bytes, target: str, file: str) -> Record:
+        try:
+            data: dict[str, Any] = json.loads(text)
             return Record(
                 [RecordedPublication(**item) for item in data["publications"]],
-                {path: (size, mtime_ns, sha256) for path, (size, mtime_ns, sha256) in data["files"].items()},
+                {path: (size, seen, sha256) for path, (size, seen, sha256) in data["files"].items()},
                 data["kept"],
                 {id: given for id, given in dict(data.get("marks") or {}).items() if is_mark(given)},
             )
-        except FileNotFoundError:
-            return Record()
         except (ValueError, KeyError, TypeError) as error:
-            raise TargetConflict(target=str(root), what=f"{file} was changed") from error
+            raise TargetConflict(target=target, what=f"{file} was changed") from error
 
     def save(self, root: Path) -> None:
         folder = root / RECORD
         folder.mkdir(exist_ok=True)
-        file = folder / "publications.json"
+        file = folder / PUBLICATIONS
         file.unlink(missing_ok=True)  # it may be the last state's own, linked here
-        write_file(file, json.dumps(asdict(self)).encode())
+        write_file(file, self.text())
+
+    def text(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    def after(
+        self,
+        ours: RecordedPublication,
+        made: str | None,
+        listing: Mapping[str, tuple[int, int | str]],
+        stored: Mapping[str, str],
+        content: Mapping[str, bytes],
+    ) -> Record:
+        """The record once ``ours`` stands, with its mark: ``stored`` has sha256 by path, ``content`` small files."""
+        sha256 = {**self.sha256(listing), **stored}
+        texts = {path: text for path, text in self.kept.items() if path in sha256 and path not in stored}
+        for path, data in content.items():
+            sha256[path] = hashlib.sha256(data).hexdigest()
+            if len(data) <= KEPT_MAX:
+                texts[path] = base64.b64encode(data).decode()
+        files = {path: (*listing[path], digest) for path, digest in sha256.items() if path in listing}
+        return Record([*self.publications, ours], files, texts, self.marks | ({ours.id: made} if made else {}))
+
+    def history(self, at: str, since: str | None, kept: str | None = None) -> Iterator[Commit]:
+        """Our publications, newest first; what others changed between two of them is one commit without an author.
+
+        ``kept`` is the state before all of ours, where it can still be read. Raises HistoryRewritten.
+        """
+        upto = max((n for n, ours in enumerate(self.publications, 1) if ours.id == at), default=len(self.publications))
+        reached = at
+        for ours in reversed(self.publications[:upto]):
+            if reached == since:
+                return
+            if ours.id != reached:
+                yield Commit(reached, OTHERS, "", "")
+                if ours.id == since:
+                    return
+            yield Commit(ours.id, ours.title, ours.message, OURS if self.is_ours(ours) else "")
+            reached = ours.parent
+        if since is not None and reached != since:
+            raise HistoryRewritten(since)
+        if since is None and kept == reached:
+            yield Commit(reached, OTHERS, "", "")
 
     def is_ours(self, publication: RecordedPublication) -> bool:
         """Whether this machine wrote it down; anybody else may have written the rest."""
         return is_ours(publication.message, self.marks.get(publication.id))
 
-    def sha256(self, listing: Mapping[str, FileStat]) -> dict[str, str]:
+    def sha256(self, listing: Mapping[str, tuple[int, int | str]]) -> dict[str, str]:
         """The sha256 of those of our files that are unchanged."""
-        return {
-            path: sha256
-            for path, (size, mtime_ns, sha256) in self.files.items()
-            if listing.get(path) == FileStat(size, mtime_ns)
-        }
+        return {path: sha256 for path, (*seen, sha256) in self.files.items() if listing.get(path) == tuple(seen)}
 
 
 class LastPublication(FolderSource):
     """Our last publication in a folder that changed since: lists all of its files, reads the unchanged ones."""
 
     def __init__(self, place: Folder, record: Record) -> None:
-        listing = {path: FileStat(size, mtime_ns) for path, (size, mtime_ns, _) in record.files.items()}
+        listing = {path: FileStat(size, int(mtime_ns)) for path, (size, mtime_ns, _) in record.files.items()}
         sha256 = {path: entry[2] for path, entry in record.files.items()}
         super().__init__(place, listing, record.publications[-1].id, sha256)
         self._kept = record.kept

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 
 from reshard.pipeline.errors import FolderNotWritable, ObjectLost, TargetConflict, UnsafePath
-from reshard.pipeline.limits import KEPT_MAX
 from reshard.pipeline.places import Folder, resolved
 from reshard.pipeline.protocols import (
     Addition,
     Change,
     Commit,
     HeadMoved,
-    HistoryRewritten,
     Leave,
     Source,
     TargetState,
@@ -26,7 +22,7 @@ from reshard.pipeline.protocols import (
 from reshard.pipeline.stores.carry import send_whole
 from reshard.pipeline.stores.folder.disk import disk_errors, remove_if_empty, sync_folder, write_file
 from reshard.pipeline.stores.folder.marks import mark
-from reshard.pipeline.stores.folder.record import RECORD, LastPublication, Record, RecordedPublication
+from reshard.pipeline.stores.folder.record import OURS, RECORD, LastPublication, Record, RecordedPublication
 from reshard.pipeline.stores.folder.sink import FolderSink
 from reshard.pipeline.stores.folder.source import EMPTY, FileStat, FolderSource, digest_of, list_folder
 from reshard.pipeline.stores.folder.swap import Swap, copy_file, link_file, link_tree
@@ -35,7 +31,6 @@ from reshard.pipeline.tensors import StoredFile
 
 OTHER_NAME = "choose a folder, or a name that does not exist yet"
 BELOW = "choose a folder inside it"
-OURS = "reshard"  # the author of what this machine published
 
 
 def open_source(place: Folder, *_: object) -> FolderSource:
@@ -119,24 +114,9 @@ class FolderTarget:
         raise TargetConflict(target=self.place.path, what="someone else wrote to it")
 
     def history(self, at: str, since: str | None) -> Iterator[Commit]:
-        """Our publications, newest first; what others changed between two of them is one commit without an author."""
         record = Record.load(self._root)
-        publications = record.publications
-        upto = max((n for n, ours in enumerate(publications, 1) if ours.id == at), default=len(publications))
-        reached = at
-        for ours in reversed(publications[:upto]):
-            if reached == since:
-                return
-            if ours.id != reached:
-                yield Commit(reached, "changed by someone else", "", "")
-                if ours.id == since:
-                    return
-            yield Commit(ours.id, ours.title, ours.message, OURS if record.is_ours(ours) else "")
-            reached = ours.parent
-        if since is not None and reached != since:
-            raise HistoryRewritten(since)
-        if since is None and (kept := self._kept(record)) is not None and kept.pin.commit == reached:
-            yield Commit(reached, "changed by someone else", "", "")
+        kept = self._kept(record) if since is None else None
+        return record.history(at, since, kept.pin.commit if kept is not None else None)
 
     def _kept(self, record: Record) -> FolderSource | None:
         """The state before our last commit, where it is kept.
@@ -238,22 +218,10 @@ class FolderTarget:
             link_file(staged, goal)
 
     def _updated_record(self, change: Change, parent: str, commit: str, listing: Mapping[str, FileStat]) -> Record:
-        old = Record.load(self._root)
-        sha256 = old.sha256(listing)
-        kept = {path: content for path, content in old.kept.items() if path in sha256}
-        for addition in change.additions:
-            if addition.stored is not None:
-                sha256[addition.path] = addition.stored.sha256 or ""
-                kept.pop(addition.path, None)
-            else:
-                content = addition.content or b""
-                sha256[addition.path] = hashlib.sha256(content).hexdigest()
-                if len(content) <= KEPT_MAX:
-                    kept[addition.path] = base64.b64encode(content).decode()
-        files = {path: (*listing[path], digest) for path, digest in sha256.items() if path in listing}
+        stored = {one.path: one.stored.sha256 or "" for one in change.additions if one.stored is not None}
+        content = {one.path: one.content or b"" for one in change.additions if one.stored is None}
         ours = RecordedPublication(commit, parent, change.title, change.message)
-        marks = old.marks | ({commit: made} if (made := mark(change.message)) else {})
-        return Record([*old.publications, ours], files, kept, marks)
+        return Record.load(self._root).after(ours, mark(change.message), listing, stored, content)
 
 
 def _name(folder: Path) -> str | None:

@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 
 from reshard.pipeline.limits import MB, MEMORY_FLOOR_XET
-from reshard.pipeline.places import Bucket, Folder, Hub
+from reshard.pipeline.places import Bucket, Folder, Hub, HubBucket
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores.connect import Context, open_source, open_target
@@ -130,6 +130,33 @@ def bucket_source(bucket: S3, context: Context) -> MakeSource:
 
 
 @pytest.fixture
+def hub_bucket_source(namespace: Namespace, context: Context) -> MakeSource:
+    """A folder of a bucket on a Hub, with these files, which the Hub's own client put there."""
+
+    def make(files: Mapping[str, bytes]) -> Source:
+        api, bucket = HfApi(endpoint=namespace.endpoint, token=namespace.token), namespace.repo("bucket")
+        api.create_bucket(bucket, private=True, exist_ok=True)
+        folder = f"source{next(_names)}"
+        # The Hub takes a prefix for the beginning of a name: the folder beside it must not be seen.
+        beside = [(b"other", f"{folder}-other/config.json")]
+        api.batch_bucket_files(bucket, add=[*((data, f"{folder}/{path}") for path, data in files.items()), *beside])
+        return open_source(HubBucket(url=f"hf://buckets/{bucket}/{folder}"), context)
+
+    return make
+
+
+@pytest.fixture
+def hub_bucket_target(namespace: Namespace, context: Context) -> MakeTarget:
+    """A folder of a bucket that is not there yet."""
+
+    def make(**options: object) -> Target:
+        place = HubBucket(url=f"hf://buckets/{namespace.repo(f'bucket{next(_names)}')}/some/folder")
+        return open_target(place, Options.model_validate(options), context)
+
+    return make
+
+
+@pytest.fixture
 def hub_target(namespace: Namespace, context: Context) -> MakeTarget:
     """A repository that is not there yet, written over LFS."""
 
@@ -162,16 +189,22 @@ def folder_target(tmp_path: Path, context: Context) -> MakeTarget:
     return make
 
 
-@pytest.fixture(params=["folder", "http", "xet", "bucket"])
+@pytest.fixture(params=["folder", "http", "xet", "bucket", "hub_bucket"])
 def make_source(request: pytest.FixtureRequest) -> Iterator[MakeSource]:
-    names = {"folder": "folder_source", "http": "hub_source", "xet": "xet_source", "bucket": "bucket_source"}
-    yield request.getfixturevalue(names[request.param])
+    names = {"http": "hub_source"}
+    yield request.getfixturevalue(names.get(request.param, f"{request.param}_source"))
 
 
-@pytest.fixture(params=["folder", "lfs", "xet"])
+@pytest.fixture(params=["folder", "lfs", "xet", "hub_bucket"])
 def make_target(request: pytest.FixtureRequest) -> Iterator[MakeTarget]:
-    names = {"folder": "folder_target", "lfs": "hub_target", "xet": "xet_target"}
-    yield request.getfixturevalue(names[request.param])
+    names = {"lfs": "hub_target"}
+    yield request.getfixturevalue(names.get(request.param, f"{request.param}_target"))
+
+
+@pytest.fixture(params=["hub_bucket"])
+def make_object_target(request: pytest.FixtureRequest) -> Iterator[MakeTarget]:
+    """Of the stores without commits."""
+    yield request.getfixturevalue(f"{request.param}_target")
 
 
 def write_files(root: Path, files: Mapping[str, bytes]) -> None:

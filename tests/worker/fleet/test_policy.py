@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from reshard.pipeline.errors import BadPlace, FolderNotAllowed, SourceNotAllowed, TargetNotAllowed
-from reshard.pipeline.places import AnyPlace, Bucket, Folder, Hub
+from reshard.pipeline.places import AnyPlace, Bucket, Folder, Hub, HubBucket
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.stores.credentials import Credentials
 from reshard.worker.fleet.policy import check, endpoints
@@ -99,6 +99,20 @@ def test_an_object_store_is_read_only_where_a_list_names_it(
         else:
             with pytest.raises(SourceNotAllowed, match=url):
                 check(asked, settings, us)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "ok"),
+    [(None, False), (("*", "*/*", "us"), False), (("hf://buckets/us",), True), (("hf://buckets/us/other",), False)],
+)
+def test_a_bucket_is_written_only_where_a_list_names_it(allowed: tuple[str, ...] | None, ok: bool) -> None:
+    place, settings = HubBucket(url="hf://buckets/us/models/small"), Settings(allowed_targets=allowed)
+    asked = request().model_copy(update={"target": place})
+    if ok:
+        check(asked, settings, nobody_asks)
+    else:
+        with pytest.raises(TargetNotAllowed, match="hf://buckets/us/models/small"):
+            check(asked, settings, nobody_asks)
 
 
 def test_sources_are_free_unless_a_list_is_set() -> None:

@@ -1,0 +1,363 @@
+"""A target whose store has no commits: objects below one prefix, which change one by one.
+
+A change is written down whole before the first file changes; whoever comes next finishes what a crash cut off:
+
+    .reshard/lock.json          one publication at a time, as far as the store can say so
+    .reshard/pending.json       the whole change: from here on it is finished, by this process or by the next
+    the files                   weights and all others, then the indexes, then deletions
+    .reshard/publications.json  what was published, as a folder keeps it; the change is no longer pending
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Protocol
+from uuid import uuid4
+
+from reshard.pipeline.errors import ObjectLost, TargetConflict, UnsafePath
+from reshard.pipeline.limits import KEPT_MAX, LOCK_AGE
+from reshard.pipeline.places import AnyPlace, AnyTarget
+from reshard.pipeline.protocols import (
+    Addition,
+    Change,
+    Commit,
+    HeadMoved,
+    Leave,
+    Sink,
+    Source,
+    TargetState,
+    Traffic,
+    Visibility,
+)
+from reshard.pipeline.request import key_of
+from reshard.pipeline.stores.carry import send_whole
+from reshard.pipeline.stores.folder.marks import is_mark, mark
+from reshard.pipeline.stores.folder.record import OURS, PUBLICATIONS, RECORD, Record, RecordedPublication
+from reshard.pipeline.tensors import Pin, StoredFile
+from reshard.pipeline.text import unsafe_path
+
+log = logging.getLogger(__name__)
+
+Listing = Mapping[str, tuple[int, str]]  # by path: bytes, and a tag that differs where the content does
+
+OWN = f"{RECORD}/"
+LOCK, PENDING, PUBLISHED = f"{OWN}lock.json", f"{OWN}pending.json", f"{OWN}{PUBLICATIONS}"
+NO_COMMITS = (
+    "{place} has no commits: its files change one after the other, the index last,"
+    " and a publication cannot be rolled back"
+)
+
+
+def digest_of(listing: Listing) -> str:
+    """What a state is called: a digest of its files' paths, sizes and tags."""
+    return key_of([[path, *seen] for path, seen in sorted(listing.items())])
+
+
+EMPTY = digest_of({})
+
+
+class Objects(Protocol):
+    """What the target asks of its store; paths are below the prefix. Raises the HubError and AccessError families."""
+
+    @property
+    def place(self) -> AnyTarget: ...
+
+    @property
+    def transport(self) -> str: ...
+
+    def look(self) -> Visibility | None:
+        """Who may see what is there; None where nothing is."""
+        ...
+
+    def leave(self, exists: bool) -> Leave: ...
+
+    def prepare(self, private: bool) -> None:
+        """Create what is missing, and make sure that we may write."""
+        ...
+
+    def listed(self) -> Listing:
+        """Every object; nothing where nothing is."""
+        ...
+
+    def read(self, path: str) -> bytes | None: ...
+
+    def write(self, path: str, content: bytes) -> None: ...
+
+    def claim(self, path: str, content: bytes) -> bool:
+        """``write``, unless there is such an object: False then."""
+        ...
+
+    def put(self, files: Sequence[StoredFile]) -> None:
+        """Give what a sink stored its place; raises ObjectLost. Doing it again changes nothing."""
+        ...
+
+    def delete(self, paths: Sequence[str]) -> None: ...
+
+    def source(self, listing: Listing, commit: str, sha256: Mapping[str, str]) -> Source: ...
+
+    def sink(self, token: str) -> Sink: ...
+
+    def lost(self, stored: Sequence[StoredFile]) -> list[StoredFile]: ...
+
+    def discard(self, token: str) -> None:
+        """Free what the sink of ``token`` has not sealed."""
+        ...
+
+    def clear(self, stored: Sequence[StoredFile]) -> None:
+        """Free what has its place now."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A change that was begun."""
+
+    id: str
+    parent: str
+    title: str
+    message: str
+    mark: str | None  # of the machine that began it; who finishes it vouches for nothing
+    files: list[tuple[str, int, str, str | None]]  # path, bytes, sha256, xet
+    deletes: list[str]
+    texts: dict[str, str]  # base64 of small files of our own
+
+    @staticmethod
+    def parse(text: bytes, target: str) -> _Pending:
+        """Raises TargetConflict and UnsafePath for what none of us wrote."""
+        try:
+            data = json.loads(text)
+            files = [(str(path), int(size), str(sha256), xet) for path, size, sha256, xet in data.pop("files")]
+            found = _Pending(files=files, **data)
+        except (ValueError, KeyError, TypeError) as error:
+            raise TargetConflict(target=target, what=f"{PENDING} was changed") from error
+        for path in (*(file[0] for file in files), *found.deletes):
+            if why := unsafe_path(path) or (path.startswith(OWN) and "it is reshard's own"):
+                raise UnsafePath(file=target, path=repr(path)[:300], why=why)
+        return found
+
+    @property
+    def stored(self) -> list[StoredFile]:
+        return [StoredFile(path, size, sha256=sha256, xet=xet) for path, size, sha256, xet in self.files]
+
+
+class ObjectTarget:
+    """A Target of one prefix."""
+
+    branch = ""
+    endpoint = None
+
+    def __init__(self, objects: Objects) -> None:
+        self.objects = objects
+        self.place = objects.place
+        self.carried = Traffic()
+
+    @property
+    def transport(self) -> str:
+        return self.objects.transport
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (NO_COMMITS.format(place=self.place),)
+
+    def state(self) -> TargetState:
+        visibility = self.objects.look()
+        if visibility is None:
+            return TargetState(False, "private", None)
+        head = self.head()
+        return TargetState(True, visibility, None if head == EMPTY else head)
+
+    def leave(self, exists: bool) -> Leave:
+        return self.objects.leave(exists)
+
+    def prepare(self, private: bool) -> str:
+        self.objects.prepare(private)
+        return self.head()
+
+    def request(self, digest: str, title: str, message: str) -> ObjectTarget:
+        return self
+
+    def head(self) -> str:
+        self._recover()
+        return digest_of(self._listed())
+
+    def _listed(self) -> Listing:
+        return {path: seen for path, seen in self.objects.listed().items() if not path.startswith(OWN)}
+
+    def _record(self) -> Record:
+        text = self.objects.read(PUBLISHED)
+        return Record() if text is None else Record.parse(text, str(self.place), PUBLISHED)
+
+    def at(self, commit: str) -> Source:
+        """The target as it is, or as we last left it; raises TargetConflict for any other state, which is gone."""
+        listing, record = self._listed(), self._record()
+        if digest_of(listing) == commit:
+            return self.objects.source(listing, commit, record.sha256(listing))
+        if record.publications and record.publications[-1].id == commit:
+            then = {path: (size, str(seen)) for path, (size, seen, _) in record.files.items()}
+            source = self.objects.source(then, commit, {path: file[2] for path, file in record.files.items()})
+            return Remembered(source, record.kept)
+        raise TargetConflict(target=str(self.place), what="someone else wrote to it")
+
+    def history(self, at: str, since: str | None) -> Iterator[Commit]:
+        return self._record().history(at, since)
+
+    def is_shared(self, commit: str) -> bool:
+        return False
+
+    def original(self) -> None:
+        return None
+
+    def is_ours(self, commit: str, author: str) -> bool:
+        return author == OURS
+
+    def room(self) -> None:
+        return None
+
+    def sink(self, token: str) -> Sink:
+        return self.objects.sink(token)
+
+    def discard(self, token: str) -> None:
+        self.objects.discard(token)
+
+    def holds(self, stored: Sequence[StoredFile]) -> list[StoredFile]:
+        return self.objects.lost(stored)
+
+    def carry(
+        self, files: Sequence[StoredFile], source: Source, token: str, made: Sequence[Addition] = ()
+    ) -> list[Addition]:
+        batch = self.sink(token).batch(files, source)
+        sealed = send_whole(batch, [(file, None) for file in files], source)
+        self.carried = self.carried.plus(batch.traffic)
+        return [*made, *(Addition(stored.path, stored=stored) for stored in sealed)]
+
+    # -------------------------------------------------------------------------------------------------- commit
+
+    def commit(self, change: Change, parent: str) -> str:
+        """What interrupts it after the change is pending leaves that to the next who looks at the target."""
+        id_ = uuid4().hex
+        own = {one.path: one.content or b"" for one in change.additions if one.stored is None}
+        stored = [one.stored for one in change.additions if one.stored is not None]
+        at = {one.stored: one.path for one in change.additions if one.stored is not None}
+        stored = [StoredFile(at[one], one.size, sha256=one.sha256, xet=one.xet) for one in stored]
+        if lost := self.holds(stored):
+            raise ObjectLost([file.sha256 for file in lost], repo=str(self.place), what=lost[0].path)
+        stored += self._stored(own, id_)
+        pending = _Pending(
+            id_,
+            parent,
+            change.title,
+            change.message,
+            mark(change.message),
+            [(file.path, file.size, file.sha256 or "", file.xet) for file in stored],
+            list(change.deletes),
+            {path: base64.b64encode(data).decode() for path, data in own.items() if len(data) <= KEPT_MAX},
+        )
+        if not self.objects.claim(LOCK, json.dumps({"id": id_, "time": round(time.time())}).encode()):
+            self._unlock()
+            raise HeadMoved(parent)
+        try:
+            if digest_of(self._listed()) != parent:
+                raise HeadMoved(parent)
+            self.objects.write(PENDING, json.dumps(asdict(pending)).encode())
+        except BaseException:
+            self.objects.delete([LOCK])
+            raise
+        return self._finish(pending)
+
+    def _stored(self, content: Mapping[str, bytes], token: str) -> list[StoredFile]:
+        batch = self.sink(token).batch([])
+        try:
+            for path, data in content.items():
+                writer = batch.open(path, len(data))
+                writer.write(memoryview(data))
+                writer.finish()
+            return batch.seal()
+        finally:
+            batch.abort()
+
+    def _finish(self, pending: _Pending) -> str:
+        """Every step may be done twice, and by two at the same time."""
+        files = pending.stored
+        indexes = [file for file in files if file.path.endswith(".index.json")]
+        self.objects.put([file for file in files if file not in indexes])
+        self.objects.put(indexes)
+        self.objects.delete([path for path in pending.deletes if path in self._listed()])
+        listing, record = self._listed(), self._record()
+        commit = digest_of(listing)
+        last = record.publications[-1] if record.publications else None
+        if last is None or (last.id, last.parent) != (commit, pending.parent):
+            ours = RecordedPublication(commit, pending.parent, pending.title, pending.message)
+            texts = {path: base64.b64decode(text) for path, text in pending.texts.items()}
+            sha256 = {file.path: file.sha256 or "" for file in files if file.path not in texts}
+            made = pending.mark if is_mark(pending.mark) else None
+            self.objects.write(PUBLISHED, record.after(ours, made, listing, sha256, texts).text())
+        if self._pending() == pending:
+            self.objects.delete([PENDING])
+            self.objects.delete([LOCK])
+        self.objects.clear(files)
+        return commit
+
+    def _pending(self) -> _Pending | None:
+        text = self.objects.read(PENDING)
+        return None if text is None else _Pending.parse(text, str(self.place))
+
+    def _recover(self) -> None:
+        """Finish what was begun; what has lost an object meanwhile is given up, as others have written there since."""
+        pending = self._pending()
+        if pending is None:
+            return
+        try:
+            self._finish(pending)
+        except ObjectLost as error:
+            log.warning("gave up an interrupted publication: %s", error)
+            self.objects.delete([PENDING])
+            self.objects.delete([LOCK])
+
+    def _unlock(self) -> None:
+        """Finish or break off what holds the lock, if that has stopped."""
+        self._recover()
+        try:
+            held = json.loads(self.objects.read(LOCK) or b"{}")
+            since = float(held.get("time", time.time()))
+        except (ValueError, TypeError, AttributeError):
+            since = 0.0
+        if time.time() - since > LOCK_AGE:
+            self.objects.delete([LOCK])
+
+
+class Remembered:
+    """A Source of our last publication, where others have changed it since: small files are as we wrote them."""
+
+    def __init__(self, source: Source, kept: Mapping[str, str]) -> None:
+        self._source = source
+        self._kept = kept
+
+    @property
+    def place(self) -> AnyPlace:
+        return self._source.place
+
+    @property
+    def pin(self) -> Pin:
+        return self._source.pin
+
+    @property
+    def visibility(self) -> Visibility:
+        return self._source.visibility
+
+    @property
+    def transport(self) -> str:
+        return self._source.transport
+
+    def files(self) -> Mapping[str, StoredFile]:
+        return self._source.files()
+
+    def read(self, file: StoredFile, start: int, stop: int) -> Iterator[memoryview]:
+        kept = self._kept.get(file.path)
+        if kept is None:
+            return self._source.read(file, start, stop)
+        return iter([memoryview(base64.b64decode(kept))[start:stop]])

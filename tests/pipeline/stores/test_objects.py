@@ -1,0 +1,147 @@
+"""Targets without commits: what a crash cuts off is finished, one publication at a time, and the index comes last."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from reshard.pipeline.errors import UnsafePath
+from reshard.pipeline.limits import LOCK_AGE
+from reshard.pipeline.protocols import Addition, Change, HeadMoved, Target
+from reshard.pipeline.stores.objects import EMPTY, LOCK, PENDING, Objects, ObjectTarget
+from tests.pipeline.stores.conftest import MakeTarget, noise, read
+
+INDEX = "model.safetensors.index.json"
+OLD, NEW = noise(300_000, 1), noise(300_000, 2)
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class Mortal:
+    """A store whose process is killed before its next call of a kind, once ``spared`` of them were made."""
+
+    def __init__(self, objects: Objects, kind: str, spared: int = 0) -> None:
+        self._objects, self._kind, self._left = objects, kind, spared
+
+    def __getattr__(self, name: str) -> object:
+        if name == self._kind:
+            if not self._left:
+                raise Killed
+            self._left -= 1
+        return getattr(self._objects, name)
+
+
+@pytest.fixture
+def target(make_object_target: MakeTarget) -> Iterator[ObjectTarget]:
+    made = make_object_target()
+    assert isinstance(made, ObjectTarget)
+    made.prepare(private=True)
+    yield made
+
+
+def stored(target: Target, data: bytes, path: str = "model-1.safetensors") -> Addition:
+    batch = target.sink("t").batch([])
+    writer = batch.open(path, len(data))
+    writer.write(memoryview(data))
+    writer.finish()
+    return Addition(path, stored=batch.seal()[0])
+
+
+def change(*additions: Addition, index: bytes = b"{}", deletes: tuple[str, ...] = ()) -> Change:
+    return Change("Weights", "digest 123", (Addition(INDEX, content=index), *additions), deletes)
+
+
+def listed(target: Target) -> dict[str, bytes]:
+    source = target.at(target.head())
+    return {path: read(source, path) for path in source.files()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "spared"), [("put", 0), ("put", 1), ("delete", 0), ("read", 1), ("write", 1), ("clear", 0)]
+)
+def test_what_a_kill_cuts_off_is_finished_by_whoever_looks_next(target: ObjectTarget, kind: str, spared: int) -> None:
+    base = target.commit(change(stored(target, OLD), index=b"old", deletes=()), EMPTY)
+    coming = change(stored(target, NEW, "model-2.safetensors"), index=b"new", deletes=("model-1.safetensors",))
+    objects: Objects = Mortal(target.objects, kind, spared)  # type: ignore[assignment]
+    with pytest.raises(Killed):
+        ObjectTarget(objects).commit(coming, base)
+    assert listed(target) == {INDEX: b"new", "model-2.safetensors": NEW}
+    head = target.head()
+    assert [commit.id for commit in target.history(head, None)] == [head, base]
+    assert {PENDING, LOCK} & set(target.objects.listed()) == set()
+    assert target.commit(change(index=b"newer"), head) == target.head()
+
+
+def test_until_the_change_is_written_down_a_kill_changes_nothing(target: ObjectTarget) -> None:
+    base = target.commit(change(stored(target, OLD)), EMPTY)
+    objects: Objects = Mortal(target.objects, "write")  # type: ignore[assignment]
+    with pytest.raises(Killed):
+        ObjectTarget(objects).commit(change(stored(target, NEW)), base)
+    assert listed(target) == {INDEX: b"{}", "model-1.safetensors": OLD} and target.head() == base
+
+
+def test_the_old_index_stands_until_all_new_files_are_there_and_old_ones_go_after_it(target: ObjectTarget) -> None:
+    base = target.commit(change(stored(target, OLD), index=b"old"), EMPTY)
+    coming = change(stored(target, NEW, "model-2.safetensors"), index=b"new", deletes=("model-1.safetensors",))
+    seen: list[set[str]] = []
+
+    class Watched(Mortal):
+        def __getattr__(self, name: str) -> object:
+            if name in ("put", "delete"):
+                there = target.objects.read(INDEX) or b""
+                seen.append({path for path in target.objects.listed() if "/" not in path} - {INDEX} | {there.decode()})
+            return super().__getattr__(name)
+
+    objects: Objects = Watched(target.objects, "")  # type: ignore[assignment]
+    ObjectTarget(objects).commit(coming, base)
+    one, two = "model-1.safetensors", "model-2.safetensors"
+    assert seen[:3] == [{one, "old"}, {one, two, "old"}, {one, two, "new"}]
+
+
+def test_a_publication_waits_for_another_and_breaks_only_the_lock_of_a_dead_one(target: ObjectTarget) -> None:
+    held = {"id": "another", "time": time.time()}
+    assert target.objects.claim(LOCK, json.dumps(held).encode())
+    assert not target.objects.claim(LOCK, b"mine")
+    with pytest.raises(HeadMoved):
+        target.commit(change(), EMPTY)
+    assert target.objects.read(LOCK) == json.dumps(held).encode() and listed(target) == {}
+    target.objects.write(LOCK, json.dumps(held | {"time": time.time() - LOCK_AGE - 1}).encode())
+    with pytest.raises(HeadMoved):
+        target.commit(change(), EMPTY)
+    target.commit(change(), EMPTY)
+    assert listed(target) == {INDEX: b"{}"}
+
+
+def test_a_change_whose_objects_are_gone_is_given_up(target: ObjectTarget) -> None:
+    lost = {"path": "model-1.safetensors", "size": 7, "sha256": "a" * 64, "xet": "b" * 64}
+    pending = {
+        "id": "x", "parent": EMPTY, "title": "", "message": "", "mark": None, "deletes": [], "texts": {},
+        "files": [list(lost.values())],
+    }  # fmt: skip
+    target.objects.write(PENDING, json.dumps(pending).encode())
+    assert listed(target) == {} and target.objects.read(PENDING) is None
+
+
+@pytest.mark.parametrize("path", ["../model.safetensors", "/model.safetensors", ".reshard/publications.json"])
+def test_a_change_that_none_of_us_wrote_leads_nowhere_else(target: ObjectTarget, path: str) -> None:
+    pending = {
+        "id": "x", "parent": EMPTY, "title": "", "message": "", "mark": None, "texts": {}, "files": [],
+        "deletes": [path],
+    }  # fmt: skip
+    target.objects.write(PENDING, json.dumps(pending).encode())
+    with pytest.raises(UnsafePath):
+        target.head()
+
+
+def test_what_others_changed_since_is_told_from_what_we_published(target: ObjectTarget) -> None:
+    ours = target.commit(change(stored(target, OLD), index=b"ours"), EMPTY)
+    target.objects.write(INDEX, b"theirs")
+    assert target.head() != ours
+    then = target.at(ours)
+    assert read(then, INDEX) == b"ours" and read(then, "model-1.safetensors") == OLD
+    assert [commit.id for commit in target.history(target.head(), None)] == [target.head(), ours]
