@@ -149,8 +149,10 @@ def test_patterns_match_exactly_what_they_are_for(wanted: set[int], others: set[
 
 
 def test_a_stretch_of_files_takes_few_patterns() -> None:
-    files = [f"model-{number:05d}-of-00163.safetensors" for number in range(12, 146)]
-    assert patterns(files, ()) == [
+    files = [f"model-{number:05d}-of-00163.safetensors" for number in range(1, 164)]
+    assert patterns(files[11:145], [*files[:11], *files[145:]]) == [
         "model-0001[2-9]-of-00163.safetensors", "model-000[2-9][0-9]-of-00163.safetensors",
         "model-0014[0-5]-of-00163.safetensors", "model-001[0-3][0-9]-of-00163.safetensors",
     ]  # fmt: skip
+    assert patterns(files, ()) == ["model-00[0-1][0-9][0-9]-of-00163.safetensors"]
+    assert patterns(files[:9:2], files[1:9:2]) == ["model-0000[13579]-of-00163.safetensors"]
