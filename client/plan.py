@@ -85,11 +85,13 @@ def _ranks(plan: Plan) -> list[plans.RankReads] | None:
     if not plan.options.ranks:
         return None
     readers = [who for output in plan.outputs for who in output.readers]  # of each shard, in their order
-    files = {shard.path: (shard.size, [(shard.path, shard.size - len(shard.header))]) for shard in plan.shards}
-    share = {shard.path: who for shard, who in zip(plan.shards, readers, strict=True) if who is not None}
+    files = {
+        shard.path: (shard.size, [(who, shard.size - len(shard.header))])
+        for shard, who in zip(plan.shards, readers, strict=True)
+    }
     small = [CARD, MANIFEST, *(output.index.path for output in plan.outputs if output.index)]
     small += [file.path for file in plan.carried] + [edit.path for edit in plan.edits]
-    return rank_reads(reads(files, Readers.of(plan.options.ranks), share), files.keys(), small)
+    return rank_reads(reads(files, Readers.of(plan.options.ranks).ranks), files.keys(), small)
 
 
 def rank_reads(found: Iterable[Reads], weights: Set[str], small: Collection[str]) -> list[plans.RankReads]:

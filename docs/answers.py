@@ -18,6 +18,7 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
     "run": (jobs.PlanMade, jobs.Waits, jobs.Finished),
     "verify": (jobs.Verified,),
     "doctor": (jobs.Installation, jobs.Repository),
+    "layout": (plans.Layout,),
     "submit": (jobs.Submitted, *_FOLLOWED),
     "status": (jobs.JobNow, jobs.Service, jobs.JobReport),
     "list": (jobs.JobNow,),

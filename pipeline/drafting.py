@@ -32,7 +32,7 @@ from reshard.pipeline.errors import (
     WeightsExcluded,
 )
 from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX, MANIFEST_MAX
-from reshard.pipeline.places import resolved
+from reshard.pipeline.places import NOWHERE, resolved
 from reshard.pipeline.planning.beside import excluded
 from reshard.pipeline.planning.build import Known, make_plan, request_key, weights_key
 from reshard.pipeline.planning.estimate import needs
@@ -127,6 +127,19 @@ def _draft(
     if made.shards:
         check_structure(made, known.opened, known.ties, known.configs)
     return made, known, there
+
+
+@_collector_paused()
+def outline(source: Source) -> Known:
+    """All that any cut of ``source`` is made from, without a target; ``make_plan`` with other options reads no more.
+
+    Raises NoWeights, the CheckpointError family, and what stores raise.
+    """
+    request = Request(source=source.place, target=NOWHERE)
+    found = _found(source, request.options)
+    configs, opened = _configs(source, found), open_checkpoints(source, found)
+    found, before, layers = found.carrying(opened.uncut), Before("", {}, {}, {}), _layers(opened, configs)
+    return Known(request, source.pin, Keys("", None), found, opened, source.files(), before, layers=layers)
 
 
 # ---------------------------------------------------------------------------------------------------------- to look

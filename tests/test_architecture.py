@@ -180,7 +180,7 @@ ROOMS = {
     "client": [
         {"connect", "pushed"},
         {"remote", "served"},
-        {"operations"},
+        {"operations", "layout"},
         {"plan", "dry_run", "acts", "catalog_report", "events"},
         {"facts", "files"},
         {"queue", "text"},
@@ -200,7 +200,7 @@ ROOMS = {
         {"main"},
         {"run", "plan", "verify", "doctor", "jobs", "schedule", "fleet", "service", "ping"},
         {"catalog", "web"},
-        {"watch"},
+        {"watch", "layout"},
         {"queue", "plan_text", "devices"},
         {"job_text"},
         {"arguments", "progress"},

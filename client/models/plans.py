@@ -67,6 +67,17 @@ class RankReads(Document):
     patterns: list[str] = Field(description="for `hf download --include` and `allow_patterns`, small files included")
 
 
+class Layout(Document):
+    """What each rank reads of a repository."""
+
+    place: str
+    commit: str
+    ranks: list[RankReads]
+    files: int
+    bytes: Bytes = Field(description="of all weight files")
+    notes: list[str]
+
+
 class DeviceMap(Document):
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
     checkpoint: str

@@ -46,6 +46,7 @@ class Shares(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+NO_SHARES = Shares({})  # all read everything
 NO_RANK = -1  # of tensors that no stage of a pipeline reads: of layers behind the last, as those for speculation
 
 
@@ -103,20 +104,20 @@ class Reads(NamedTuple):
     needed: int  # bytes of its tensors
 
 
-def reads(
-    files: Mapping[str, tuple[int, Iterable[tuple[str, int]]]], readers: Readers, share: Mapping[str, int]
-) -> list[Reads]:
-    """Of each rank. ``files``: by path, a file's bytes, and name and bytes of each tensor in it."""
+def reads(files: Mapping[str, tuple[int, Iterable[tuple[int | None, int]]]], ranks: int) -> list[Reads]:
+    """Of each rank. ``files``: by path, a file's bytes, and of each tensor in it the one rank that reads it, and bytes.
+
+    A tensor whose rank is None is read by all.
+    """
     holds: list[set[int | None]] = []
     needed: dict[int | None, int] = defaultdict(int)
     for _, tensors in files.values():
         holds.append(owners := set())
-        for name, size in tensors:
-            owner = share.get(name)
+        for owner, size in tensors:
             owners.add(owner)
             needed[owner] += size
     found = []
-    for rank in range(readers.ranks):
+    for rank in range(ranks):
         own = [path for path, owners in zip(files, holds, strict=True) if owners & {None, rank}]
         found.append(Reads(rank, tuple(own), sum(files[path][0] for path in own), needed[None] + needed[rank]))
     return found

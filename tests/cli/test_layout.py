@@ -1,0 +1,87 @@
+"""`reshard layout`, `doctor --layout` and `advise` on models that others wrote."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatch
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tests.cli.conftest import Run
+from tests.support.models import Arrays, add_friends, numbered, save_sharded
+
+LAYERS, EXPERTS, HIDDEN = 4, 4, 2048
+
+
+@pytest.fixture
+def mixture(tmp_path: Path) -> Path:
+    """A mixture in seven files in the order of its layers, as its maker left it, with a second copy in a pickle."""
+    random = np.random.default_rng(1)
+
+    def bytes_(count: int) -> np.ndarray:
+        return random.integers(0, 255, (count, HIDDEN), np.uint8)
+
+    tensors: Arrays = {"model.embed_tokens.weight": bytes_(9), "lm_head.weight": bytes_(9)}
+    for layer in range(LAYERS):
+        at = f"model.layers.{layer}"
+        tensors[f"{at}.self_attn.q_proj.weight"] = bytes_(4)
+        tensors |= {f"{at}.mlp.experts.{n}.{p}_proj.weight": bytes_(7) for n in range(EXPERTS) for p in ("up", "down")}
+    folder = tmp_path / "mixture"
+    save_sharded(folder, numbered(tensors, 7))
+    add_friends(folder)
+    for name in ("pytorch_model.bin", "model.onnx"):
+        (folder / name).write_bytes(b"a second copy")
+    return folder
+
+
+@pytest.mark.parametrize("ranks", ["ep2", "ep4", "pp2", "pp4"])
+def test_each_rank_gets_patterns_for_the_files_that_hold_its_tensors(ranks: str, reshard: Run, mixture: Path) -> None:
+    done = reshard("layout", mixture, "--ranks", ranks, "--json")
+    assert done.code == 0, done.err
+    (found,) = done.documents
+    places = {}
+    for path in sorted(mixture.glob("*.safetensors")):
+        places |= {name: (path.name, tensor.nbytes) for name, tensor in load_file(path).items()}
+    count = int(ranks[2:])
+
+    def reads(name: str, rank: int) -> bool:
+        """By the rules of vLLM and mlx-lm, for numbers that divide."""
+        words = name.split(".")
+        if ranks.startswith("ep"):
+            return "experts" not in words or int(words[words.index("experts") + 1]) * count // EXPERTS == rank
+        return "layers" not in words or count - 1 - int(words[2]) * count // LAYERS == rank
+
+    assert [one["rank"] for one in found["ranks"]] == [*range(count)]
+    for one in found["ranks"]:
+        own = {name: place for name, place in places.items() if reads(name, one["rank"])}
+        holding = {path for path, _ in own.values()}
+        matched = {p.name for p in mixture.iterdir() if any(fnmatch(p.name, glob) for glob in one["patterns"])}
+        assert {name for name in matched if name.endswith(".safetensors")} == holding
+        small = {"config.json", "tokenizer.json", "README.md", "LICENSE", "model.safetensors.index.json"}
+        assert matched - holding == small, "neither the pickle nor the other format"
+        assert (one["files"], one["needed"]) == (len(holding), sum(size for _, size in own.values()))
+        assert one["bytes"] == sum((mixture / name).stat().st_size for name in holding)
+    assert found["bytes"] == sum(path.stat().st_size for path in mixture.glob("*.safetensors"))
+
+
+def test_a_layout_that_wastes_reads_names_the_cut_that_does_not(reshard: Run, mixture: Path, tmp_path: Path) -> None:
+    said = reshard("layout", mixture, "--ranks", "ep4").out.splitlines()
+    assert said[0] == f"{mixture}: 7 weight files, 533 kB; ep4"
+    (command,) = [line for line in said if line.startswith("next ")]
+    assert f"reshard run {mixture} --to DST --for ep4" in command
+    ran = reshard("run", mixture, "--to", tmp_path / "out", "--for", "ep4", "--size", "200kB")
+    assert ran.code == 0, ran.err
+    assert "ranks " in ran.err and "4, each reads" in ran.err
+    cut = reshard("layout", tmp_path / "out", "--ranks", "ep4")
+    assert "next " not in cut.out and len(cut.out.splitlines()) == 5
+    quiet = reshard("layout", tmp_path / "out", "--ranks", "ep4", "--quiet").out.splitlines()
+    assert len(quiet) == 4 and all("--include '*.json'" in line for line in quiet)
+
+
+def test_ranks_that_a_model_does_not_have_are_refused_before_anything_is_said(reshard: Run, model: Path) -> None:
+    for ranks in ("ep2", "pp99"):
+        done = reshard("layout", model, "--ranks", ranks)
+        assert (done.code, done.out) == (2, "")
+        assert done.err.startswith("error[usage.ranks]")
