@@ -1,4 +1,4 @@
-"""`reshard layout`: what a layout of weights costs those who load them."""
+"""`reshard layout`, and of `doctor` what --layout shows: what a layout of weights costs those who load them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 from reshard.cli.arguments import argument, read_output, takes, value
 from reshard.cli.output import Output, count, human_bytes, lines
 from reshard.cli.plan_text import rank_rows
-from reshard.client.models.plans import Layout
+from reshard.client.models.plans import Layout, LayoutFigures, LayoutHealth
 from reshard.pipeline.places import parse_place
 
 PLACE = Annotated[str, argument("REPO_OR_DIR", "A repository, a folder or a URL, reshard's or not.")]
@@ -42,3 +42,44 @@ def _layout_text(found: Layout, ranks: str) -> str:
     if any(rank.bytes > WASTE * rank.needed for rank in found.ranks):
         rows.append(("next", f"reshard run {quote(found.place)} --to DST --for {ranks}, so that each reads its own"))
     return "\n".join([head, lines(rows)])
+
+
+# What is told of each rule of client/layout.py.
+_RULES = {
+    "fastsafetensors": "fastsafetensors (header, 16 bytes)",
+    "runai": "Run:ai streamer (element)",
+    "512": "direct reads (512 bytes)",
+    "4096": "direct reads, GPUDirect (4,096 bytes)",
+    "16384": "pages of Metal (16 KiB)",
+}
+
+
+def show_health(place: str, output: Output) -> None:
+    """What `doctor --layout` says."""
+    from reshard.client.layout import health_of
+    from reshard.pipeline.stores.connect import Context, open_source
+
+    found = health_of(open_source(parse_place(place), Context.from_env()))
+    output.result(found, _health_text(found), found.command or found.state)
+
+
+def _health_text(found: LayoutHealth) -> str:
+    head = f"{found.place}: {count(found.tensors, 'tensor')}, {human_bytes(found.bytes)} of weights"
+    now, then = _figures(found.now), _figures(found.then) if found.then else {}
+    rows = [("", "now", "then"), *((name, text, then.get(name, "")) for name, text in now.items())]
+    told = [head, lines(rows if then else [row[:2] for row in rows[1:]])]
+    if found.index_seeks is not None:
+        seeks = f"{count(found.index_seeks, 'seek')} of a reader that follows the index"
+        told.append(f"{seeks}, {found.now.files:,} of one that follows the files")
+    told.append(f"next: {found.command}" if found.command else "no cut would improve this layout")
+    return "\n".join(told)
+
+
+def _figures(of: LayoutFigures) -> dict[str, str]:
+    found = {"files": f"{of.files:,}", "files under 50 MB": f"{of.small_files:,}"}
+    for one in of.misaligned:
+        found[f"misaligned: {_RULES[one.rule]}"] = f"{count(one.tensors, 'tensor')}, {human_bytes(one.bytes)}"
+    found["layers in several files"] = f"{of.spread_layers:,} of {of.layers:,}"
+    for rank in of.reads:
+        found[f"a rank of {rank.ranks}"] = f"reads {human_bytes(rank.bytes)}, needs {human_bytes(rank.needed)}"
+    return found

@@ -17,7 +17,7 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
     "plan": (plans.Planned,),
     "run": (jobs.PlanMade, jobs.Waits, jobs.Finished),
     "verify": (jobs.Verified,),
-    "doctor": (jobs.Installation, jobs.Repository),
+    "doctor": (jobs.Installation, jobs.Repository, plans.LayoutHealth),
     "layout": (plans.Layout,),
     "submit": (jobs.Submitted, *_FOLLOWED),
     "status": (jobs.JobNow, jobs.Service, jobs.JobReport),

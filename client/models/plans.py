@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -76,6 +76,41 @@ class Layout(Document):
     files: int
     bytes: Bytes = Field(description="of all weight files")
     notes: list[str]
+
+
+class Misaligned(Document):
+    rule: str = Field(description="the loader, or the boundary in bytes; see docs/layouts.md")
+    tensors: int
+    bytes: Bytes
+
+
+class RanksRead(Document):
+    ranks: str
+    bytes: Bytes = Field(description="that the rank reads which reads most")
+    needed: Bytes = Field(description="of the tensors of that rank")
+
+
+class LayoutFigures(Document):
+    files: int
+    small_files: int
+    misaligned: list[Misaligned]
+    spread_layers: int = Field(description="layers in more than one file")
+    layers: int
+    reads: list[RanksRead]
+
+
+class LayoutHealth(Document):
+    """What loaders suffer from a layout, and the command that heals it."""
+
+    place: str
+    commit: str
+    state: Literal["ok", "warning"]
+    bytes: Bytes
+    tensors: int
+    now: LayoutFigures
+    index_seeks: int | None = Field(description="of a reader that goes by the index; null without one")
+    command: str | None
+    then: LayoutFigures | None = Field(description="as the command leaves it")
 
 
 class DeviceMap(Document):

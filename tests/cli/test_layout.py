@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.cli.conftest import Run
+from tests.support.careless import save_carelessly
 from tests.support.models import Arrays, add_friends, numbered, save_sharded
 
 LAYERS, EXPERTS, HIDDEN = 4, 4, 2048
@@ -78,6 +81,38 @@ def test_a_layout_that_wastes_reads_names_the_cut_that_does_not(reshard: Run, mi
     assert "next " not in cut.out and len(cut.out.splitlines()) == 5
     quiet = reshard("layout", tmp_path / "out", "--ranks", "ep4", "--quiet").out.splitlines()
     assert len(quiet) == 4 and all("--include '*.json'" in line for line in quiet)
+
+
+@pytest.mark.parametrize(
+    ("header", "odd", "fastsafetensors", "runai"),
+    [(5, 0, 24, 12), (0, 1, 0, 6), (8, 0, 24, 0)],
+)  # as fastsafetensors 0.5 and runai-model-streamer 0.17 count them, by tests/benchmarks/aligned.py
+def test_the_layout_of_a_careless_writer_is_healed_by_the_command_that_doctor_names(
+    header: int, odd: int, fastsafetensors: int, runai: int, reshard: Run, tmp_path: Path
+) -> None:
+    save_carelessly(tmp_path / "bad", header, odd)
+    (found,) = reshard("doctor", tmp_path / "bad", "--layout", "--json").documents
+    counted = {one["rule"]: one["tensors"] for one in found["now"]["misaligned"]}
+    assert (counted["fastsafetensors"], counted["runai"], found["state"]) == (fastsafetensors, runai, "warning")
+    assert counted["4096"] >= 23
+    name, *typed = shlex.split(found["command"])
+    assert (name, typed[0], typed[-2:]) == ("reshard", "run", ["--align", "4096"])
+    assert reshard(*typed).code == 0
+    (healed,) = reshard("doctor", tmp_path / "bad-cut", "--layout", "--json").documents
+    assert healed["now"] == found["then"], "as it was foretold"
+    assert [one["tensors"] for one in healed["now"]["misaligned"]][:4] == [0, 0, 11, 11], "the 32 or 33 bytes"
+    assert (healed["state"], healed["command"]) == ("ok", None)
+
+
+def test_doctor_tells_what_ranks_read_and_heals_it(reshard: Run, mixture: Path, tmp_path: Path) -> None:
+    shown = reshard("doctor", mixture, "--layout")
+    assert shown.code == 0, shown.err
+    assert re.search(r"^layers in several files +[1-4] of 4 ", shown.out, re.MULTILINE)
+    assert re.search(r"^a rank of tp8 +reads 533 kB, needs ", shown.out, re.MULTILINE)
+    assert "a rank of pp4 " in shown.out and "a rank of ep8" not in shown.out, "of four experts"
+    assert "seeks of a reader that follows the index, 7 of one that follows the files" in shown.out
+    for wrong in ([], [mixture, "--notify"]):
+        assert reshard("doctor", "--layout", *wrong).code == 2
 
 
 def test_ranks_that_a_model_does_not_have_are_refused_before_anything_is_said(reshard: Run, model: Path) -> None:
