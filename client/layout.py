@@ -1,31 +1,35 @@
-"""What a layout of weights costs those who load them, as data: of any repository, from its headers alone."""
+"""What a layout of weights costs those who load them, as data, and which one to choose: from headers alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import ceil
 from posixpath import basename
-from shlex import quote
-from typing import Any
+from shlex import join
+from typing import Any, Literal
 
 from reshard.client.models import plans
 from reshard.client.plan import rank_reads
+from reshard.client.profiles import PROFILES
 from reshard.pipeline.checkpoint.discover import foreign_format
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.drafting import outline
 from reshard.pipeline.errors import BadRanks
+from reshard.pipeline.limits import TREE_PAGE
 from reshard.pipeline.places import NOWHERE
 from reshard.pipeline.planning.beside import sort_out
 from reshard.pipeline.planning.build import Known, make_plan
+from reshard.pipeline.planning.estimate import of_our_own
 from reshard.pipeline.planning.layout import (
     Laid,
     as_it_is,
     misaligned,
     read_by,
+    read_by_all,
     seeks,
     small_files,
     spread,
-    tensor_parallel,
     to_be,
 )
 from reshard.pipeline.planning.model import CARD, MANIFEST, Plan
@@ -92,7 +96,7 @@ def health_of(source: Source) -> plans.LayoutHealth:
 
 
 def _figures(files: Sequence[Laid], layers: Mapping[Name, int]) -> plans.LayoutFigures:
-    found = {f"tp{TENSOR_RANKS}": tensor_parallel(files, TENSOR_RANKS)}
+    found = {f"tp{TENSOR_RANKS}": read_by_all(files, TENSOR_RANKS)}
     for ranks in RANKS:
         try:
             found[ranks] = max(read_by(files, Readers.of(ranks), layers)[0], key=lambda one: one.bytes)
@@ -130,6 +134,112 @@ def _cut(known: Known, options: Options) -> Plan:
 
 def command_for(place: str, given: Given) -> str:
     """`reshard run` with these fields of Options, into a folder named after both."""
-    typed = " ".join(f"--{'for' if name == 'ranks' else name} {value}" for name, value in given.items())
+    uses = {size: use for use, size in PROFILES.items()}
+    named = {"ranks": ("--for", given.get("ranks")), "size": ("--for", uses.get(given.get("size", 0)))}
+    typed = [named.get(name, (f"--{name}", value)) for name, value in given.items()]
     into = f"./{basename(place.rstrip('/'))}-{given.get('ranks', 'cut')}"
-    return f"reshard run {quote(place)} --to {quote(into)} {typed}"
+    words = ["reshard", "run", place, "--to", into, *(str(word) for pair in typed for word in pair)]
+    return join(words)
+
+
+# ---------------------------------------------------------------------------------------------------------- advice
+
+Loader = Literal["transformers", "vllm", "mlx", "browser"]
+LINK = 125_000_000  # bytes a second, 1 Gbit/s: of a server, and of a good line at home
+ROUND_TRIP = 0.1  # seconds until a request is answered, across a continent
+AT_ONCE = 8  # requests of a download: huggingface_hub 2.4, snapshot_download, ``max_workers``
+# As huggingface_hub 2.4 downloads without hf_xet (snapshot_download, hf_hub_download): a repository's commit and the
+# pages of its listing; of each file a HEAD and a GET, and of what is stored over Xet, as weights are, another GET.
+PER_REPOSITORY, PER_FILE, PER_WEIGHTS = 1, 2, 3
+NEAR = 0.05  # of all seconds or bytes: a difference that is worth no new copy of a model
+
+# The bytes that loading takes beside those of the reader's own tensors.
+# transformers 5.23 (modeling_utils.py, safe_open and get_slice) and vLLM map files, whose pages the system takes back,
+# and copy tensor by tensor. MLX 0.32 (Load::eval) reads each tensor to where it stays. A page of a browser has the
+# whole file that it fetched, as an ArrayBuffer, before it takes tensors from it.
+_BESIDE: dict[Loader, Callable[[Sequence[Laid]], int]] = {
+    "transformers": lambda files: max((tensor.size for file in files for tensor in file.tensors), default=0),
+    "vllm": lambda files: max((tensor.size for file in files for tensor in file.tensors), default=0),
+    "mlx": lambda files: 0,
+    "browser": lambda files: max((file.size for file in files), default=0),
+}
+
+
+def cuts(ranks: str | None) -> dict[str, Given]:
+    """The layouts to choose from, by name, beside the one that is there."""
+    aligned = {"ranks": ranks, "align": 4096} if ranks else {"align": 4096}
+    return {
+        "50 GB files": {"size": PROFILES["hub"]},
+        "5 GB files": {},
+        f"for {ranks}, aligned" if ranks else "5 GB files, aligned": aligned,
+        "512 MB files": {"size": PROFILES["browser"]},
+    }
+
+
+def advice_of(
+    source: Source,
+    loader: Loader = "transformers",
+    ranks: str | None = None,
+    link: int = LINK,
+    choices: Mapping[str, Given] | None = None,
+) -> plans.Advice:
+    """What each layout costs a reader on a ``link`` of so many bytes a second; with ``ranks``, the rank with the most.
+
+    Raises BadRanks, and what opening the weights does.
+    """
+    known, readers = outline(source), Readers.of(ranks) if ranks else None
+
+    def row(name: str, given: Given | None) -> tuple[plans.AdvisedLayout, int]:
+        if given is None:
+            files, small = as_it_is(known.opened), [known.listing[path].size for path in _beside(known)[0]]
+        else:
+            plan = _cut(known, Options.of(**given))
+            files, small = to_be(plan), _written_beside(known, plan)
+        every = read_by(files, readers, known.layers)[0] if readers else [read_by_all(files)]
+        most = max(every, key=lambda one: one.bytes)
+        own = [file for file in files if file.path in {*most.files}]
+        size, count = most.bytes + sum(small), len(own) + len(small)
+        requests = PER_REPOSITORY + ceil(count / TREE_PAGE) + PER_WEIGHTS * len(own) + PER_FILE * len(small)
+        made = plans.AdvisedLayout(
+            name=name,
+            command=None if given is None else command_for(str(source.place), given),
+            files=len(own),
+            largest=max((file.size for file in own), default=0),
+            bytes=size,
+            requests=requests,
+            memory=most.needed + _BESIDE[loader](own),
+            seconds=round(size / link + ROUND_TRIP * requests / AT_ONCE, 2),
+        )
+        return made, next(one.bytes for one in misaligned(own) if one.rule == "4096")
+
+    rows = [row("as it is", None), *(row(name, given) for name, given in (choices or cuts(ranks)).items())]
+    rows[_best(rows, loader)][0].recommended = True
+    layouts = [one for one, _ in rows]
+    return plans.Advice(
+        place=str(source.place), commit=source.pin.commit, loader=loader, ranks=ranks, link=link, layouts=layouts
+    )
+
+
+def _best(rows: Sequence[tuple[plans.AdvisedLayout, int]], loader: Loader) -> int:
+    """The first that is near the best of those that the loader can use: in seconds, then memory, then alignment."""
+    now, _ = rows[0]
+    left: list[int] = [*range(len(rows))]
+    if loader == "browser":
+        left = [n for n in left if rows[n][0].largest <= PROFILES["browser"]] or left
+    measures: list[tuple[list[float], float]] = [
+        ([one.seconds for one, _ in rows], now.seconds),
+        ([one.memory for one, _ in rows], now.memory),
+    ]
+    if loader == "vllm":  # whose faster ways to load read past the cache
+        measures.append(([copied for _, copied in rows], now.bytes))
+    for values, scale in measures:
+        best = min(values[n] for n in left)
+        left = [n for n in left if values[n] <= best + NEAR * scale]
+    return left[0]
+
+
+def _written_beside(known: Known, plan: Plan) -> list[int]:
+    """The bytes of the files that a target gets beside its weights, but for the block that the card gets."""
+    card = known.listing.get(CARD)
+    texts = [len(edit.content.encode()) for edit in plan.edits]
+    return [*(f.size for f in plan.carried), *texts, *of_our_own(plan).values(), card.size if card else 0]

@@ -19,6 +19,7 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
     "verify": (jobs.Verified,),
     "doctor": (jobs.Installation, jobs.Repository, plans.LayoutHealth),
     "layout": (plans.Layout,),
+    "advise": (plans.Advice,),
     "submit": (jobs.Submitted, *_FOLLOWED),
     "status": (jobs.JobNow, jobs.Service, jobs.JobReport),
     "list": (jobs.JobNow,),

@@ -184,7 +184,7 @@ ROOMS = {
         {"plan", "dry_run", "acts", "catalog_report", "events"},
         {"facts", "files"},
         {"queue", "text"},
-        {"models"},
+        {"models", "profiles"},
     ],
     "web": [
         {"serve"},
@@ -205,7 +205,7 @@ ROOMS = {
         {"job_text"},
         {"arguments", "progress"},
         {"errors", "completion"},
-        {"output", "profiles", "help"},
+        {"output", "help"},
         {"terminal"},
     ],
 }

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from reshard.client.models.records import Bytes, Document, Forecast, Named, Needs, Sized, absent
+from reshard.client.models.records import Bytes, Document, Forecast, Named, Needs, Seconds, Sized, absent
 
 
 class Shard(Sized):
@@ -111,6 +111,31 @@ class LayoutHealth(Document):
     index_seeks: int | None = Field(description="of a reader that goes by the index; null without one")
     command: str | None
     then: LayoutFigures | None = Field(description="as the command leaves it")
+
+
+class AdvisedLayout(Document):
+    """What it costs one reader to download and load a model in this layout."""
+
+    name: str
+    command: str | None = Field(description="that makes it; null: as it is")
+    files: int = Field(description="weight files that the reader needs")
+    largest: Bytes = Field(description="of the largest of them")
+    bytes: Bytes = Field(description="to download, small files included")
+    requests: int = Field(description="of the download over HTTP")
+    memory: Bytes = Field(description="at the peak of loading")
+    seconds: Seconds = Field(description="of the download")
+    recommended: bool = False
+
+
+class Advice(Document):
+    """Which layout suits a loader and its connection."""
+
+    place: str
+    commit: str
+    loader: str
+    ranks: str | None
+    link: Bytes = Field(description="per second")
+    layouts: list[AdvisedLayout]
 
 
 class DeviceMap(Document):

@@ -161,8 +161,8 @@ def small_files(files: Iterable[Laid]) -> int:
     return sum(file.size < SMALL_FILE for file in files)
 
 
-def tensor_parallel(files: Sequence[Laid], ranks: int) -> Reads:
-    """What a rank reads that takes its slice of each matrix, and all of the others: every file, whatever the cut."""
+def read_by_all(files: Sequence[Laid], ranks: int = 1) -> Reads:
+    """What a reader of every file reads: of tensor parallelism each rank, which needs a slice of each matrix."""
     tensors = [tensor for file in files for tensor in file.tensors]
     needed = sum(tensor.size // ranks if tensor.dimensions > 1 else tensor.size for tensor in tensors)
     return Reads(0, tuple(file.path for file in files), sum(file.size for file in files), needed)

@@ -44,6 +44,7 @@ def test_every_command_answers_as_it_is_documented(
     answers("rollback", out)
     answers("doctor", model)
     answers("layout", mixture, "--ranks", "ep2")
+    answers("advise", mixture, "--ranks", "ep2")
     answers("up")
     answers("down")
     answers("token", "ada")

@@ -7,33 +7,20 @@ import shlex
 from fnmatch import fnmatch
 from pathlib import Path
 
-import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from tests.cli.conftest import Run
 from tests.support.careless import save_carelessly
-from tests.support.models import Arrays, add_friends, numbered, save_sharded
+from tests.support.models import save_mixture
 
-LAYERS, EXPERTS, HIDDEN = 4, 4, 2048
+LAYERS, EXPERTS = 4, 4  # of save_mixture
 
 
 @pytest.fixture
 def mixture(tmp_path: Path) -> Path:
     """A mixture in seven files in the order of its layers, as its maker left it, with a second copy in a pickle."""
-    random = np.random.default_rng(1)
-
-    def bytes_(count: int) -> np.ndarray:
-        return random.integers(0, 255, (count, HIDDEN), np.uint8)
-
-    tensors: Arrays = {"model.embed_tokens.weight": bytes_(9), "lm_head.weight": bytes_(9)}
-    for layer in range(LAYERS):
-        at = f"model.layers.{layer}"
-        tensors[f"{at}.self_attn.q_proj.weight"] = bytes_(4)
-        tensors |= {f"{at}.mlp.experts.{n}.{p}_proj.weight": bytes_(7) for n in range(EXPERTS) for p in ("up", "down")}
-    folder = tmp_path / "mixture"
-    save_sharded(folder, numbered(tensors, 7))
-    add_friends(folder)
+    folder = save_mixture(tmp_path / "mixture", 2048)
     for name in ("pytorch_model.bin", "model.onnx"):
         (folder / name).write_bytes(b"a second copy")
     return folder
@@ -120,3 +107,29 @@ def test_ranks_that_a_model_does_not_have_are_refused_before_anything_is_said(re
         done = reshard("layout", model, "--ranks", ranks)
         assert (done.code, done.out) == (2, "")
         assert done.err.startswith("error[usage.ranks]")
+
+
+def test_advice_is_a_table_of_five_layouts_and_the_command_for_one(reshard: Run, mixture: Path, tmp_path: Path) -> None:
+    done = reshard("advise", mixture, "--loader", "vllm", "--ranks", "ep4", "--link", "8Mbit/s")
+    assert done.code == 0, done.err
+    head, columns, *rows, command = done.out.splitlines()
+    assert head == f"{mixture} for vllm, each rank of ep4, at 1.0 MB/s"
+    assert columns.split() == ["files", "largest", "download", "requests", "memory", "time"]
+    names = ["as it is", "50 GB files", "5 GB files", "for ep4, aligned", "512 MB files"]
+    assert [row.partition("  ")[0] for row in rows] == names
+    assert [row.endswith("recommended") for row in rows] == [name == "for ep4, aligned" for name in names]
+    word, *typed = shlex.split(command.removeprefix("next: "))
+    assert (word, *typed) == (
+        *("reshard", "run", str(mixture), "--to", "./mixture-ep4", "--for", "ep4", "--align", "4096"),
+    )
+    assert reshard(*typed).code == 0
+    again = reshard("advise", tmp_path / "mixture-ep4", "--loader", "vllm", "--ranks", "ep4", "--link", "1MB/s")
+    assert again.out.splitlines()[-1] == "no new layout saves much: keep it"
+    assert reshard("advise", mixture, "--link", "8Mbit/s", "--ranks", "ep4", "--quiet").out.startswith("reshard run ")
+
+
+@pytest.mark.parametrize("rate", ["1Gbit", "fast", "0Mbit/s", "5", "1gbit/s"])
+def test_a_link_is_a_rate_with_its_unit(rate: str, reshard: Run, mixture: Path) -> None:
+    done = reshard("advise", mixture, "--link", rate)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(f"error[usage]: --link {rate}: use a rate such as 1Gbit/s")

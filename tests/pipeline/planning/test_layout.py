@@ -17,10 +17,10 @@ from reshard.pipeline.planning.layout import (
     as_it_is,
     misaligned,
     read_by,
+    read_by_all,
     seeks,
     small_files,
     spread,
-    tensor_parallel,
     to_be,
 )
 from reshard.pipeline.planning.readers import Readers
@@ -94,7 +94,7 @@ def test_a_reader_that_goes_by_the_index_seeks_where_the_file_has_another_order(
 
 def test_ranks_of_tensor_parallelism_read_every_file() -> None:
     files = as_it_is(opened_named(llama_3_8b(), file_of=5 * GB))
-    found = tensor_parallel(files, 8)
+    found = read_by_all(files, 8)
     assert found.bytes == sum(file.size for file in files) and len(found.files) == len(files)
     assert 1 / 8 < found.needed / found.bytes < 0.1251, "norms are whole for each"
     assert small_files(files) == 0 and small_files([*files, laid("tiny", size=MB)]) == 1
