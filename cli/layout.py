@@ -14,6 +14,7 @@ from reshard.cli.plan_text import rank_rows
 from reshard.client.layout import LINK, Loader, advice_of, health_of, layout_of
 from reshard.client.models.plans import Advice, Layout, LayoutFigures, LayoutHealth
 from reshard.client.text import human_rate, lasted
+from reshard.pipeline.drafting import outline
 from reshard.pipeline.errors import UsageError
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.request import parse_size
@@ -105,7 +106,7 @@ def advise(
     Example: reshard advise openai-community/gpt2 --loader browser
     """
     rate = LINK if link is None else _rate(link)
-    found = advice_of(open_source(parse_place(place), Context.from_env()), loader, ranks, rate)
+    found = advice_of(outline(open_source(parse_place(place), Context.from_env())), loader, ranks, rate)
     output.result(found, _advice_text(found), next((one.command for one in found.layouts if one.recommended), "") or "")
 
 

@@ -21,6 +21,7 @@ from reshard.pipeline.places import NOWHERE
 from reshard.pipeline.planning.beside import sort_out
 from reshard.pipeline.planning.build import Known, make_plan
 from reshard.pipeline.planning.estimate import of_our_own
+from reshard.pipeline.planning.existing import Before
 from reshard.pipeline.planning.layout import (
     Laid,
     as_it_is,
@@ -76,7 +77,7 @@ def health_of(source: Source) -> plans.LayoutHealth:
     files = as_it_is(known.opened)
     now, then, command = _figures(files, known.layers), None, None
     if given := _cures(now, files):
-        then = _figures(to_be(_cut(known, Options.of(**given))), known.layers)
+        then = _figures(to_be(_cut(known, given)), known.layers)
     if then == now:  # as of a model whose tensors are all smaller than a block
         then = None
     if then:
@@ -128,8 +129,12 @@ def _cures(now: plans.LayoutFigures, files: Sequence[Laid]) -> Given:
     return given
 
 
-def _cut(known: Known, options: Options) -> Plan:
-    return make_plan(replace(known, request=Request(source=known.request.source, target=NOWHERE, options=options)))
+def _cut(known: Known, given: Given) -> Plan:
+    """The plan of another cut, with all else that was requested."""
+    usual = Options().model_dump(include={"size", "pack", "ranks", "align"})
+    options = known.request.options.model_copy(update=usual | given)
+    request = Request(source=known.request.source, target=NOWHERE, options=options)
+    return make_plan(replace(known, request=request, before=Before("", {}, {}, {})))
 
 
 def command_for(place: str, given: Given) -> str:
@@ -177,7 +182,7 @@ def cuts(ranks: str | None) -> dict[str, Given]:
 
 
 def advice_of(
-    source: Source,
+    known: Known,
     loader: Loader = "transformers",
     ranks: str | None = None,
     link: int = LINK,
@@ -185,24 +190,30 @@ def advice_of(
 ) -> plans.Advice:
     """What each layout costs a reader on a ``link`` of so many bytes a second; with ``ranks``, the rank with the most.
 
-    Raises BadRanks, and what opening the weights does.
+    ``known`` is of `outline`. Raises BadRanks where no layout has such ranks.
     """
-    known, readers = outline(source), Readers.of(ranks) if ranks else None
+    readers, place = Readers.of(ranks) if ranks else None, str(known.request.source)
 
     def row(name: str, given: Given | None) -> tuple[plans.AdvisedLayout, int]:
         if given is None:
             files, small = as_it_is(known.opened), [known.listing[path].size for path in _beside(known)[0]]
         else:
-            plan = _cut(known, Options.of(**given))
+            plan = _cut(known, given)
             files, small = to_be(plan), _written_beside(known, plan)
-        every = read_by(files, readers, known.layers)[0] if readers else [read_by_all(files)]
+        try:
+            every = read_by(files, readers, known.layers)[0] if readers else [read_by_all(files)]
+        except BadRanks:
+            if given is not None:
+                raise
+            every = [read_by_all(files)]  # of stacked experts, which a cut may separate
         most = max(every, key=lambda one: one.bytes)
         own = [file for file in files if file.path in {*most.files}]
-        size, count = most.bytes + sum(small), len(own) + len(small)
-        requests = PER_REPOSITORY + ceil(count / TREE_PAGE) + PER_WEIGHTS * len(own) + PER_FILE * len(small)
+        size = most.bytes + sum(small)
+        pages = ceil((len(files) + len(small)) / TREE_PAGE)
+        requests = PER_REPOSITORY + pages + PER_WEIGHTS * len(own) + PER_FILE * len(small)
         made = plans.AdvisedLayout(
             name=name,
-            command=None if given is None else command_for(str(source.place), given),
+            command=None if given is None else command_for(place, given),
             files=len(own),
             largest=max((file.size for file in own), default=0),
             bytes=size,
@@ -215,9 +226,8 @@ def advice_of(
     rows = [row("as it is", None), *(row(name, given) for name, given in (choices or cuts(ranks)).items())]
     rows[_best(rows, loader)][0].recommended = True
     layouts = [one for one, _ in rows]
-    return plans.Advice(
-        place=str(source.place), commit=source.pin.commit, loader=loader, ranks=ranks, link=link, layouts=layouts
-    )
+    commit = known.pin.commit
+    return plans.Advice(place=place, commit=commit, loader=loader, ranks=ranks, link=link, layouts=layouts)
 
 
 def _best(rows: Sequence[tuple[plans.AdvisedLayout, int]], loader: Loader) -> int:

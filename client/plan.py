@@ -10,14 +10,16 @@ from reshard.client.models import plans
 from reshard.client.models.plans import Planned
 from reshard.client.models.records import Named, Needs, Sized
 from reshard.pipeline.checkpoint.names import SETTINGS_SUFFIX
+from reshard.pipeline.drafting import drafted
 from reshard.pipeline.limits import CONFIG_MAX
 from reshard.pipeline.places import NOWHERE
+from reshard.pipeline.planning.build import Known
 from reshard.pipeline.planning.estimate import Room, forecast, licence, needs, warnings
 from reshard.pipeline.planning.model import CARD, MANIFEST, Plan, Shard
 from reshard.pipeline.planning.readers import Readers, Reads, patterns, reads, suffixes
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.request import Request
-from reshard.pipeline.reshard import draft, source_of
+from reshard.pipeline.reshard import source_of
 from reshard.pipeline.stores.connect import Context, open_target
 
 
@@ -28,6 +30,7 @@ class Looked(NamedTuple):
     plan: Plan
     source: Source
     target: Target
+    known: Known
 
 
 def look(request: Request, context: Context) -> Looked:
@@ -37,14 +40,14 @@ def look(request: Request, context: Context) -> Looked:
     """
     source = source_of(request, context)
     target = open_target(request.target, request.options, context)
-    plan = draft(request, source, target)
+    plan, known = drafted(request, source, target)
     found, has_target = dict(document_of(request, plan)), request.target != NOWHERE
     if not has_target:
         sent = plans.Transports(source=plan.transports.source, target="")
         found |= {"target": None, "into": None, "undo": None, "transports": sent}
     if not plan.published:
         found |= _needs(plan, source, target if has_target else None, context)
-    return Looked(Planned(**found), plan, source, target)
+    return Looked(Planned(**found), plan, source, target, known)
 
 
 def document_of(request: Request, plan: Plan) -> plans.Plan:

@@ -74,8 +74,15 @@ def draft(request: Request, source: Source, target: Target, meta_loader: MetaLoa
     Raises whatever is wrong with the source, the target or the options, before a byte of any tensor is read. What
     others changed in the target is in the plan, which replaces it.
     """
-    made, _, _ = _draft(request, source, target, meta_loader, shows=True, submitted=None)
-    return made if made.published else replace(made, notes=(*made.notes, *target.notes))
+    return drafted(request, source, target, meta_loader)[0]
+
+
+def drafted(
+    request: Request, source: Source, target: Target, meta_loader: MetaLoader | None = None
+) -> tuple[Plan, Known]:
+    """The same, and what it is made from, which has no headers where the target has the weights already."""
+    made, known, _ = _draft(request, source, target, meta_loader, shows=True, submitted=None)
+    return made if made.published else replace(made, notes=(*made.notes, *target.notes)), known
 
 
 @_collector_paused()

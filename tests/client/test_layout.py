@@ -16,6 +16,7 @@ from huggingface_hub import HfApi
 from reshard.client.layout import advice_of, layout_of
 from reshard.client.models.plans import AdvisedLayout
 from reshard.pipeline import run
+from reshard.pipeline.drafting import outline
 from reshard.pipeline.limits import GB, KB, MB
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.request import Options, Request
@@ -49,7 +50,7 @@ def test_a_hub_counts_the_bytes_and_requests_that_were_foretold(
     foretold: dict[str, AdvisedLayout] = {}
     patterns: dict[str, list[str] | None] = {}
     for ranks, choices in CHOICES.items():
-        advice = advice_of(open_source(parse_place(folder), context), ranks=ranks, choices=choices)
+        advice = advice_of(outline(open_source(parse_place(folder), context)), ranks=ranks, choices=choices)
         for one in advice.layouts:
             repo = namespace.repo(f"{ranks}-{one.name.replace(' ', '-')}")
             if given := choices.get(one.name):

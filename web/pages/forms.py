@@ -78,7 +78,7 @@ def _input(model: type[BaseModel], name: str) -> Input:
         about = about.replace(typed, ours)
     default = "" if required or field.default in (None, ()) else str(field.default)
     if get_origin(kind) is Literal:
-        return Input(name, "select", get_args(kind), default, about)
+        return Input(name, "select", tuple(map(str, get_args(kind))), default, about)
     if kind is bool:
         return Input(name, "checkbox", (), "on" if field.default else "", about)
     if name == "size":
