@@ -20,8 +20,8 @@ from typer import Argument, Option, Typer
 from reshard.cli import completion
 from reshard.cli.help import HELP_ALL, OUTPUT, SectionedCommand
 from reshard.cli.output import Output
-from reshard.cli.profiles import PROFILES
 from reshard.client.connect import asked_by
+from reshard.client.profiles import PROFILES
 from reshard.pipeline.arguments import ACCESS, FILES, PUBLISHING, WEIGHTS
 from reshard.pipeline.errors import BadPlace, BadRename, NoTarget, UsageError, shortened
 from reshard.pipeline.limits import DEFAULT_SIZE, JOBS_MAX, RENAME_RULES_MAX, RENAME_TEXT_MAX

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from reshard.cli.arguments import argument, read_output, takes
+from reshard.cli.layout import show_health
 from reshard.cli.output import Output, count, first, human_bytes, lines
 from reshard.client.models.jobs import Installation, Repository
 from reshard.pipeline.errors import ReshardError, UsageError
@@ -28,15 +29,22 @@ def doctor(
         str | None, argument("REPO_OR_DIR", "A repository or folder (default: this installation and its queue).")
     ] = None,
     notify: Annotated[bool, Option("--notify", help="Only send a test notice to the configured hooks.")] = False,
+    layout: Annotated[
+        bool, Option("--layout", help="Only show what loaders of a repository suffer from its layout of files.")
+    ] = False,
     output: Output,
 ) -> None:
     """Check this installation or a repository for problems.
 
-    For a repository, also shows which problems resharding would fix.
+    For a repository, also shows which problems resharding would fix. --layout reads headers only.
 
     Example: reshard doctor openai-community/gpt2
     """
-    if place is None:
+    if layout:
+        if place is None or notify:
+            raise UsageError(what="--layout checks a repository or folder; add REPO_OR_DIR, and no --notify")
+        show_health(place, output)
+    elif place is None:
         _installation(output, notify)
     elif notify:
         raise UsageError(what="--notify and a repository cannot be used together")

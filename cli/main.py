@@ -29,6 +29,8 @@ COMMANDS = {
     "run": CommandListing(RESHARD, "run:run", "Reshard SRC into DST on this machine, without a queue."),
     "verify": CommandListing(RESHARD, "verify:verify", "Check a checkpoint, optionally against its source."),
     "doctor": CommandListing(RESHARD, "doctor:doctor", "Check this installation or a repository for problems."),
+    "layout": CommandListing(RESHARD, "layout:layout", "Show which files each rank of a model reads."),
+    "advise": CommandListing(RESHARD, "layout:advise", "Compare layouts of a model and recommend one."),
     "submit": CommandListing(JOBS, "jobs:submit", "Queue a job that reshards SRC into DST."),
     "status": CommandListing(JOBS, "jobs:status", "Show a job, or the queue and its workers."),
     "list": CommandListing(JOBS, "jobs:list_", "List jobs, newest first."),

@@ -51,7 +51,7 @@ def plan(
         raise UsageError(what=f"--device-map {placed} requires --max-memory with the devices and their sizes")
     with bar(output) as shown:
         context = Context.from_env(own_limiters(shown.waits))
-        document, made, source, target = look(request, context)
+        document, made, source, target, _ = look(request, context)
     text = plan_text(document, WHOLE if all_ else SHORT)
     if memory is not None or placed is not None:
         document.device_maps = device_maps(made, source, memory, placed)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from shlex import quote
 from typing import NamedTuple, TextIO
 
 from reshard.cli.job_text import undo_with
 from reshard.cli.output import Output, count, first, human_bytes, lines, some
 from reshard.cli.progress import Bar
 from reshard.client.models.jobs import PlanMade
-from reshard.client.models.plans import Plan, Planned, Shard
+from reshard.client.models.plans import Plan, Planned, RankReads, Shard
 from reshard.client.models.records import Needs
 from reshard.pipeline.request import SINGLE
 
@@ -24,10 +25,12 @@ class Shown(NamedTuple):
     left_out: int = 20
     drift: int = 20
     names: int = 8  # on one line
+    ranks: int = 32
 
 
 ALL = "use `reshard plan --all` to show them"
 SHORT, WHOLE = Shown(), Shown(*[sys.maxsize] * len(Shown._fields))
+SUMMARY = 8  # lines of a summary at most
 SURPRISES = 3  # warnings and notes of a summary; where there are more, the last line counts the others
 # How people call requests of a source's transport; a file of this machine takes none.
 REQUESTS = {"xet": "Xet request", "http": "HTTP request", "file": ""}
@@ -50,16 +53,16 @@ def summary_text(plan: Plan, stream: TextIO | None = None) -> str:
     copied = [f"{len(plan.carried):,} copied unchanged"] if plan.carried else []
     skipped = [f"{len(plan.left_out):,} skipped"] if plan.left_out else []
     surprises = [*occupied(plan, SHORT.names), *_drift(plan, 0), *(("note", note) for note in plan.notes)]
-    if len(surprises) > SURPRISES:
-        surprises[SURPRISES - 1 :] = [("more", f"{count(len(surprises) - SURPRISES + 1, 'note')}; use -v to show them")]
     rows = [
         ("weights", _weights(plan, human_bytes)),
         *([("other files", ", ".join([*copied, *skipped]))] if copied or skipped else []),
         *([("target", ", ".join(f"{verb} {count(n, 'file')}" for verb, n in target if n))] if plan.replaced else []),
+        *([("ranks", _all_ranks(plan.ranks))] if plan.ranks else []),
         ("moves", _moves(plan)),
-        *surprises,
     ]
-    return "\n".join([_head(plan), lines(rows, stream=stream)])
+    if len(surprises) > (most := min(SURPRISES, SUMMARY - 1 - len(rows))):
+        surprises[most - 1 :] = [("more", f"{count(len(surprises) - most + 1, 'note')}; use -v to show them")]
+    return "\n".join([_head(plan), lines([*rows, *surprises], stream=stream)])
 
 
 def plan_text(plan: Plan, most: Shown = SHORT, stream: TextIO | None = None) -> str:
@@ -73,6 +76,7 @@ def plan_text(plan: Plan, most: Shown = SHORT, stream: TextIO | None = None) -> 
     rest = [
         ("moves", _moves(plan)),
         *_extremes(plan, most.ties),
+        *rank_rows(plan.ranks or [], most.ranks),
         *(("index", path) for path in plan.indexes),
         *([("manifest", plan.manifest)] if plan.manifest else []),
         ("card", f"{plan.card}, with a block that says where the weights came from"),
@@ -132,6 +136,24 @@ def _moves(plan: Plan) -> str:
     if expected.at_most:
         return f"{reads}, uploads up to {uploaded} (less if the Hub already has the data)"
     return f"{reads}, uploads about {uploaded}"
+
+
+def _all_ranks(ranks: Sequence[RankReads]) -> str:
+    """What all ranks read, in one line."""
+    sizes = sorted(rank.bytes for rank in ranks)
+    each = " to ".join(dict.fromkeys(map(human_bytes, (sizes[0], sizes[-1]))))
+    return f"{len(ranks)}, each reads {each}; use -v to show their files"
+
+
+def rank_rows(ranks: Sequence[RankReads], most: int) -> list[tuple[str, str]]:
+    """What each rank reads and needs, and the options of `hf download` for it."""
+    rows = []
+    for rank in ranks[:most]:
+        includes = " ".join(f"--include {quote(pattern)}" for pattern in rank.patterns)
+        reads = f"reads {count(rank.files, 'file')}, {human_bytes(rank.bytes)}, and needs {human_bytes(rank.needed)}"
+        rows.append((f"rank {rank.rank}", f"{reads}: {includes}"))
+    more = len(ranks) - most
+    return [*rows, ("ranks", f"{more:,} more; {ALL}")] if more > 0 else rows
 
 
 def _extremes(plan: Plan, most: int) -> list[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 from typing import Any, NamedTuple
 
 from reshard.client.facts import into, undoable
@@ -10,14 +10,16 @@ from reshard.client.models import plans
 from reshard.client.models.plans import Planned
 from reshard.client.models.records import Named, Needs, Sized
 from reshard.pipeline.checkpoint.names import SETTINGS_SUFFIX
+from reshard.pipeline.drafting import drafted
 from reshard.pipeline.limits import CONFIG_MAX
 from reshard.pipeline.places import NOWHERE
+from reshard.pipeline.planning.build import Known
 from reshard.pipeline.planning.estimate import Room, forecast, licence, needs, warnings
 from reshard.pipeline.planning.model import CARD, MANIFEST, Plan, Shard
-from reshard.pipeline.planning.readers import Readers, patterns, suffixes
+from reshard.pipeline.planning.readers import Readers, Reads, patterns, reads, suffixes
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.request import Request
-from reshard.pipeline.reshard import draft, source_of
+from reshard.pipeline.reshard import source_of
 from reshard.pipeline.stores.connect import Context, open_target
 
 
@@ -28,6 +30,7 @@ class Looked(NamedTuple):
     plan: Plan
     source: Source
     target: Target
+    known: Known
 
 
 def look(request: Request, context: Context) -> Looked:
@@ -37,14 +40,14 @@ def look(request: Request, context: Context) -> Looked:
     """
     source = source_of(request, context)
     target = open_target(request.target, request.options, context)
-    plan = draft(request, source, target)
+    plan, known = drafted(request, source, target)
     found, has_target = dict(document_of(request, plan)), request.target != NOWHERE
     if not has_target:
         sent = plans.Transports(source=plan.transports.source, target="")
         found |= {"target": None, "into": None, "undo": None, "transports": sent}
     if not plan.published:
         found |= _needs(plan, source, target if has_target else None, context)
-    return Looked(Planned(**found), plan, source, target)
+    return Looked(Planned(**found), plan, source, target, known)
 
 
 def document_of(request: Request, plan: Plan) -> plans.Plan:
@@ -84,24 +87,26 @@ def _ranks(plan: Plan) -> list[plans.RankReads] | None:
     """What each rank reads, where the plan cuts for ranks."""
     if not plan.options.ranks:
         return None
-    reader = {n: who for output in plan.outputs for n, who in zip(output.shards, output.readers, strict=True)}
+    readers = [who for output in plan.outputs for who in output.readers]  # of each shard, in their order
+    files = {
+        shard.path: (shard.size, [(who, shard.size - len(shard.header))])
+        for shard, who in zip(plan.shards, readers, strict=True)
+    }
     small = [CARD, MANIFEST, *(output.index.path for output in plan.outputs if output.index)]
     small += [file.path for file in plan.carried] + [edit.path for edit in plan.edits]
-    found = []
-    for rank in range(Readers.of(plan.options.ranks).ranks):
-        own = [shard for number, shard in enumerate(plan.shards) if reader[number] in (None, rank)]
-        others = {shard.path for shard in plan.shards} - {shard.path for shard in own}
-        size = sum(shard.size for shard in own)
-        found.append(
-            plans.RankReads(
-                rank=rank,
-                files=len(own),
-                bytes=size,
-                needed=size - sum(len(shard.header) for shard in own),
-                patterns=[*patterns([shard.path for shard in own], others), *suffixes(small, others)],
-            )
+    return rank_reads(reads(files, Readers.of(plan.options.ranks).ranks), files.keys(), small)
+
+
+def rank_reads(found: Iterable[Reads], weights: Set[str], small: Collection[str]) -> list[plans.RankReads]:
+    """What each rank reads, with its patterns: for no other file of ``weights``, and for all that are ``small``."""
+    return [
+        plans.RankReads.of(
+            one,
+            files=len(one.files),
+            patterns=[*patterns(one.files, others := weights - {*one.files}), *suffixes(small, others)],
         )
-    return found
+        for one in found
+    ]
 
 
 def _needs(plan: Plan, source: Source, target: Target | None, context: Context) -> dict[str, Any]:

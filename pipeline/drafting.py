@@ -32,7 +32,7 @@ from reshard.pipeline.errors import (
     WeightsExcluded,
 )
 from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX, MANIFEST_MAX
-from reshard.pipeline.places import resolved
+from reshard.pipeline.places import NOWHERE, resolved
 from reshard.pipeline.planning.beside import excluded
 from reshard.pipeline.planning.build import Known, make_plan, request_key, weights_key
 from reshard.pipeline.planning.estimate import needs
@@ -74,8 +74,15 @@ def draft(request: Request, source: Source, target: Target, meta_loader: MetaLoa
     Raises whatever is wrong with the source, the target or the options, before a byte of any tensor is read. What
     others changed in the target is in the plan, which replaces it.
     """
-    made, _, _ = _draft(request, source, target, meta_loader, shows=True, submitted=None)
-    return made if made.published else replace(made, notes=(*made.notes, *target.notes))
+    return drafted(request, source, target, meta_loader)[0]
+
+
+def drafted(
+    request: Request, source: Source, target: Target, meta_loader: MetaLoader | None = None
+) -> tuple[Plan, Known]:
+    """The same, and what it is made from, which has no headers where the target has the weights already."""
+    made, known, _ = _draft(request, source, target, meta_loader, shows=True, submitted=None)
+    return made if made.published else replace(made, notes=(*made.notes, *target.notes)), known
 
 
 @_collector_paused()
@@ -127,6 +134,19 @@ def _draft(
     if made.shards:
         check_structure(made, known.opened, known.ties, known.configs)
     return made, known, there
+
+
+@_collector_paused()
+def outline(source: Source) -> Known:
+    """All that any cut of ``source`` is made from, without a target; ``make_plan`` with other options reads no more.
+
+    Raises NoWeights, the CheckpointError family, and what stores raise.
+    """
+    request = Request(source=source.place, target=NOWHERE)
+    found = _found(source, request.options)
+    configs, opened = _configs(source, found), open_checkpoints(source, found)
+    found, before, layers = found.carrying(opened.uncut), Before("", {}, {}, {}), _layers(opened, configs)
+    return Known(request, source.pin, Keys("", None), found, opened, source.files(), before, layers=layers)
 
 
 # ---------------------------------------------------------------------------------------------------------- to look

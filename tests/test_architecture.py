@@ -180,11 +180,11 @@ ROOMS = {
     "client": [
         {"connect", "pushed"},
         {"remote", "served"},
-        {"operations"},
+        {"operations", "layout"},
         {"plan", "dry_run", "acts", "catalog_report", "events"},
         {"facts", "files"},
         {"queue", "text"},
-        {"models"},
+        {"models", "profiles"},
     ],
     "web": [
         {"serve"},
@@ -200,12 +200,12 @@ ROOMS = {
         {"main"},
         {"run", "plan", "verify", "doctor", "jobs", "schedule", "fleet", "service", "ping"},
         {"catalog", "web"},
-        {"watch"},
+        {"watch", "layout"},
         {"queue", "plan_text", "devices"},
         {"job_text"},
         {"arguments", "progress"},
         {"errors", "completion"},
-        {"output", "profiles"},
+        {"output"},
         {"terminal", "help"},
     ],
 }

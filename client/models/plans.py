@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from reshard.client.models.records import Bytes, Document, Forecast, Named, Needs, Sized, absent
+from reshard.client.models.records import Bytes, Document, Forecast, Named, Needs, Seconds, Sized, absent
 
 
 class Shard(Sized):
@@ -65,6 +65,77 @@ class RankReads(Document):
     bytes: Bytes = Field(description="of its weight files")
     needed: Bytes = Field(description="of its tensors")
     patterns: list[str] = Field(description="for `hf download --include` and `allow_patterns`, small files included")
+
+
+class Layout(Document):
+    """What each rank reads of a repository."""
+
+    place: str
+    commit: str
+    ranks: list[RankReads]
+    files: int
+    bytes: Bytes = Field(description="of all weight files")
+    notes: list[str]
+
+
+class Misaligned(Document):
+    rule: str = Field(description="the loader, or the boundary in bytes; see docs/layouts.md")
+    tensors: int
+    bytes: Bytes
+
+
+class RanksRead(Document):
+    ranks: str
+    bytes: Bytes = Field(description="that the rank reads which reads most")
+    needed: Bytes = Field(description="of the tensors of that rank")
+
+
+class LayoutFigures(Document):
+    files: int
+    small_files: int
+    misaligned: list[Misaligned]
+    spread_layers: int = Field(description="layers in more than one file")
+    layers: int
+    reads: list[RanksRead]
+
+
+class LayoutHealth(Document):
+    """What loaders suffer from a layout, and the command that heals it."""
+
+    place: str
+    commit: str
+    state: Literal["ok", "warning"]
+    bytes: Bytes
+    tensors: int
+    now: LayoutFigures
+    index_seeks: int | None = Field(description="of a reader that goes by the index; null without one")
+    command: str | None
+    then: LayoutFigures | None = Field(description="as the command leaves it")
+
+
+class AdvisedLayout(Document):
+    """What it costs one reader to download and load a model in this layout."""
+
+    name: str
+    command: str | None = Field(description="that makes it; null: as it is")
+    files: int = Field(description="weight files that the reader needs")
+    largest: Bytes = Field(description="of the largest of them")
+    bytes: Bytes = Field(description="to download, small files included")
+    requests: int = Field(description="of the download over HTTP")
+    memory: Bytes = Field(description="at the peak of loading")
+    seconds: Seconds = Field(description="of the download")
+    recommended: bool = False
+
+
+class Advice(Document):
+    """Which layout suits a loader and its connection."""
+
+    place: str
+    commit: str
+    loader: str
+    ranks: str | None
+    link: Bytes = Field(description="per second")
+    layouts: list[AdvisedLayout]
 
 
 class DeviceMap(Document):

@@ -71,7 +71,7 @@ from reshard.pipeline.planning.pack import (
 )
 from reshard.pipeline.planning.parameters import total_parameters
 from reshard.pipeline.planning.ranges import same_cut
-from reshard.pipeline.planning.readers import Readers, Shares, shares
+from reshard.pipeline.planning.readers import NO_SHARES, Readers, Shares, shares
 from reshard.pipeline.planning.scales import MODELOPT
 from reshard.pipeline.planning.select import Selection, edited_config, select
 from reshard.pipeline.request import LAYOUT, Options, Request, key_of
@@ -290,7 +290,7 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
     entries = in_source_order(selection.entries)
     heading = Heading({"format": "pt"} | checkpoint.file_metadata, options.align)
     too_large = check_size(entries, options.size, heading, options.oversize)
-    share = Shares({})
+    share = NO_SHARES
     if options.ranks:
         layers = known.layers.get(checkpoint.name)
         share = shares([entry.name for entry in entries], Readers.of(options.ranks), layers)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from operator import contains
 from pathlib import PurePosixPath
 from typing import Literal, NamedTuple
 
@@ -45,6 +46,7 @@ class Shares(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+NO_SHARES = Shares({})  # all read everything
 NO_RANK = -1  # of tensors that no stage of a pipeline reads: of layers behind the last, as those for speculation
 
 
@@ -102,44 +104,38 @@ class Reads(NamedTuple):
     needed: int  # bytes of its tensors
 
 
-def reads(
-    files: Mapping[str, tuple[int, Iterable[tuple[str, int]]]], readers: Readers, share: Mapping[str, int]
-) -> list[Reads]:
-    """Of each rank. ``files``: by path, a file's bytes, and name and bytes of each tensor in it."""
+def reads(files: Mapping[str, tuple[int, Iterable[tuple[int | None, int]]]], ranks: int) -> list[Reads]:
+    """Of each rank. ``files``: by path, a file's bytes, and of each tensor in it the one rank that reads it, and bytes.
+
+    A tensor whose rank is None is read by all.
+    """
     holds: list[set[int | None]] = []
     needed: dict[int | None, int] = defaultdict(int)
     for _, tensors in files.values():
         holds.append(owners := set())
-        for name, size in tensors:
-            owner = share.get(name)
+        for owner, size in tensors:
             owners.add(owner)
             needed[owner] += size
     found = []
-    for rank in range(readers.ranks):
+    for rank in range(ranks):
         own = [path for path, owners in zip(files, holds, strict=True) if owners & {None, rank}]
         found.append(Reads(rank, tuple(own), sum(files[path][0] for path in own), needed[None] + needed[rank]))
     return found
 
 
 def patterns(wanted: Iterable[str], others: Iterable[str]) -> list[str]:
-    """Globs that match all of ``wanted`` and none of ``others``, for ``hf download --include`` and the like.
+    """Few globs that match all of ``wanted`` and none of ``others``, for ``hf download --include`` and the like.
 
-    Numbers in a row become few globs of digits. A name without a number stands for itself.
+    Names that differ in one number share globs of its digits. A name without a number stands for itself.
 
-    >>> patterns(["m-00009-of-12.st", "m-00010-of-12.st", "m-00011-of-12.st"], ["m-00012-of-12.st"])
-    ['m-00009-of-12.st', 'm-0001[0-1]-of-12.st']
+    >>> patterns(["m-09-of-12", "m-10-of-12", "m-11-of-12"], ["m-01-of-12", "m-12-of-12"])
+    ['m-09-of-12', 'm-1[0-1]-of-12']
     """
-    wanted, others = sorted(wanted), set(others)
-    numbered: dict[tuple[str, int, str], list[int]] = defaultdict(list)
-    globs = []
-    for path in wanted:
-        if (match := _NUMBERED.fullmatch(path)) and not _SPECIAL.search(path):
-            numbered[match[1], len(match[2]), match[3]].append(int(match[2]))
-        else:
-            globs.append(_SPECIAL.sub(r"[\g<0>]", path))
-    for (before, width, behind), numbers in numbered.items():
-        for low, high in _runs(numbers):
-            globs += [f"{before}{digits}{behind}" for digits in _digits(low, high, width)]
+    ours, globs = _numbered(wanted)
+    theirs, _ = _numbered(others)
+    for (before, width, behind), numbers in ours.items():
+        found = _digits(numbers, theirs.get((before, width, behind), set()))
+        globs += [f"{before}{digits}{behind}" for digits in found]
     return sorted(globs)
 
 
@@ -157,29 +153,41 @@ _NUMBERED = re.compile(r"(.*?)(\d+)((?:-of-\d+)?\D*)")
 _SPECIAL = re.compile(r"[*?\[]")
 
 
-def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """First and last of each stretch without a gap."""
-    found: list[tuple[int, int]] = []
-    for number in numbers:
-        if found and found[-1][1] == number - 1:
-            found[-1] = found[-1][0], number
+def _numbered(paths: Iterable[str]) -> tuple[dict[tuple[str, int, str], set[str]], list[str]]:
+    """The digits by what is around them and their count; and as globs the paths that are not like that."""
+    numbered: dict[tuple[str, int, str], set[str]] = defaultdict(set)
+    globs = []
+    for path in paths:
+        if (match := _NUMBERED.fullmatch(path)) and not _SPECIAL.search(path):
+            numbered[match[1], len(match[2]), match[3]].add(match[2])
         else:
-            found.append((number, number))
-    return found
+            globs.append(_SPECIAL.sub(r"[\g<0>]", path))
+    return numbered, globs
 
 
-def _digits(low: int, high: int, width: int) -> list[str]:
-    """Globs of so many digits for exactly the numbers from ``low`` to ``high``."""
-    found = []
-    while low <= high:
-        free = 0  # last digits that may be any
-        while low % 10 ** (free + 1) == 0 and low + 10 ** (free + 1) - 1 <= high:
-            free += 1
-        step = 10**free
-        last = min(low // step % 10 + (high - low + 1) // step - 1, 9)
-        first = low // step % 10
-        text = f"{low // step:0{width - free}d}"
-        digit = text[-1] if first == last else f"[{first}-{last}]"
-        found.append(text[:-1] + digit + "[0-9]" * free)
-        low += (last - first + 1) * step
-    return found
+def _digits(wanted: Set[str], others: Set[str]) -> list[str]:
+    """Globs for all of ``wanted`` and none of ``others``, all of which have as many digits."""
+    columns = [sorted(set(column)) for column in zip(*wanted, strict=True)]
+    if not any(all(map(contains, columns, other)) for other in others):
+        return ["".join(map(_one_of, columns))]
+    same = next(place for place, digits in enumerate(columns) if digits[1:])  # so many digits are those of all
+    prefix = "".join(digits[0] for digits in columns[:same])
+    ends: dict[str, list[str]] = defaultdict(list)  # behind which next digits each glob stands
+    for digit in columns[same]:
+        start = prefix + digit
+        below = ({number[same + 1 :] for number in side if number.startswith(start)} for side in (wanted, others))
+        for glob in _digits(*below):
+            ends[glob].append(digit)
+    return [prefix + _one_of(digits) + glob for glob, digits in ends.items()]
+
+
+def _one_of(digits: Sequence[str]) -> str:
+    """A glob of one digit, of these in order.
+
+    >>> _one_of("7"), _one_of("0123"), _one_of("135")
+    ('7', '[0-3]', '[135]')
+    """
+    if not digits[1:]:
+        return digits[0]
+    in_a_row = int(digits[-1]) - int(digits[0]) == len(digits) - 1
+    return f"[{digits[0]}-{digits[-1]}]" if in_a_row else f"[{''.join(digits)}]"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from docs.answers import ANSWERS
@@ -33,6 +34,8 @@ def test_every_command_answers_as_it_is_documented(
         seen.add(done.command)
         return done.documents
 
+    mixture = tmp_path / "mixture"
+    save_single(mixture, {f"model.layers.0.mlp.experts.{i}.up_proj.weight": np.zeros(8, np.uint8) for i in range(2)})
     out, file, daily = tmp_path / "out", tmp_path / "mirror.yaml", ("--cron", "@daily")
     answers("plan", model, "--to", out, "--size", "3300B")
     save_single(out, arrays(2, 1000))
@@ -40,6 +43,8 @@ def test_every_command_answers_as_it_is_documented(
     answers("verify", out, "--against", model)
     answers("rollback", out)
     answers("doctor", model)
+    answers("layout", mixture, "--ranks", "ep2")
+    answers("advise", mixture, "--ranks", "ep2")
     answers("up")
     answers("down")
     answers("token", "ada")

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 
 from reshard.cli.arguments import read_output, read_plan, read_request, read_rules, takes
-from reshard.cli.profiles import PROFILES
+from reshard.client.profiles import PROFILES
 from reshard.pipeline.catalogs.definition import Cut
 from reshard.pipeline.errors import BadPlace, BadRename, BadSize, UsageError
 from reshard.pipeline.places import NOWHERE, Folder, Hub

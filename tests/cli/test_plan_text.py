@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from reshard.cli.plan_text import plan_text, summary_text
-from reshard.client.models.plans import LeftOut, Plan, Replaced, Shard, Transports
+from reshard.cli.plan_text import WHOLE, plan_text, summary_text
+from reshard.client.models.plans import LeftOut, Plan, RankReads, Replaced, Shard, Transports
 from reshard.client.models.records import Forecast, Sized
 from reshard.pipeline.request import SINGLE
 
@@ -74,6 +74,33 @@ def test_a_summary_has_at_most_eight_lines_whatever_there_is_to_tell() -> None:
     whole = plan_text(plan(**surprising))
     assert re.findall(r"^note +(.+)$", whole, re.MULTILINE) == NOTES
     assert re.findall(r"^drift +(.+)$", whole, re.MULTILINE) == ["c is gone"] * 9
+
+
+RANKS = [
+    RankReads(rank=i, files=2 + i, bytes=6_100_000 + i, needed=6_000_000, patterns=[f"b{i}", "*.json"])
+    for i in range(40)
+]
+
+
+def test_a_plan_that_is_cut_for_ranks_lists_what_each_reads() -> None:
+    said = plan_text(plan(ranks=RANKS)).splitlines()
+    assert "rank 1   reads 3 files, 6.1 MB, and needs 6.0 MB: --include b1 --include '*.json'" in said
+    assert said.index("ranks    8 more; use `reshard plan --all` to show them") > 0
+    assert sum(line.startswith("rank ") for line in plan_text(plan(ranks=RANKS), WHOLE).splitlines()) == 40
+
+
+def test_a_summary_has_one_line_for_ranks_and_eight_lines_still() -> None:
+    replaced, carried = [Replaced(path="a", size=1, deleted=False)], [Sized(path="c", size=1)]
+    said = summary_text(plan(carried=carried, replaced=replaced, notes=NOTES, ranks=RANKS)).splitlines()
+    assert said[4:] == [
+        "ranks        40, each reads 6.1 MB; use -v to show their files",
+        "moves        reads 91.7 MB (3 Xet requests), uploads about 491 kB",
+        "note         note 0",
+        "more         3 notes; use -v to show them",
+    ]
+    assert len(said) == 8
+    larger = [RANKS[0], RANKS[1].model_copy(update={"bytes": 9_000_000})]
+    assert "ranks    2, each reads 6.1 MB to 9.0 MB;" in summary_text(plan(ranks=larger))
 
 
 @pytest.mark.parametrize(

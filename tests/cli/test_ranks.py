@@ -49,6 +49,8 @@ def test_each_rank_fetches_its_tensors_and_no_other_byte(
     whole = read_checkpoint(from_folder(saved))
     share = shares([*whole], Readers.of(ranks)).of
     assert len(plan["ranks"]) == int(ranks[2:])
+    (seen,) = reshard("layout", repo, "--ranks", ranks, "--json", env=env).documents
+    assert seen["ranks"] == plan["ranks"], "as the plan told before it was published"
 
     fetched: Tensors = {}
     for told in plan["ranks"]:

@@ -65,3 +65,20 @@ def save_model(folder: Path, tensors: int, size: int, files: int) -> Path:
     save_sharded(folder, numbered(arrays(tensors, size), files))
     add_friends(folder)
     return folder
+
+
+def save_mixture(folder: Path, width: int, files: int = 7) -> Path:
+    """The folder, with 4 layers of 4 experts in files in the order of the layers, and what belongs to a model."""
+    random = np.random.default_rng(1)
+
+    def matrix(rows: int) -> np.ndarray:
+        return random.integers(0, 255, (rows, width), np.uint8)
+
+    tensors: Arrays = {"model.embed_tokens.weight": matrix(9), "lm_head.weight": matrix(9)}
+    for layer in range(4):
+        at = f"model.layers.{layer}"
+        tensors[f"{at}.self_attn.q_proj.weight"] = matrix(4)
+        tensors |= {f"{at}.mlp.experts.{n}.{part}_proj.weight": matrix(7) for n in range(4) for part in ("up", "down")}
+    save_sharded(folder, numbered(tensors, files))
+    add_friends(folder)
+    return folder

@@ -29,7 +29,7 @@ from reshard.worker.followers.schedules import ALL, Schedule, Schedules
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import job_key
-from tests.support.models import save_single
+from tests.support.models import save_mixture, save_single
 from tests.web.conftest import OURS, Site, signed_in
 from tests.worker.conftest import Wakes, claimed, followed, receipts, restricted
 from tests.worker.followers.builders import begin, definition, fail, finish, jobs
@@ -181,6 +181,29 @@ def test_a_plan_is_shown_before_it_is_submitted(site: Site, store: JobStore, tmp
     assert "model-00002-of-00002.safetensors" in shown.text and "<path" in shown.text
     assert SCRIPT not in shown.text and "&lt;script&gt;" in shown.text
     assert store.recent() == []
+
+
+def test_a_preview_compares_layouts_and_marks_one(site: Site, tmp_path: Path) -> None:
+    folder = save_mixture(tmp_path / "mixture", 256)
+
+    def layouts(**typed: str) -> tuple[str, list[list[str]]]:
+        with signed_in(site) as client:
+            shown = client.post("/plan", data={"source": str(folder), "size": "20kB", **typed})
+        assert shown.status_code == 200, shown.text
+        (found,) = re.findall(r"id=\"layouts-h\">Layouts</h3>\s*<p>(.+?)</p>(.+?)</table>", shown.text, re.DOTALL)
+        told, rows = found
+        cells = [re.findall(r"<td.*?>(.*?)</td>", row) for row in re.findall(r"<tr>(.+?)</tr>", rows)]
+        return told, [row for row in cells if row]
+
+    told, rows = layouts()
+    assert told == "For transformers at 1.0 Gbit/s."
+    assert [row[0].partition(" <")[0] for row in rows] == [
+        "as it is", "50 GB files", "5 GB files", "5 GB files, aligned", "512 MB files",
+    ]  # fmt: skip
+    assert rows[0][1] == "7" and rows[1][1] == "1"
+    assert sum("<strong>recommended</strong>" in row[0] for row in rows) == 1
+    told, rows = layouts(ranks="ep2")
+    assert told.endswith(", each rank of ep2.") and rows[3][0].startswith("for ep2, aligned")
 
 
 def planned(store: JobStore, leases: Leases, folder: Path) -> tuple[str, Plan]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from reshard.client.layout import advice_of
 from reshard.client.operations.jobs import Drafted
 from reshard.client.operations.jobs import submit as submit_job
 from reshard.client.operations.table import read
@@ -26,6 +27,7 @@ from reshard.web.pages.picture import drawing, picture
 from reshard.web.pages.site import Call, Fields, Page, Reply, page
 
 FILES_SHOWN = 200
+COMPARED_MAX = 20_000  # tensors of a model whose layouts a preview compares: each layout takes a second per 50,000
 TARGET = Input("target", "text", (), "", "user/model-200MB; empty to see only the cut")
 FORM = Form(
     "Plan a job",
@@ -50,9 +52,13 @@ def preview(call: Call) -> Reply:
         call.session.allow(request, has_target=request.target != NOWHERE)
         with call.session.hub() as context:
             looked = look(request, context)
+        tensors = sum(len(one.tensors) for one in looked.known.opened.checkpoints)  # none if the target has them
+        compares = 0 < tensors <= COMPARED_MAX
+        advice = advice_of(looked.known, ranks=request.options.ranks or None) if compares else None
     except ReshardError as error:
         return _page(as_typed(call.body), error)
-    return _page(as_typed(call.body), None, facts=looked.document, drawing=drawing(picture(looked.plan)))
+    drawn = drawing(picture(looked.plan))
+    return _page(as_typed(call.body), None, facts=looked.document, drawing=drawn, advice=advice)
 
 
 @page("POST", "/jobs")
@@ -74,4 +80,4 @@ def _drafted(body: Fields) -> Drafted:
 
 
 def _page(typed: dict[str, str], error: ReshardError | None = None, **found: object) -> Page:
-    return shown("plan.html", FORM, typed, error, most=FILES_SHOWN, **({"facts": None} | found))
+    return shown("plan.html", FORM, typed, error, most=FILES_SHOWN, **({"facts": None, "advice": None} | found))

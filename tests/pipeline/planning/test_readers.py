@@ -17,11 +17,9 @@ from tests.pipeline.planning.shapes import Shapes, deepseek_v3
 
 
 def read_of(plan: Plan, typed: str, layers: int | None = None) -> list[Reads]:
-    return reads(files_of(plan), Readers.of(typed), shares(names_of(plan), Readers.of(typed), layers).of)
-
-
-def files_of(plan: Plan) -> dict[str, tuple[int, list[tuple[str, int]]]]:
-    return {shard.path: (shard.size, [(e.name, e.size) for e in shard.entries]) for shard in plan.shards}
+    share = shares(names_of(plan), Readers.of(typed), layers).of
+    files = {shard.path: (shard.size, [(share.get(e.name), e.size) for e in shard.entries]) for shard in plan.shards}
+    return reads(files, Readers.of(typed).ranks)
 
 
 def names_of(plan: Plan) -> list[str]:
@@ -38,7 +36,7 @@ def test_ranks_of_deepseek_v3_read_what_they_need(typed: str, in_a_node: int) ->
         assert one.needed == was.needed < 0.3 * was.bytes
         assert one.needed < one.bytes < 1.001 * one.needed, "headers, and no tensor of another rank"
 
-    sizes = {path: size for path, (size, _) in files_of(cut).items()}
+    sizes = {shard.path: shard.size for shard in cut.shards}
     share = shares(names_of(cut), Readers.of(typed)).of
     common = sum(entry.size for shard in cut.shards for entry in shard.entries if entry.name not in share)
     for first in range(0, len(after), in_a_node):
@@ -149,8 +147,10 @@ def test_patterns_match_exactly_what_they_are_for(wanted: set[int], others: set[
 
 
 def test_a_stretch_of_files_takes_few_patterns() -> None:
-    files = [f"model-{number:05d}-of-00163.safetensors" for number in range(12, 146)]
-    assert patterns(files, ()) == [
+    files = [f"model-{number:05d}-of-00163.safetensors" for number in range(1, 164)]
+    assert patterns(files[11:145], [*files[:11], *files[145:]]) == [
         "model-0001[2-9]-of-00163.safetensors", "model-000[2-9][0-9]-of-00163.safetensors",
         "model-0014[0-5]-of-00163.safetensors", "model-001[0-3][0-9]-of-00163.safetensors",
     ]  # fmt: skip
+    assert patterns(files, ()) == ["model-00[0-1][0-9][0-9]-of-00163.safetensors"]
+    assert patterns(files[:9:2], files[1:9:2]) == ["model-0000[13579]-of-00163.safetensors"]

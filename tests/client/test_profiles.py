@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from reshard.cli.profiles import PROFILES
+from reshard.client.profiles import PROFILES
 from reshard.pipeline.limits import HUB_HTTP_MAX
 
 PAGE = Path(__file__).parents[2] / "docs" / "formats.md"

@@ -1,0 +1,137 @@
+"""`reshard layout`, `advise` and `doctor --layout`: what a layout of weights costs those who load them."""
+
+from __future__ import annotations
+
+import re
+from shlex import quote
+from typing import Annotated
+
+from typer import Option
+
+from reshard.cli.arguments import argument, read_output, takes, value
+from reshard.cli.output import Output, count, human_bytes, lines
+from reshard.cli.plan_text import rank_rows
+from reshard.client.layout import LINK, Loader, advice_of, health_of, layout_of
+from reshard.client.models.plans import Advice, Layout, LayoutFigures, LayoutHealth
+from reshard.client.text import human_rate, lasted
+from reshard.pipeline.drafting import outline
+from reshard.pipeline.errors import UsageError
+from reshard.pipeline.places import parse_place
+from reshard.pipeline.request import parse_size
+from reshard.pipeline.stores.connect import Context, open_source
+
+PLACE = Annotated[str, argument("REPO_OR_DIR", "A repository, a folder or a URL, reshard's or not.")]
+WASTE = 1.05  # bytes read per byte needed, from which on another cut is worth a line
+
+
+@takes(output=read_output)
+def layout(
+    *,
+    place: PLACE,
+    ranks: Annotated[str, value("RANKS", "Ranks that each read a part: ep8 for experts, pp4 for stages.")],
+    output: Output,
+) -> None:
+    """Show which files each rank of a model reads.
+
+    Reads headers only. Each rank gets its patterns for `hf download`, and reads against needs.
+
+    Example: reshard layout mistralai/Mixtral-8x7B-v0.1 --ranks ep8
+    """
+    found = layout_of(open_source(parse_place(place), Context.from_env()), ranks)
+    includes = [" ".join(f"--include {quote(pattern)}" for pattern in rank.patterns) for rank in found.ranks]
+    output.listing([found], _layout_text(found, ranks), includes)
+
+
+def _layout_text(found: Layout, ranks: str) -> str:
+    head = f"{found.place}: {count(found.files, 'weight file')}, {human_bytes(found.bytes)}; {ranks}"
+    rows = [*rank_rows(found.ranks, len(found.ranks)), *(("note", note) for note in found.notes)]
+    if any(rank.bytes > WASTE * rank.needed for rank in found.ranks):
+        rows.append(("next", f"reshard run {quote(found.place)} --to DST --for {ranks}, so that each reads its own"))
+    return "\n".join([head, lines(rows)])
+
+
+# What is told of each rule of client/layout.py.
+_RULES = {
+    "fastsafetensors": "fastsafetensors (header, 16 bytes)",
+    "runai": "Run:ai streamer (element)",
+    "512": "direct reads (512 bytes)",
+    "4096": "direct reads, GPUDirect (4,096 bytes)",
+    "16384": "pages of Metal (16 KiB)",
+}
+
+
+def show_health(place: str, output: Output) -> None:
+    """What `doctor --layout` says."""
+    found = health_of(open_source(parse_place(place), Context.from_env()))
+    output.result(found, _health_text(found), found.command or found.state)
+
+
+def _health_text(found: LayoutHealth) -> str:
+    head = f"{found.place}: {count(found.tensors, 'tensor')}, {human_bytes(found.bytes)} of weights"
+    now, then = _figures(found.now), _figures(found.then) if found.then else {}
+    rows = [("", "now", "then"), *((name, text, then.get(name, "")) for name, text in now.items())]
+    told = [head, lines(rows if then else [row[:2] for row in rows[1:]])]
+    if found.index_seeks is not None:
+        seeks = f"{count(found.index_seeks, 'seek')} of a reader that follows the index"
+        told.append(f"{seeks}, {found.now.files:,} of one that follows the files")
+    told.append(f"next: {found.command}" if found.command else "no cut would improve this layout")
+    return "\n".join(told)
+
+
+def _figures(of: LayoutFigures) -> dict[str, str]:
+    found = {"files": f"{of.files:,}", "files under 50 MB": f"{of.small_files:,}"}
+    for one in of.misaligned:
+        found[f"misaligned: {_RULES[one.rule]}"] = f"{count(one.tensors, 'tensor')}, {human_bytes(one.bytes)}"
+    found["layers in several files"] = f"{of.spread_layers:,} of {of.layers:,}"
+    for rank in of.reads:
+        found[f"a rank of {rank.ranks}"] = f"reads {human_bytes(rank.bytes)}, needs {human_bytes(rank.needed)}"
+    return found
+
+
+@takes(output=read_output)
+def advise(
+    *,
+    place: PLACE,
+    loader: Annotated[Loader, Option(help="The program that loads the model.")] = "transformers",
+    ranks: Annotated[
+        str | None, value("RANKS", "Ranks that each read a part, such as ep8 (default: one reader).")
+    ] = None,
+    link: Annotated[str | None, value("RATE", "Speed of the download, such as 50MB/s (default: 1Gbit/s).")] = None,
+    output: Output,
+) -> None:
+    """Compare layouts of a model and recommend one.
+
+    Reads headers only. Shows what each costs to download over HTTP, and the peak memory of loading.
+
+    Example: reshard advise openai-community/gpt2 --loader browser
+    """
+    rate = LINK if link is None else _rate(link)
+    found = advice_of(outline(open_source(parse_place(place), Context.from_env())), loader, ranks, rate)
+    output.result(found, _advice_text(found), next((one.command for one in found.layouts if one.recommended), "") or "")
+
+
+_BITS = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([kMG])bit/s")
+
+
+def _rate(typed: str) -> int:
+    """Bytes a second of ``1Gbit/s`` or ``50MB/s``; raises UsageError."""
+    if match := _BITS.fullmatch(typed.strip()):
+        rate = int(float(match[1]) * {"k": 1e3, "M": 1e6, "G": 1e9}[match[2]] / 8)
+        if rate:
+            return rate
+    elif typed.endswith("/s") and "bit" not in typed.lower():
+        return parse_size(typed.removesuffix("/s"), "--link")
+    raise UsageError(what=f"--link {typed}: use a rate such as 1Gbit/s or 50MB/s")
+
+
+def _advice_text(found: Advice) -> str:
+    reader = f"each rank of {found.ranks}" if found.ranks else "one reader"
+    rows = [("", "files", "largest", "download", "requests", "memory", "time", "")]
+    for one in found.layouts:
+        sizes = (human_bytes(one.largest), human_bytes(one.bytes), f"{one.requests:,}", human_bytes(one.memory))
+        mark = "recommended" if one.recommended else ""
+        rows.append((one.name, f"{one.files:,}", *sizes, lasted(one.seconds), mark))
+    (best,) = (one for one in found.layouts if one.recommended)
+    head = f"{found.place} for {found.loader}, {reader}, at {human_rate(found.link)}"
+    table = lines(rows, right={1, 2, 3, 4, 5, 6})
+    return "\n".join([head, table, f"next: {best.command}" if best.command else "no new layout saves much: keep it"])

@@ -1,0 +1,82 @@
+"""What advice foretells is what a Hub counts: ten layouts, published and downloaded by huggingface_hub's own client."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import HfApi
+
+from reshard.client.layout import advice_of, layout_of
+from reshard.client.models.plans import AdvisedLayout
+from reshard.pipeline import run
+from reshard.pipeline.drafting import outline
+from reshard.pipeline.limits import GB, KB, MB
+from reshard.pipeline.places import parse_place
+from reshard.pipeline.request import Options, Request
+from reshard.pipeline.stores.connect import Context, open_source
+from tests.hub.fixtures import Namespace, hub, hub_process, namespace, xet_cache
+from tests.support.models import save_mixture
+
+__all__ = ["hub", "hub_process", "namespace", "xet_cache"]
+
+DOWNLOAD = """
+import json, sys
+from huggingface_hub import snapshot_download
+for repo, patterns in json.loads(sys.argv[1]).items():
+    snapshot_download(repo, allow_patterns=patterns, ignore_patterns=".gitattributes")
+"""
+# By the ranks that read: the layouts beside the one that is there.
+CHOICES: dict[str | None, dict[str, dict[str, Any]]] = {
+    None: {"large": {"size": GB}, "aligned": {"size": 900 * KB, "align": 4096}},
+    "ep2": {"small": {"size": 400 * KB}, "experts": {"ranks": "ep2"}, "both": {"ranks": "ep2", "align": 512}},
+    "pp2": {"stages": {"ranks": "pp2", "size": 900 * KB}, "layers": {"pack": "layers", "size": MB}},
+}
+
+
+def test_a_hub_counts_the_bytes_and_requests_that_were_foretold(
+    namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_mixture(tmp_path / "mixture", 16_384)  # 4 MB, beside which what a card gets is nothing
+    monkeypatch.setenv("HF_ENDPOINT", namespace.endpoint)
+    monkeypatch.setenv("HF_TOKEN", namespace.token)
+    context = Context.from_env()
+    foretold: dict[str, AdvisedLayout] = {}
+    patterns: dict[str, list[str] | None] = {}
+    for ranks, choices in CHOICES.items():
+        advice = advice_of(outline(open_source(parse_place(folder), context)), ranks=ranks, choices=choices)
+        for one in advice.layouts:
+            repo = namespace.repo(f"{ranks}-{one.name.replace(' ', '-')}")
+            if given := choices.get(one.name):
+                options = Options(**given)
+                run(Request(source=parse_place(folder), target=parse_place(repo), options=options), context)
+            else:
+                api = HfApi(namespace.endpoint, token=namespace.token)
+                api.create_repo(repo)
+                api.upload_folder(repo_id=repo, folder_path=folder)
+            foretold[repo], patterns[repo] = one, None
+            if ranks:
+                found = layout_of(open_source(parse_place(repo), context), ranks)
+                patterns[repo] = max(found.ranks, key=lambda rank: rank.bytes).patterns
+    assert len(foretold) == 10
+
+    namespace.admin.log(reset=True)
+    env = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+    subprocess.run([sys.executable, "-c", DOWNLOAD, json.dumps(patterns)], env=env, check=True, capture_output=True)
+    requests, down = defaultdict[str, int](int), defaultdict[str, int](int)
+    for entry in namespace.admin.log():
+        if f"/{namespace.name}/" not in entry["path"]:
+            continue  # what a process asks once, whatever it downloads
+        (repo,) = [name for name in foretold if f"/{name}/" in entry["path"]]
+        requests[repo] += 1
+        down[repo] += entry["down"] if entry["kind"] != "api" else 0
+    for repo, one in foretold.items():
+        assert abs(one.requests - requests[repo]) <= 0.01 * requests[repo], (repo, one.requests, requests[repo])
+        assert abs(one.bytes - down[repo]) <= 0.01 * down[repo], (repo, one.bytes, down[repo])
+    assert len({*requests.values()}) > 4 and min(down.values()) < 0.6 * max(down.values()), "layouts that differ"
