@@ -126,7 +126,7 @@ def test_files_that_are_shorter_or_longer_than_their_storages(tmp_path: Path) ->
     data = path.read_bytes()
     for changed in (data[:-1], data + b"\0", data[:-100]):
         path.write_bytes(changed)
-        with pytest.raises(BadLength, match=r"pytorch_model\.bin has [\d,]+ bytes, and its header requires [\d,]+"):
+        with pytest.raises(BadLength, match=r"pytorch_model\.bin is [\d,]+ bytes, but its header requires [\d,]+"):
             assert_equal_to_torch(path, {})
 
 
