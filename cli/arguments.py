@@ -326,7 +326,7 @@ Jobs = Annotated[
     int | None,
     value(
         "N",
-        "Maximum source files to copy at a time; fewer if memory or disk is short (default: half the CPU cores).",
+        "Maximum source files to copy at once; fewer if memory or disk is short (default: half the CPU cores).",
         section=ACCESS,
         min=1,
         max=JOBS_MAX,

@@ -240,7 +240,7 @@ def retry(
 def pause(name: Name, output: Output) -> None:
     """Pause a catalog: running jobs continue, no new ones start.
 
-    If its models are still being listed on the Hub, the list is made again on resume.
+    If its models are still being listed on the Hub, listing starts over on resume.
 
     Example: reshard catalog pause nightly
     """

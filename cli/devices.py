@@ -66,7 +66,7 @@ def read_device_map(value: str) -> str | dict[str, str]:
         with path.open("rb") as file:
             text = file.read(CONFIG_MAX + 1)
         if len(text) > CONFIG_MAX:
-            raise UsageError(what=f"--device-map {path} has more than {CONFIG_MAX:,} bytes")
+            raise UsageError(what=f"--device-map {path} is larger than {CONFIG_MAX:,} bytes")
         pairs = json.loads(text, object_pairs_hook=tuple)  # a list is an array
     except OSError as error:
         raise UsageError(what=f"--device-map {path}: {error.strerror}") from error
@@ -80,7 +80,7 @@ def read_device_map(value: str) -> str | dict[str, str]:
             raise UsageError(what=f"--device-map {path} has duplicate key {json.dumps(module)}")
         if isinstance(device, bool) or not isinstance(device, int | str) or not _DEVICE.fullmatch(str(device)):
             where = json.dumps(dict(device) if isinstance(device, tuple) else device)
-            why = f"{json.dumps(module)} is on {where}, and a device is a number, cpu, disk or like cuda:0"
+            why = f"{json.dumps(module)} is on {where}; use a number, cpu, disk or a name like cuda:0"
             raise UsageError(what=f"--device-map {path}: {why}")
         devices[module] = str(device)
     return devices

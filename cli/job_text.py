@@ -91,7 +91,7 @@ def _commit(published: Commit) -> Rows:
 def undone(target: AnyTarget, commit: str, by: str) -> str:
     """That ``commit`` of the target was undone; of a folder, which has none, that its last write was."""
     if not target.branch:
-        return f"Rolled back {target} to what it was before reshard last wrote to it"
+        return f"Rolled back {target} to its state before reshard last wrote to it"
     return f"Rolled back commit {commit} of {target} with commit {by}"
 
 

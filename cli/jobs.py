@@ -186,7 +186,7 @@ def watch(*, job: Job, verbose: Verbose = False, output: Output) -> None:
 def logs(*, job: Job, output: Output) -> None:
     """Print the log lines of a job's workers.
 
-    The last 200 lines of all its workers, without secrets; of a job that is done, for an hour after its end.
+    Shows the last 200 lines of all its workers, without secrets. Once a job is done, its log is kept for an hour.
 
     Example: reshard logs pkgd
     """
@@ -196,7 +196,7 @@ def logs(*, job: Job, output: Output) -> None:
     if older and log.lines:
         output.say(f"{count(older, 'older line', 'is gone')}")
     rows = [(when(line.at, "%b %d %H:%M:%S"), line.level, line.unit, line.text) for line in log.lines]
-    none = "its log is gone" if older else f"no worker has logged anything of job {log.id}"
+    none = "its log is no longer kept" if older else f"no worker has logged anything for job {log.id}"
     output.result(log, lines(rows) or none, "\n".join(line.text for line in log.lines))
 
 

@@ -89,7 +89,7 @@ class _Reshard(SectionedGroup):
 app = Typer(
     name="reshard",
     cls=_Reshard,
-    help="Change how a model's weights are cut into files, and nothing else.",
+    help="Change how a model's weights are split into files, and nothing else.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -111,7 +111,7 @@ def reshard(
         bool, Option("--version", "-V", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Change how a model's weights are cut into files, and nothing else."""
+    """Change how a model's weights are split into files, and nothing else."""
 
 
 def main() -> None:

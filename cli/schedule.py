@@ -75,7 +75,7 @@ def add(
     with connect() as session:
         done = operations.add_schedule(session, operations.Kept.model_validate(typed | sent))
         if "control" in missing({process.kind for process in service(session).processes}):
-            output.say(f"warning: control is not running, so schedules do not fire: {START.format('control')}")
+            output.say(f"warning: control is not running, so schedules won't fire: {START.format('control')}")
     output.result(done, f"Added schedule {name}: {_what(schedule)}, first run {_next(done.next, tz)}", name)
 
 
@@ -249,7 +249,7 @@ def _would(kept: Schedule, preview: SchedulePreview) -> tuple[Would, list[tuple[
 def _outdated(seen: Schedule | ScheduleRow) -> str:
     assert seen.catalog is not None, "a request is not outdated"
     update = f"reshard schedule set {seen.name} --catalog FILE"
-    return f"catalog {seen.catalog.name} has been submitted with a newer text; update it with `{update}`"
+    return f"a newer version of catalog {seen.catalog.name} has been submitted; update this one with `{update}`"
 
 
 def _what(kept: Schedule | Checked) -> str:

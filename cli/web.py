@@ -61,7 +61,9 @@ def web(
 def token(
     *,
     name: Annotated[str, argument("NAME", "The person it is for, shown as the submitter.")],
-    act: Annotated[bool, Option("--act", help="Grant write access (submit, cancel, edit) too.")] = False,
+    act: Annotated[
+        bool, Option("--act", help="Grant write access (submit, cancel and edit), not just read access.")
+    ] = False,
     output: Output,
 ) -> None:
     """Create a token for the web page and the API.

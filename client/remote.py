@@ -69,7 +69,7 @@ class Remote:
             return operation.answer.model_validate(document, extra="ignore")
         except ValidationError as error:  # another program's, or a proxy's
             first = first_problem(error)
-            why = f"invalid answer to {operation.path}: {first.where} {first.why}"
+            why = f"invalid response to {operation.path}: {first.where} {first.why}"
             raise NotTheApi(url=self._url, why=why) from error
 
     def linger(self, job: str, after: str, seconds: float) -> None:

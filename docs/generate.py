@@ -55,22 +55,22 @@ def errors() -> str:
     lines = [
         "# Errors and exit codes",
         "",
-        "A command that fails says so in one line, `error[code]: what and where`, with a hint below it: the next",
-        "command to type, or what else is to be done. With `--json` the same is a JSON document. The exit code belongs",
-        "to the family; 0 is success, 130 an interrupt (ctrl-C). A retryable error is tried again by workers without",
-        "being asked. Some words of a hint depend on who reads it:",
+        "A command that fails prints one line, `error[code]: message`, with a hint below it: the next command to run,",
+        "or what else to do. With `--json` it prints the same as a JSON document. The exit code is that of the error's",
+        "family; 0 is success, 130 an interrupt (Ctrl-C). Workers retry a retryable error automatically. Parts of a",
+        "hint depend on where it is shown:",
         "",
-        "| in a hint | of a command | of a job on the queue |",
+        "| in a hint | for a command | for a job on the queue |",
         "| --- | --- | --- |",
         *(f"| `{{{name}}}` | {typed.strip()} | {of_a_job.strip()} |" for name, (typed, of_a_job) in GO_ON.items()),
         "",
-        "`{install}` is how the extra is added to that installation: from its wheel or clone, or to its image.",
+        "`{install}` says how to add the extra to that installation: from its wheel or clone, or to its image.",
     ]
     kinds = sorted(by_code().values(), key=lambda kind: (kind.exit_code, kind.code))
     for exit_code, family in groupby(kinds, key=lambda kind: kind.exit_code):
         members = list(family)
         lines += ["", f"## {exit_code}: {members[0].code.partition('.')[0]}", ""]
-        lines += ["| code | retryable | says | hint |", "| --- | --- | --- | --- |"]
+        lines += ["| code | retryable | message | hint |", "| --- | --- | --- | --- |"]
         lines += [_row(kind) for kind in members]
     return NOTE + "\n".join(lines) + "\n"
 
@@ -89,14 +89,15 @@ def answers() -> str:
         models |= {kind.__name__: kind for kind in kinds}
         rows.append(f"| `reshard {name}` | {', '.join(_link(kind.__name__) for kind in kinds)} |")
     page = [
-        "# Answers as JSON",
-        "With `--json` a command writes documents, one on each line: its answer last, and before it what it tells on"
-        " the way. Every document has `schema`, the version of this page. It is raised when a field goes or changes its"
-        " meaning; new fields may come at any time, so a reader should leave alone what it does not know. `list`,"
-        " `schedule list` and `catalog status` without a name write one document for each record.",
-        f"This is schema **{SCHEMA}**. A record has its own name in `id` (jobs) or `name`, and others by what they"
-        " are: `job`, `catalog`. Sizes are bytes, moments are seconds since the epoch by the broker's clock, durations"
-        " are seconds. A command that fails writes [Failed](#failed) last, and exits with [its code](errors.md).",
+        "# JSON output",
+        "With `--json` a command writes JSON documents, one per line: first any events on the way, and its result last."
+        " Every document has `schema`, the version of this page. It increases when a field is removed or changes its"
+        " meaning. New fields can be added at any time, so ignore fields that you do not know. `list`, `schedule list`"
+        " and `catalog status` without a name write one document per record.",
+        f"This is schema **{SCHEMA}**. A record's own name is in `id` (jobs) or `name`; fields that refer to other"
+        " records are named after their kind: `job`, `catalog`. Sizes are in bytes, times in seconds since the epoch by"
+        " the broker's clock, and durations in seconds. A command that fails writes [Failed](#failed) last, and exits"
+        " with [its code](errors.md).",
         "| command | documents |\n| --- | --- |\n" + "\n".join(rows),
     ]
     return NOTE + "\n\n".join([*page, *_objects({**models, "Failed": Failed})]) + "\n"
@@ -114,16 +115,17 @@ def api() -> str:
     families = ", ".join(f"{exit_code}: {status}" for exit_code, status in STATUS.items())
     page = [
         "# The HTTP API",
-        f"Paths are below `{ROOT}`. A request has a token with the scope ([who may do what](../guides/web.md)), and a"
-        " body as JSON; a place in it is as it is typed, `user/repo@revision`, or an object. Answers are documents with"
-        f" `schema`, the version of [answers as JSON](json.md); `{ROOT}/openapi.json` describes them to programs.",
-        "| request | scope | takes | answers | |\n| --- | --- | --- | --- | --- |\n" + "\n".join(rows),
+        f"Paths are below `{ROOT}`. A request needs a token with the scope ([tokens and"
+        " scopes](../guides/web.md#tokens-and-scopes)), and has a JSON body, in which a place is a string, as in"
+        " commands (`user/repo@revision`), or an object. Responses are documents with `schema`, the version of the"
+        f" [JSON output](json.md); `{ROOT}/openapi.json` describes them for programs.",
+        "| request | scope | takes | returns | |\n| --- | --- | --- | --- | --- |\n" + "\n".join(rows),
         "`GET /events` and `GET /jobs/{job}/events` (scope `read`) are streams of server-sent events:"
         " [the stream](../guides/web.md#events-as-they-happen)."
-        f" `POST /hooks/hub` is for the Hub and answers {_link('Pushed')}. `GET /healthz` and `GET /readyz`"
-        " need no token; these three are not below the root.",
-        f"What fails answers {_link('Failed')}. Its status follows from the family by [exit code](errors.md)"
-        f" ({families}), but for {own}; what is not foreseen is 500.",
+        f" `POST /hooks/hub` is for the Hub and returns {_link('Pushed')}. `GET /healthz` and `GET /readyz`"
+        f" need no token; these three are not below `{ROOT}`.",
+        f"A request that fails returns {_link('Failed')}. Its status depends on the error's family, by [exit"
+        f" code](errors.md) ({families}), except for {own}; unexpected errors are 500.",
     ]
     models = {kind.__name__: kind for one in operations() for kind in (one.body, one.answer) if kind} | {
         "Pushed": Pushed

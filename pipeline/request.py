@@ -161,7 +161,7 @@ class Options(Strict):
     )
     ranks: str = _option(
         "",
-        "Cut for ranks that each read a part: ep8 for 8 ranks of experts, pp4 for 4 stages of layers.",
+        "Group tensors by the rank that reads them: ep8 for 8 expert ranks, pp4 for 4 pipeline stages.",
         WEIGHTS,
         "RANKS",
         limits={"pattern": f"^({RANKS})?$"},
@@ -172,8 +172,8 @@ class Options(Strict):
         Literal[8, 512, 4096], BeforeValidator(lambda typed: int(typed) if str(typed).isdecimal() else typed)
     ] = _option(
         8,
-        "Begin the tensors of a file at multiples of so many bytes, as far as their sizes allow; loaders that read past"
-        " the cache, or map pages to a GPU, copy the others.",
+        "Align tensors to multiples of this many bytes, as far as their sizes allow; loaders that bypass the cache, or"
+        " map pages to a GPU, copy unaligned ones.",
         WEIGHTS,
         decides="weights",
         late=True,
@@ -192,7 +192,7 @@ class Options(Strict):
         WEIGHTS,
         decides="weights",
         late=True,
-        told=lambda o: f"quantized weights were converted to {o.dtype} with their scales",
+        told=lambda o: f"quantized weights were converted to {o.dtype} using their scales",
         expect="Expect the result of `reshard run --dequantize`.",
         claimed="hinted",
     )
@@ -360,7 +360,7 @@ class Given(TypedDict, total=False):
 
 
 class Request(Strict):
-    """What a job is to do. It holds no token: the process that runs it has its own credentials."""
+    """A job's source, target and options. It holds no token: the process that runs it has its own credentials."""
 
     source: Place
     target: TargetPlace

@@ -1,4 +1,4 @@
-"""Change how a model's weights are cut into files, and nothing else: `reshard.pipeline` is the library."""
+"""Change how a model's weights are split into files, and nothing else: `reshard.pipeline` is the library."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_what_was_found_is_a_page_with_bars(pages: Path) -> None:
     assert "| reshard | 1.00 | 2.00 | 3 MB | 5 MB | 6 MB | 7 MB |" in page
     assert "a &amp; b" in bars and bars.count("<rect") == 4
     said = " ".join((pages / "README").read_text().split())
-    assert "take 2.0 times as long as `cp` and sync, in 3 MB" in said and "takes 0.50 times as long" in said
+    assert "takes 2.0 times as long as `cp` and sync, with 3 MB" in said and "takes 0.50 times as long" in said
 
 
 def test_an_aim_that_is_met_is_not_looked_at() -> None:

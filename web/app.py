@@ -156,7 +156,7 @@ async def _ready(web: Web, request: Request) -> Response:
         with web.queue.answering():
             await run_in_threadpool(web.queue.jobs.counts)
     except BrokerUnavailable:
-        return PlainTextResponse("the broker does not answer\n", 503)
+        return PlainTextResponse("the broker is not responding\n", 503)
     return PlainTextResponse("ok\n")
 
 

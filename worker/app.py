@@ -230,7 +230,7 @@ class Heartbeat(BootStep):
 
     def _unready(self) -> str:
         if time.monotonic() - self._told > PRESUMED_DEAD:
-            return "the broker does not answer"
+            return "the broker is not responding"
         return "it accepts no work: it is drained, paused itself or is shutting down" if drain.wanted() else ""
 
 

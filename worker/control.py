@@ -225,7 +225,7 @@ def _unreachable(client: redis.Redis) -> str:
         client.ping()
         return ""
     except redis.RedisError as error:
-        return f"the broker does not answer: {error}"
+        return f"the broker is not responding: {error}"
 
 
 if __name__ == "__main__":

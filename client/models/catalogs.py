@@ -54,7 +54,7 @@ class CatalogSubmitted(Document):
 
 
 class CatalogFile(Document):
-    """A catalog as it was submitted last."""
+    """A catalog as last submitted."""
 
     name: str
     digest: str
@@ -272,7 +272,7 @@ class Schedules(Document):
     """A page of schedules."""
 
     schedules: list[ScheduleRow]
-    next: str | None = Field(description="for `after`; null on the last page")
+    next: str | None = Field(description="`after` for the next page; null on the last page")
 
 
 class Carried(Document):

@@ -93,7 +93,7 @@ class Job(Document):
     error: Problem | None
     last_error: Problem | None
     note: str | None
-    logged: int = Field(default=0, description="lines that workers logged of it; `log` has the last ones")
+    logged: int = Field(default=0, description="number of lines its workers logged; `log` has the last ones")
     notes: list[str]
     checked: list[Check]
     published: Published | None
@@ -183,27 +183,27 @@ class JobReport(Document):
 
 
 class JobFile(Document):
-    """A file that a job writes, and how far it is."""
+    """A file that a job writes, and its progress."""
 
     path: str
     size: Bytes
     tensors: int
-    unit: str = Field(description="that copies it; empty once the plan is gone")
+    unit: str = Field(description="the task that copies it; empty once the plan is gone")
     state: Literal["waiting", "copying", "sealed"] = "waiting"
     done: Bytes = 0
-    rate: float | None = Field(default=None, description="bytes a second while it is copied; null: not known")
-    left: Seconds | None = Field(default=None, description="until it is copied; null: not known")
+    rate: float | None = Field(default=None, description="bytes per second while it is being copied; null if unknown")
+    left: Seconds | None = Field(default=None, description="seconds until it is copied; null if unknown")
 
 
 class JobFiles(Document):
-    """The files of a job's plan; once that is gone, the first ones."""
+    """The files in a job's plan; once the plan is gone, only the first ones."""
 
     files: list[JobFile]
     more: int = Field(description="files that are not listed")
 
 
 class LogLine(Document):
-    """What a worker logged while it had a unit of a job; its text is printable and without secrets."""
+    """A line that a worker logged during a task; its text is printable and has no secrets."""
 
     at: Moment
     level: str
@@ -215,8 +215,8 @@ class LogLine(Document):
 class JobLog(Document):
     id: str
     state: State
-    logged: int = Field(description="all lines that there were")
-    lines: list[LogLine] = Field(description="the last ones, the newest last")
+    logged: int = Field(description="number of lines logged in total")
+    lines: list[LogLine] = Field(description="the last lines, newest last")
 
 
 class Submitted(Document):
@@ -380,7 +380,7 @@ class FailedModel(Document):
 
 
 class ModelFailed(Document):
-    """A model of a catalog failed."""
+    """A model in a catalog failed."""
 
     failed: FailedModel
 
@@ -411,7 +411,7 @@ class Progress(Document):
 
 
 class Changes(Document):
-    """What has happened to a job since an earlier answer, and its current state."""
+    """What has happened to a job since an earlier response, and its current state."""
 
     events: list[Told]
     next: str = Field(description="`after` for the next request")

@@ -62,9 +62,9 @@ class RankReads(Document):
 
     rank: int
     files: int
-    bytes: Bytes = Field(description="of its weight files")
-    needed: Bytes = Field(description="of its tensors")
-    patterns: list[str] = Field(description="for `hf download --include` and `allow_patterns`, small files included")
+    bytes: Bytes = Field(description="size of the weight files it reads")
+    needed: Bytes = Field(description="size of the tensors it needs")
+    patterns: list[str] = Field(description="for `hf download --include` and `allow_patterns`, including small files")
 
 
 class Layout(Document):
@@ -186,7 +186,7 @@ class Plan(Document):
     kept: list[str]
     drift: list[str]
     occupied: list[str]
-    ranks: list[RankReads] | None = Field(default=None, exclude_if=absent, description="where it is cut for ranks")
+    ranks: list[RankReads] | None = Field(default=None, exclude_if=absent, description="only if cut for ranks")
     notes: list[str]
 
 

@@ -94,7 +94,7 @@ class Claim(Document):
     bytes: Bytes
     attempt: int
     waits: str
-    rate: float | None = Field(default=None, description="bytes a second that it copied in the last ten minutes")
+    rate: float | None = Field(default=None, description="bytes copied per second over the last ten minutes")
 
 
 class Process(Document):

@@ -61,7 +61,7 @@ class Submission(Body):
 
 
 class CatalogsQuery(Body):
-    failing: bool = Field(default=False, description="only those whose last run did not end well")
+    failing: bool = Field(default=False, description="only catalogs whose last run did not succeed")
 
 
 EVERY = CatalogsQuery()
@@ -94,7 +94,7 @@ def _now(name: str, now: Snapshot, success: float | None, trouble: float | None)
 
 @operation("POST", "/catalogs")
 def submit_catalog(session: InProcess, body: Submission) -> catalogs.CatalogSubmitted:
-    """Queue the models of a catalog that changed."""
+    """Queue the models in a catalog that have changed."""
     definition = body.definition(session.caller)
     started = session.queue.catalogs.submit(definition)
     return catalogs.CatalogSubmitted(
@@ -108,7 +108,7 @@ def submit_catalog(session: InProcess, body: Submission) -> catalogs.CatalogSubm
 
 @operation("POST", "/catalogs/check")
 def check_catalog(session: InProcess, body: Submission) -> catalogs.CatalogChecked:
-    """Show what a catalog would do now, with the token of this service; queue nothing."""
+    """Show what a catalog would do now, using the service's token; queue nothing."""
     from reshard.client.dry_run import of_catalog
     from reshard.pipeline.catalogs.definition import parse
 
@@ -135,7 +135,7 @@ def show_catalog(session: InProcess, name: str) -> catalogs.Catalog:
 
 @operation("GET", "/catalogs/{name}/file")
 def show_file(session: InProcess, name: str) -> catalogs.CatalogFile:
-    """Show a catalog's file as it was submitted last, with its limits."""
+    """Show a catalog's file as last submitted, with its limits."""
     kept = session.queue.catalogs.definition(name)
     return catalogs.CatalogFile.of(kept, digest=kept.digest)
 

@@ -46,7 +46,7 @@ AWAITED = "control has recorded the result in the catalog"
 
 
 class JobRequest(Body):
-    """A model to reshard, and its target; places are strings, as commands take them, or objects."""
+    """A model to reshard, and its target; places are strings, as in commands, or objects."""
 
     source: Place
     target: TargetPlace
@@ -62,7 +62,7 @@ class JobRequest(Body):
 
 
 class Drafted(JobRequest):
-    """A model to plan; without a target, only how it would be split is planned."""
+    """A model to plan; without a target, only the split is planned."""
 
     target: TargetPlace = NOWHERE
 
@@ -76,7 +76,7 @@ class Filter(Body):
     by: Glob = Field(default="", description="the submitter")
     catalog: Glob = Field(default="", description="the catalog that submitted them")
     code: Glob = Field(
-        default="", description="the code of the error that ended them, or after which they are being retried"
+        default="", description="the code of the error that ended them, or that they are being retried after"
     )
     since: float = Field(default=0.0, ge=0, le=1e11, description="only jobs from this time on")
 
@@ -108,7 +108,7 @@ class JobsQuery(Filter):
         default=None,
         max_length=AFTER_MAX,
         pattern=r"^[0-9]{1,15}(-[a-z0-9]*)?$",
-        description="`next` of the previous page",
+        description="`next` from the previous page",
     )
 
 
@@ -116,7 +116,7 @@ class Since(Body):
     after: str = Field(
         default="0",
         pattern=r"^\d{1,19}(-\d{1,19})?$",
-        description="`next` of the previous answer; without it, everything",
+        description="`next` from the previous response; without it, everything",
     )
 
 
@@ -128,7 +128,7 @@ class Again(Body):
 
 
 class Chosen(Filter):
-    """Jobs by ID, or those that match a filter; `all` selects every job. Without any field, none."""
+    """Jobs by ID, or those that match a filter; `all` selects every job. Without any field, no jobs."""
 
     most: ClassVar[int] = BODY_MAX
     jobs: list[Annotated[str, Field(max_length=ID_MAX)]] = Field(default_factory=list, max_length=CHOSEN_MAX)
@@ -298,7 +298,7 @@ def show_plan(session: InProcess, job: str) -> Plan:
 
 @operation("GET", "/jobs/{job}/files")
 def files(session: InProcess, job: str) -> jobs.JobFiles:
-    """Show the files that a job writes, and how far each is."""
+    """Show the files that a job writes, and the progress of each."""
     found = session.queue.jobs.get(job)
     known = files_of(session.queue, found)
     return jobs.JobFiles(files=known, more=max(0, found.shards - len(known)))
@@ -306,7 +306,7 @@ def files(session: InProcess, job: str) -> jobs.JobFiles:
 
 @operation("GET", "/jobs/{job}/log")
 def log(session: InProcess, job: str) -> jobs.JobLog:
-    """Show the last lines that workers logged of a job; of one that is done, for an hour after its end."""
+    """Show the last log lines of a job's workers; if the job is done, until an hour after it ended."""
     found = session.queue.jobs.get(job)
     return jobs.JobLog.of(found, lines=session.queue.jobs.log(found.id))
 
@@ -319,7 +319,7 @@ def attested(session: InProcess, job: str) -> jobs.AttestedFiles:
 
 @operation("GET", "/jobs/{job}/changes")
 def changes(session: InProcess, job: str, query: Since) -> jobs.Changes:
-    """Show what has happened to a job since an earlier answer, and its current state."""
+    """Show what has happened to a job since an earlier response, and its current state."""
     store = session.queue.jobs
     events = store.events(job, query.after)
     told = [jobs.Happened.model_validate(happened(fields)) for _, fields in events]

@@ -28,7 +28,7 @@ def _only(name: str) -> dict[str, Any]:
 class SchedulesQuery(Body):
     failing: bool = Field(default=False, description="only those that failed or were missed since their last success")
     limit: int = Field(default=LISTED, ge=1, le=PAGE_MAX)
-    after: str = Field(default="", max_length=NAME_MAX, description="`next` of the previous page")
+    after: str = Field(default="", max_length=NAME_MAX, description="`next` from the previous page")
 
 
 class Edited(Body):
@@ -45,10 +45,10 @@ class Edited(Body):
         default="UTC",
         max_length=ZONE_MAX,
         json_schema_extra={"format": "timezone"},
-        description="by whose clock, as Europe/Berlin",
+        description="time zone of `cron`, such as Europe/Berlin",
     )
     missed: Literal["once", "skip"] = Field(
-        default="once", description="after times at which no control ran: run once, or not at all"
+        default="once", description="after times missed while control was down: run once, or skip them"
     )
     request: JobRequest | None = None
     catalog: Submission | None = None
@@ -63,10 +63,10 @@ class Edited(Body):
 
 
 class Kept(Edited):
-    """A schedule by its name."""
+    """A schedule and its name."""
 
     name: str = Field(
-        max_length=NAME_MAX, pattern=f"^{NAME.pattern}$", description="small letters, digits, dots, - and _"
+        max_length=NAME_MAX, pattern=f"^{NAME.pattern}$", description="lowercase letters, digits, dots, - and _"
     )
 
 
@@ -102,7 +102,7 @@ def add_schedule(session: InProcess, body: Kept) -> catalogs.ScheduleNext:
 
 @operation("POST", "/schedules/check")
 def check_schedule(session: InProcess, body: Kept) -> catalogs.ScheduleTimes:
-    """Show when a schedule would be due, and what it would submit now, with the token of this service; keep nothing."""
+    """Show when a schedule would run, and what it would submit now, using the service's token; save nothing."""
     from reshard.client.dry_run import of_request
 
     schedule = body.schedule(session, body.name)
@@ -120,7 +120,7 @@ def check_schedule(session: InProcess, body: Kept) -> catalogs.ScheduleTimes:
 
 @operation("POST", "/schedules/{name}/edit")
 def edit_schedule(session: InProcess, name: str, body: Edited) -> catalogs.ScheduleNext:
-    """Change what a schedule submits and when; its past runs stay."""
+    """Change what a schedule submits and when; keep its past runs."""
     return catalogs.ScheduleNext(name=name, next=session.queue.schedules.edit(body.schedule(session, name)))
 
 

@@ -88,7 +88,7 @@ else:
 
 
 class Cut(_Chosen):
-    """How to cut and where to publish; an entry's own goes before the defaults'."""
+    """How to split the weights and where to publish; an entry overrides the defaults."""
 
     to: str | None = Field(
         default=None, max_length=FILLED_MAX, description="acme/{name}-{size}, with {owner}, {name}, {size}, {revision}."
@@ -96,10 +96,10 @@ class Cut(_Chosen):
     endpoint: Endpoint = Field(default=None, description="The source's Hub (default: the worker's HF_ENDPOINT).")
     to_endpoint: Endpoint = Field(default=None, description="The target's Hub (default: the worker's HF_ENDPOINT).")
     credential: CredentialName | None = Field(
-        default=None, description="Which of the worker's RESHARD_CREDENTIALS reads the source, by its name."
+        default=None, description="Name of the credential in the worker's RESHARD_CREDENTIALS that reads the source."
     )
     to_credential: CredentialName | None = Field(
-        default=None, description="Which of the worker's RESHARD_CREDENTIALS writes the target, by its name."
+        default=None, description="Name of the credential in the worker's RESHARD_CREDENTIALS that writes the target."
     )
     revision: Revision = Field(default=None, description="Branch, tag or commit of the source.")
     size: Size | None = Field(default=None, description=Options.model_fields["size"].description)
@@ -119,23 +119,28 @@ class Cut(_Chosen):
 
 
 class Query(Strict):
-    """Which of a Hub's models: those that are all of this."""
+    """A query for models on a Hub; all fields must match."""
 
-    author: str | None = Field(default=None, max_length=REPO_MAX, description="A user or an organisation.")
-    search: str | None = Field(default=None, max_length=SEARCH_MAX, description="A part of the repository's id.")
+    author: str | None = Field(default=None, max_length=REPO_MAX, description="A user or an organization.")
+    search: str | None = Field(default=None, max_length=SEARCH_MAX, description="Part of the repository's id.")
     tags: tuple[Word, ...] = Field(default=(), max_length=TAGS_MAX)
     library: Word | None = None
     name: str | None = Field(
-        default=None, max_length=SEARCH_MAX, description="A glob over the name without its owner: llama-*."
+        default=None, max_length=SEARCH_MAX, description="A glob for the name without its owner, such as llama-*."
     )
     min_downloads: int | None = Field(default=None, ge=0, le=2**53)
     min_size: Size | None = Field(default=None, description="Of all that the repository stores.")
     max_size: Size | None = Field(default=None, description="Of all that the repository stores.")
     limit: int | None = Field(
-        default=None, ge=1, le=ENTRIES_MAX, description="The most models, those with the most downloads first."
+        default=None,
+        ge=1,
+        le=ENTRIES_MAX,
+        description="Maximum number of models; those with the most downloads come first.",
     )
     collection: str | None = Field(
-        default=None, max_length=SEARCH_MAX, description="A collection's slug; goes with name and limit alone."
+        default=None,
+        max_length=SEARCH_MAX,
+        description="A collection's slug; can be combined only with name and limit.",
     )
 
     @model_validator(mode="after")
@@ -149,7 +154,7 @@ class Query(Strict):
 
 
 class CatalogEntry(Cut):
-    """One model by its id, or all that a query finds."""
+    """One model by its id, or all models that match a query."""
 
     repo: str | None = Field(default=None, max_length=URL_MAX, description="A model: them/model.")
     query: Query | None = None
@@ -175,7 +180,7 @@ class Catalog(Strict):
     """The whole file."""
 
     version: Literal[1] = VERSION
-    name: str = Field(pattern=NAME, description="Small letters, digits, dots, - and _.")
+    name: str = Field(pattern=NAME, description="Lowercase letters, digits, dots, - and _.")
     defaults: Cut = Cut()
     entries: tuple[CatalogEntry, ...] = Field(min_length=1, max_length=ENTRIES_MAX)
 
@@ -229,7 +234,7 @@ def parse(text: str, file: str) -> Catalog:
 def schema() -> dict[str, Any]:
     """The JSON Schema of the file, for editors; https://json-schema.org/draft/2020-12"""
     found = Catalog.model_json_schema()
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found, "title": "A catalog of reshard"}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found, "title": "A reshard catalog"}
 
 
 def request_for(catalog: Catalog, entry: CatalogEntry, repo: str) -> Request:

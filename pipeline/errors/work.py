@@ -123,7 +123,7 @@ class NotStarted(QueueError, code="queue.not_started"):
     message = "the {what} did not start: {why}"
     hint = "see the full log: {log}"
 class BrokerUnavailable(QueueError, code="queue.unavailable", retryable=True):
-    message = "the broker at {url} does not answer: {why}"
+    message = "the broker at {url} is not responding: {why}"
     hint = "start it again; jobs continue automatically when it is back"
 class BrokerRefused(BrokerUnavailable, code="queue.refused", retryable=False):
     message = "the broker at {url} denied access: {why}"
@@ -132,7 +132,7 @@ class BrokerUnsupported(QueueError, code="queue.unsupported_broker"):
     message = "the broker at {url} cannot be used for the queue: {why}"
     hint = "set RESHARD_BROKER_URL to a standalone Redis or Valkey: no cluster, no Sentinel, no replica"
 class ApiUnavailable(QueueError, code="queue.api_unavailable", retryable=True):
-    message = "{url} does not answer: {why}"
+    message = "{url} is not responding: {why}"
     hint = "check RESHARD_API_URL and the network; jobs keep running in the meantime"
 class ApiUntrusted(QueueError, code="queue.api_untrusted"):
     message = "no secure connection to {url}: {why}"

@@ -418,9 +418,9 @@ def _warnings(shards: Sequence[Shard], carried: Sequence[StoredFile], known: Kno
     notes = []
     for path, size in [*((s.path, s.size) for s in shards), *((f.path, f.size) for f in carried)]:
         if size > HUB_FILE_MAX:
-            notes.append(f"{path} has {size:,} bytes, and the Hub's limit for a file is {HUB_FILE_MAX:,}")
+            notes.append(f"{path} is {size:,} bytes, and the Hub's limit for a file is {HUB_FILE_MAX:,}")
         elif size > HUB_HTTP_MAX:
-            notes.append(f"{path} has {size:,} bytes: clients without hf_xet can download at most {HUB_HTTP_MAX:,}")
+            notes.append(f"{path} is {size:,} bytes: clients without hf_xet can download at most {HUB_HTTP_MAX:,}")
     folders: dict[str, int] = {}
     for shard in shards:
         folders[dirname(shard.path)] = folders.get(dirname(shard.path), 0) + 1

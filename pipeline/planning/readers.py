@@ -72,8 +72,8 @@ def _experts(names: Sequence[str], ranks: int) -> Shares:
         else:
             of |= {name: number * ranks // count for name, number in members.items()}
     notes = [
-        f"{counted(count, 'expert')} of {layers[0]}{f' and {len(layers) - 1} more layers' if layers[1:] else ''} do not"
-        f" divide by {ranks} ranks: every rank reads all of them"
+        f"{counted(count, 'expert')} of {layers[0]}{f' and {len(layers) - 1} more layers' if layers[1:] else ''} cannot"
+        f" be divided evenly among {ranks} ranks: every rank reads all of them"
         for count, layers in undivided.items()
     ]
     if not of:

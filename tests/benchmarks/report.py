@@ -130,8 +130,8 @@ def headline(facts: Mapping[str, Any]) -> str:
     costs = {name: Cost(**cost) for name, cost in race["costs"].items()}
     ours, checked, peer = costs[OURS], costs[CLASS], costs[TRANSFORMERS]
     text = (
-        f"Measured with `make bench`: {race['name']} take {ours.wall / costs[COPY].wall:.1f} times as long"
-        f" as `cp` and sync, in {ours.peak / MB:.0f} MB of memory (0.8 to 2.0 times, depending on the state of memory"
+        f"Measured with `make bench`: copying {race['name']} takes {ours.wall / costs[COPY].wall:.1f} times as long"
+        f" as `cp` and sync, with {ours.peak / MB:.0f} MB of memory (0.8 to 2.0 times, depending on the state of memory"
         " and disk: [performance](docs/performance.md#compared-with-cp)). With the model class checked, it takes"
         f" {checked.wall / peer.wall:.2f} times as long as loading and saving with transformers, which needs"
         f" {peer.peak / MB:,.0f} MB ([benchmarks](docs/benchmarks.md))."

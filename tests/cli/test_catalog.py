@@ -234,7 +234,7 @@ def test_a_schedule_with_an_older_text_is_said_until_the_command_that_is_named_u
     assert again["outdated_schedules"] == ["nightly"], "each time"
     assert queue("catalog", "cancel", "mine").code == 0
     for _ in range(2):
-        newer = "catalog mine has been submitted with a newer text; update it with `reshard schedule set nightly"
+        newer = "a newer version of catalog mine has been submitted; update this one with `reshard schedule set nightly"
         assert f"schedule nightly: {newer}" in queue("schedule", "list").out
         assert newer in queue("schedule", "show", "nightly").out
         assert queue("schedule", "run", "nightly").code == 0  # and it brings the older text back

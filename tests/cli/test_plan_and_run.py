@@ -172,7 +172,7 @@ def test_another_model_in_the_target_is_refused_listed_replaced_when_asked_and_b
     assert "rollback" in reshard("plan", model, "--to", out, "--size", "3300B", "--overwrite").out
     assert reshard("run", model, "--to", out, "--size", "3300B", "--overwrite").code == 0
     undone = reshard("rollback", out)
-    assert undone.code == 0 and undone.out == f"Rolled back {out} to what it was before reshard last wrote to it\n"
+    assert undone.code == 0 and undone.out == f"Rolled back {out} to its state before reshard last wrote to it\n"
     assert reshard("rollback", out).out == undone.out
     assert sorted(path.name for path in out.iterdir()) == [
         ".reshard",

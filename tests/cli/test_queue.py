@@ -67,7 +67,7 @@ def test_without_a_broker_a_submission_says_how_to_start_one(reshard: Run) -> No
 def test_a_broker_that_does_not_answer_is_named_without_its_password(reshard: Run) -> None:
     done = reshard("list", env={"RESHARD_BROKER_URL": "redis://:secret@127.0.0.1:1/0"})
     assert done.code == 10
-    assert done.err.startswith("error[queue.unavailable]: the broker at redis://127.0.0.1:1/0 does not answer")
+    assert done.err.startswith("error[queue.unavailable]: the broker at redis://127.0.0.1:1/0 is not responding")
     assert "secret" not in done.err
 
 

@@ -250,7 +250,7 @@ def test_what_a_shell_offers_comes_over_the_api(site: Site, store: JobStore, mon
 
 def test_a_host_that_cannot_be_is_one_line(reshard: Run) -> None:
     done = reshard("list", env={"RESHARD_API_URL": "http://ex..ample"})
-    assert done.err.startswith("error[queue.api_unavailable]: http://ex..ample does not answer: "), done.err
+    assert done.err.startswith("error[queue.api_unavailable]: http://ex..ample is not responding: "), done.err
 
 
 @pytest.mark.parametrize("command", ASKED, ids=lambda words: " ".join(words[:2]))
@@ -258,7 +258,7 @@ def test_a_service_that_is_not_there_is_one_line(reshard: Run, command: tuple[st
     env = {"RESHARD_API_URL": "http://127.0.0.1:1", "RESHARD_API_TOKEN": "rsh_hush"}
     done = reshard(*command, env=env)
     error, hint = done.err.splitlines()
-    assert done.code == 10 and error.startswith("error[queue.api_unavailable]: http://127.0.0.1:1 does not answer: ")
+    assert done.code == 10 and error.startswith("error[queue.api_unavailable]: http://127.0.0.1:1 is not responding: ")
     assert hint.startswith("hint: check RESHARD_API_URL") and "hush" not in done.err
 
 
