@@ -48,6 +48,20 @@ CredentialName = Annotated[
     str, AfterValidator(check_credential), WithJsonSchema({"type": "string", "pattern": f"^{_CREDENTIAL.pattern}$"})
 ]
 
+_SIGN_KEY = r"(?!-)[^\x00-\x1f\x7f]{1,1000}"
+
+
+def check_sign_key(value: str) -> str:
+    """``value`` if it can name a key's file, else ValueError, which does not repeat it: it may be a key."""
+    if not re.fullmatch(_SIGN_KEY, value):
+        raise ValueError("use the path or the name of a PEM file, never the key itself")
+    return value
+
+
+SignKey = Annotated[
+    str, AfterValidator(check_sign_key), WithJsonSchema({"type": "string", "pattern": f"^{_SIGN_KEY}$"})
+]
+
 # git check-ref-format: a branch, a tag, a commit or refs/pr/1. Beyond it, nothing that a terminal obeys.
 _REVISION = re.compile(
     r"(?![-./])(?!@$)(?!.*(?:\.\.|@\{|//|/\.|\.lock(?:/|$)))"

@@ -30,6 +30,7 @@ from reshard.pipeline.places import (
     AnyTarget,
     Place,
     Revision,
+    SignKey,
     TargetPlace,
     parse_place,
     parse_target,
@@ -230,6 +231,14 @@ class Options(Strict):
     manifest: bool = _option(
         True, "Publish a manifest, so that the result can be verified without its source.", decides="weights"
     )
+    sign: SignKey | None = _option(
+        None,
+        "Sign the result with this key: the path of a PEM file, or its name in RESHARD_SIGN_KEYS.",
+        PUBLISHING,
+        "KEY",
+        decides="content",
+        late=True,
+    )
     force: bool = _option(False, "Copy and publish again even if the same result was published before.", PUBLISHING)
     require: Literal["any", "model"] = _option(
         "any", "With model, publish only if the model's own class can check the result.", PUBLISHING
@@ -243,7 +252,7 @@ class Options(Strict):
             return cls(**options)
         except ValidationError as error:
             first = first_problem(error)
-            given = "" if first.unknown else f", not {shortened(repr(first.given))}"
+            given = "" if first.unknown or first.loc[0] == "sign" else f", not {shortened(repr(first.given))}"
             raise UsageError(what=f"{first.where}: {first.why}{given}") from error
 
     @classmethod
@@ -310,6 +319,7 @@ class Given(TypedDict, total=False):
     overwrite: bool
     lineage: bool
     manifest: bool
+    sign: str | None
     force: bool
     require: Literal["any", "model"]
     transport: Transport

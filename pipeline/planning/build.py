@@ -17,6 +17,7 @@ from reshard.pipeline.checkpoint.formats import gguf
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.names import index_path, shard_path
 from reshard.pipeline.checkpoint.open import Opened
+from reshard.pipeline.checkpoint.tool_files import is_tool_file
 from reshard.pipeline.errors import (
     BadExperts,
     BadRanks,
@@ -43,8 +44,10 @@ from reshard.pipeline.planning.model import (
     CARD,
     MANIFEST,
     NO_TRANSPORT,
+    PROVENANCE,
     ROOT_KEY,
     SCHEMA,
+    SIGNATURE,
     TOTAL_PARAMETERS,
     Edit,
     Entry,
@@ -164,6 +167,8 @@ def make_plan(known: Known) -> Plan:
     written = {s.path for s in shards} | {o.index.path for o in outputs if o.index}
     if options.manifest and shards:
         written.add(MANIFEST)
+    if options.sign:
+        written |= {SIGNATURE, PROVENANCE}
     reused = () if opened.checkpoints else _reused(known)
     carried, left_out = sort_out(known.listing, known.found, opened, options, written | {*reused})
     if on_hub:
@@ -177,6 +182,9 @@ def make_plan(known: Known) -> Plan:
     pruned = {*deletes} - {*deletes_of(outputs, before, stays, options.model_copy(update={"prune": False}))}
     taken = pruned - before.published.keys()
     kept = before.files.keys() - stays - {*deletes}
+    if options.sign and (foreign := sorted(path for path in kept if not is_tool_file(path))):
+        left = f"{counted(len(foreign), 'file')} left in place, such as {foreign[0]}"
+        notes.append(f"{left}: not covered by the signature, so verifiers reject the download (--prune deletes them)")
     _check_paths([s.path for s in shards], written | beside, kept, on_hub)
     changes = replaced(before, written | {edit.path for edit in edits}, carried, deletes)
     plan = Plan(

@@ -14,6 +14,8 @@ from reshard.pipeline.text import counted
 # What a publication adds beside weights and indexes: the model card, and the manifest of all digests.
 CARD = "README.md"
 MANIFEST = "reshard.manifest.json"
+# With a key also these: a signature of all files, and a signed statement of what they were made from.
+SIGNATURE, PROVENANCE = "model.sig", "provenance.sigstore.json"
 # What the metadata of an index calls the manifest's root; loaders read nothing there but what they know.
 ROOT_KEY = "reshard_manifest"
 TOTAL_PARAMETERS = "total_parameters"  # the key that transformers writes there beside `total_size`
