@@ -28,6 +28,7 @@ COMMANDS = {
     "plan": CommandListing(RESHARD, "plan:plan", "Show what a job would write and delete; change nothing."),
     "run": CommandListing(RESHARD, "run:run", "Reshard SRC into DST on this machine, without a queue."),
     "verify": CommandListing(RESHARD, "verify:verify", "Check a checkpoint, optionally against its source."),
+    "provenance": CommandListing(RESHARD, "provenance:provenance", "Show what a publication was made from."),
     "doctor": CommandListing(RESHARD, "doctor:doctor", "Check this installation or a repository for problems."),
     "submit": CommandListing(JOBS, "jobs:submit", "Queue a job that reshards SRC into DST."),
     "status": CommandListing(JOBS, "jobs:status", "Show a job, or the queue and its workers."),

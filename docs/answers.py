@@ -17,6 +17,7 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
     "plan": (plans.Planned,),
     "run": (jobs.PlanMade, jobs.Waits, jobs.Finished),
     "verify": (jobs.Verified,),
+    "provenance": (jobs.Provenance,),
     "doctor": (jobs.Installation, jobs.Repository),
     "submit": (jobs.Submitted, *_FOLLOWED),
     "status": (jobs.JobNow, jobs.Service, jobs.JobReport),

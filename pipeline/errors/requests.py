@@ -130,6 +130,9 @@ class SourceGated(SourceError, code="source.gated"):
 class NoWeights(SourceError, code="source.no_weights", cure="check that this is a model"):
     message = "{place} has no weights that reshard can read{found}"
     hint = "reshard reads .safetensors, .gguf and torch.save files, and FSDP, verl and DeepSpeed checkpoints; {cure}"
+class NoProvenance(SourceError, code="source.no_provenance"):
+    message = "{place} has neither signed provenance nor a manifest"
+    hint = "publish it with `reshard run`, without --no-manifest"
 class SourceChanged(SourceError, code="source.changed"):
     message = "{place} changed after it was planned: {what}"
     hint = "{anew} to plan from the current state"

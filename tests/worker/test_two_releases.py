@@ -73,7 +73,7 @@ def test_no_default_has_changed() -> None:
         "ties": "keep", "strip_prefix": None, "rename": (), "config_from": None, "include": (), "exclude": (),
         "branch": None, "pr": False, "visibility": "as-source", "prune": False, "overwrite": False, "lineage": False,
         "manifest": True, "force": False, "require": "any", "transport": "auto", "dequantize": False,
-        "experts": "keep", "ranks": "", "align": 8,
+        "experts": "keep", "ranks": "", "align": 8, "sign": None,
     }  # fmt: skip
     assert Request(source=Hub(repo="a/b"), target=Hub(repo="a/c")).priority == "interactive"
 
