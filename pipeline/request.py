@@ -239,6 +239,13 @@ class Options(Strict):
         decides="content",
         late=True,
     )
+    tensor_hashes: bool = _option(
+        False,
+        "With --sign, also sign the sha256 of every tensor and where in SRC it came from.",
+        PUBLISHING,
+        decides="weights",
+        late=True,
+    )
     force: bool = _option(False, "Copy and publish again even if the same result was published before.", PUBLISHING)
     require: Literal["any", "model"] = _option(
         "any", "With model, publish only if the model's own class can check the result.", PUBLISHING
@@ -320,6 +327,7 @@ class Given(TypedDict, total=False):
     lineage: bool
     manifest: bool
     sign: str | None
+    tensor_hashes: bool
     force: bool
     require: Literal["any", "model"]
     transport: Transport

@@ -48,6 +48,8 @@ from reshard.pipeline.planning.model import (
     ROOT_KEY,
     SCHEMA,
     SIGNATURE,
+    STATEMENTS,
+    TENSORS,
     TOTAL_PARAMETERS,
     Edit,
     Entry,
@@ -167,8 +169,10 @@ def make_plan(known: Known) -> Plan:
     written = {s.path for s in shards} | {o.index.path for o in outputs if o.index}
     if options.manifest and shards:
         written.add(MANIFEST)
+    if options.tensor_hashes and not options.sign:
+        raise UsageError(what="--tensor-hashes requires --sign")
     if options.sign:
-        written |= {SIGNATURE, PROVENANCE}
+        written |= {*STATEMENTS} if options.tensor_hashes and shards else {SIGNATURE, PROVENANCE}
     reused = () if opened.checkpoints else _reused(known)
     carried, left_out = sort_out(known.listing, known.found, opened, options, written | {*reused})
     if on_hub:
@@ -224,7 +228,7 @@ def _reused(known: Known) -> tuple[str, ...]:
     ours = (
         path
         for path in known.before.published
-        if settings.get(path) or path.endswith(weights) or is_weight_index(path) or path == MANIFEST
+        if settings.get(path) or path.endswith(weights) or is_weight_index(path) or path in {MANIFEST, TENSORS}
     )
     return tuple(sorted(path for path in ours if path not in known.found.uncut))
 

@@ -26,13 +26,13 @@ from reshard.pipeline.errors import (
     TargetRaced,
 )
 from reshard.pipeline.limits import BACKOFF_FIRST, COMMIT_RACES
-from reshard.pipeline.planning.model import CARD, MANIFEST, ROOT_KEY, Plan, Receipt, Shard, index_bytes
+from reshard.pipeline.planning.model import CARD, MANIFEST, ROOT_KEY, TENSORS, Plan, Receipt, Shard, index_bytes
 from reshard.pipeline.protocols import Addition, AnswerLost, Change, HeadMoved, HistoryRewritten, Source, Target
 from reshard.pipeline.publishing import history as publication
 from reshard.pipeline.publishing.card import card_for
 from reshard.pipeline.publishing.manifest import manifest_of
 from reshard.pipeline.publishing.manifest import render as render_manifest
-from reshard.pipeline.publishing.provenance import signatures
+from reshard.pipeline.publishing.provenance import signatures, tensors_of
 from reshard.pipeline.publishing.signing import Signer
 from reshard.pipeline.tensors import StoredFile, is_content_of, same_by_hash
 
@@ -133,11 +133,14 @@ def publish(
     title = publication.title(plan)
     message = publication.message(plan, manifest)
     about = {ROOT_KEY: manifest.root} if manifest else {}
+    levels = {path: level for group in attested for path, level in group.files.items()}
+    hashed = plan.options.tensor_hashes and bool(shards)
     already = target.at(plan.base).files() if plan.base else {}
     to_carry = [f for f in plan.carried if f.path not in already or not same_by_hash(f, already[f.path])]
     made = [
         *(Addition(o.index.path, content=index_bytes(o.index, shards, about)) for o in plan.outputs if o.index),
         *([Addition(MANIFEST, content=render_manifest(manifest))] if manifest else []),
+        *([Addition(TENSORS, content=signer.sign(tensors_of(plan, receipts, levels)))] if signer and hashed else []),
         *(Addition(path, content=text.encode()) for path, text in plan.edits),
     ]
     additions = [
@@ -146,7 +149,6 @@ def publish(
     ]
     begin()
     goal = target.request(plan.digest, title, message)
-    levels = {path: level for group in attested for path, level in group.files.items()}
 
     def sign(everything: Sequence[Addition], there: Source) -> Sequence[Addition]:
         return signatures(plan, everything, levels, source, goal, there, signer) if signer else ()

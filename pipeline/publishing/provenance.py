@@ -18,7 +18,8 @@ from reshard.pipeline.checkpoint.discover import read_file
 from reshard.pipeline.checkpoint.tool_files import is_tool_file
 from reshard.pipeline.errors import BadSignature
 from reshard.pipeline.limits import EVIDENCE_MAX
-from reshard.pipeline.planning.model import CARD, PROVENANCE, SIGNATURE, Plan
+from reshard.pipeline.planning.model import CARD, PROVENANCE, SIGNATURE, Plan, Receipt
+from reshard.pipeline.planning.ranges import parts
 from reshard.pipeline.protocols import Addition, Source, Target
 from reshard.pipeline.publishing.manifest import Manifest
 from reshard.pipeline.publishing.signing import BUNDLE, STATEMENT, UNSIGNED, Signer
@@ -27,6 +28,7 @@ from reshard.pipeline.stores.connect import UNNAMED_BUILDER
 from reshard.pipeline.tensors import Attestation, Pin, StoredFile
 
 PREDICATE = "https://slsa.dev/provenance/v1"
+TENSORS_PREDICATE = "urn:reshard:tensors:1"
 BUILD_TYPE = "urn:reshard:build:1"  # what externalParameters means; docs/guides/signing.md describes it
 
 
@@ -112,6 +114,39 @@ def _statement(
     options = plan.options.content() | {"config_from": plan.lender.named if plan.lender else None}
     options.pop("sign", None)
     return _slsa(files, plan.pin, name, options, plan.digest, made_from, builder)
+
+
+def tensors_of(plan: Plan, receipts: Mapping[str, Receipt], levels: Mapping[str, Attestation]) -> dict[str, Any]:
+    """Which bytes of which source file each tensor was made from, by sha256 (docs/reference/tensors.schema.json).
+
+    A tensor that is its source's bytes has one digest for both; of one that was put in order or dequantized only the
+    result's is known.
+    """
+    made: dict[str, dict[str, dict[str, Any]]] = {}
+    for shard in plan.shards:
+        told = made[shard.path] = {}
+        for part in parts(shard.entries):
+            if part.kept:
+                continue
+            written, *read = receipts[shard.digest].hashes[part.entry.name]
+            one = told[part.entry.name] = {"sha256": written}
+            if part.as_stored:
+                one["from"] = [[place.file, place.start, place.stop] for place in part.ranges]
+                one |= {"source_sha256": read[0]} if read else {}
+    files = [
+        {
+            "path": file.path,
+            **({"sha256": file.sha256} if file.sha256 else {}),
+            "verified": levels.get(file.path, "as delivered"),
+        }
+        for file in plan.files
+    ]
+    return {
+        "_type": STATEMENT,
+        "subject": [{"name": s.path, "digest": {"sha256": receipts[s.digest].sha256}} for s in plan.shards],
+        "predicateType": TENSORS_PREDICATE,
+        "predicate": {"source": uri_of(plan.pin), "files": files, "tensors": made},
+    }
 
 
 def of_manifest(manifest: Manifest, there: Source) -> dict[str, Any]:
