@@ -16,7 +16,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from huggingface_hub import snapshot_download
 
-from reshard.pipeline.errors import BadSignKey, CertificateExpired, ReshardError, UsageError
+from reshard.pipeline.errors import BadSignKey, CertificateExpired, ReshardError, SignExtraMissing, UsageError
 from reshard.pipeline.planning.model import MANIFEST, PROVENANCE, SIGNATURE
 from reshard.pipeline.request import Options
 from tests.hub.fixtures import Namespace
@@ -206,6 +206,16 @@ def test_a_key_that_cannot_sign_is_refused_before_anything_is_read(
 def test_a_name_needs_the_folder_of_keys(tmp_path: Path, go: Run) -> None:
     with pytest.raises(BadSignKey, match="RESHARD_SIGN_KEYS is not set"):
         go(tmp_path / "nowhere", tmp_path / "out", sign="release.pem")
+
+
+@pytest.mark.parametrize("package", ["cryptography", "model_signing", "OpenSSL", "securesystemslib"])
+def test_a_missing_extra_is_said_before_anything_is_read(
+    package: str, pair: Pair, tmp_path: Path, go: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(SignExtraMissing, match=package) as refused:
+        go(tmp_path / "nowhere", tmp_path / "out", sign=str(pair.private))
+    assert "sign" in refused.value.next_step
 
 
 def test_a_key_typed_for_its_name_is_not_repeated(pair: Pair) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from base64 import b64decode, b64encode
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -16,9 +17,12 @@ from model_signing import hashing, signing
 
 from reshard.pipeline.api import verify
 from reshard.pipeline.check import Check
-from reshard.pipeline.errors import BadSignature, BadSignKey, SignedElsewhere
+from reshard.pipeline.errors import BadSignature, BadSignKey, SignedElsewhere, SignExtraMissing
+from reshard.pipeline.places import parse_place
 from reshard.pipeline.planning.model import PROVENANCE, SIGNATURE
 from reshard.pipeline.publishing import signing as ours
+from reshard.pipeline.publishing.exports import provenance
+from reshard.pipeline.stores.connect import Context, open_source
 from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import Run, upload
 from tests.support.checker import from_hub
@@ -143,6 +147,15 @@ def test_what_is_no_signature_by_this_key_is_refused(
 def test_another_key_is_refused(signed: Path, tmp_path: Path) -> None:
     with pytest.raises(BadSignature, match="signed with another key"):
         looked(signed, make_pair(tmp_path / "others"))
+
+
+def test_a_missing_extra_is_said(signed: Path, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "securesystemslib", None)
+    with pytest.raises(SignExtraMissing, match="securesystemslib"):
+        looked(signed, pair)
+    monkeypatch.setitem(sys.modules, "cyclonedx", None)
+    with pytest.raises(SignExtraMissing, match="cyclonedx"):
+        provenance(open_source(parse_place(str(signed)), Context.from_env()), "cyclonedx")
 
 
 def test_a_key_that_cannot_check_is_refused(signed: Path, pair: Pair) -> None:
