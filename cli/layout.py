@@ -14,10 +14,10 @@ from reshard.cli.plan_text import rank_rows
 from reshard.client.layout import LINK, Loader, advice_of, health_of, layout_of
 from reshard.client.models.plans import Advice, Layout, LayoutFigures, LayoutHealth
 from reshard.client.text import human_rate, lasted
+from reshard.pipeline.arguments import parse_size
 from reshard.pipeline.drafting import outline
 from reshard.pipeline.errors import UsageError
 from reshard.pipeline.places import parse_place
-from reshard.pipeline.request import parse_size
 from reshard.pipeline.stores.connect import Context, open_source
 
 PLACE = Annotated[str, argument("REPO_OR_DIR", "A repository, a folder or a URL, reshard's or not.")]

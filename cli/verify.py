@@ -11,9 +11,10 @@ from reshard.cli.job_text import check_row
 from reshard.cli.output import Output, first, lines
 from reshard.cli.progress import bar
 from reshard.client.models.jobs import Verified
+from reshard.pipeline.arguments import parse_size
 from reshard.pipeline.errors import UsageError, VerifyFailed
 from reshard.pipeline.places import AnyPlace
-from reshard.pipeline.request import Options, parse_size
+from reshard.pipeline.request import Options
 from reshard.pipeline.verifying.load import Loader, LoadOptions
 
 AGAINST, LOAD = "With --against", "With --load"  # sections of help
@@ -81,6 +82,10 @@ def verify(
     expected: Expected,
     deep: Annotated[bool, flag("--deep", "Read and check every byte, each side once.")] = False,
     loads: LoadOptions | None,
+    signed_by: Annotated[
+        list[str] | None, value("KEY", "Check who signed it: a public key or a certificate (PEM). Can be repeated.")
+    ] = None,
+    builder: Annotated[str | None, value("ID", "With --signed-by, require that this builder made it.")] = None,
     verbose: Annotated[bool, flag("--verbose/-v", "Show the figures of each check.", OUTPUT)] = False,
     output: Output,
 ) -> None:
@@ -96,13 +101,23 @@ def verify(
     if against is None and (changes != Options() or config_from):
         *names, last = (f"--{name.replace('_', '-')}" for name in EXPECTED)
         raise UsageError(what=f"{', '.join(names)} and {last} require --against")
+    if builder and not signed_by:
+        raise UsageError(what="--builder requires --signed-by")
     with bar(output) as shown:
 
         def progress(done: int, total: int) -> None:
             shown.show("reading" if done else "checking", done, total if done else 0)
 
         verified = api.verify(
-            place, against, deep=deep, changes=changes, config_from=config_from, load=loads, progress=progress
+            place,
+            against,
+            deep=deep,
+            changes=changes,
+            config_from=config_from,
+            load=loads,
+            signed_by=signed_by or (),
+            builder=builder,
+            progress=progress,
         )
     pin, source = verified.pin, str(verified.against) if verified.against else None
     found = Verified.of(verified, place=str(verified.place), commit=pin.commit, against=source, deep=deep)

@@ -17,6 +17,7 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
     "plan": (plans.Planned,),
     "run": (jobs.PlanMade, jobs.Waits, jobs.Finished),
     "verify": (jobs.Verified,),
+    "provenance": (jobs.Provenance,),
     "doctor": (jobs.Installation, jobs.Repository, plans.LayoutHealth),
     "layout": (plans.Layout,),
     "advise": (plans.Advice,),

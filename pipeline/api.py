@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from threading import Lock
@@ -16,6 +16,7 @@ from reshard.pipeline.errors import NoTarget
 from reshard.pipeline.places import NOWHERE, AnyPlace, AnyTarget, parse_place
 from reshard.pipeline.planning.model import MANIFEST, Plan
 from reshard.pipeline.protocols import Source
+from reshard.pipeline.publishing.signing import Trusted
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import Report, Watcher, draft, source_of
 from reshard.pipeline.reshard import run as carry_out
@@ -25,6 +26,7 @@ from reshard.pipeline.tensors import Pin
 from reshard.pipeline.verifying.load import LoadOptions, check_load
 from reshard.pipeline.verifying.manifest_check import described_by
 from reshard.pipeline.verifying.meta_load import MetaLoader
+from reshard.pipeline.verifying.signed import check_signatures
 from reshard.pipeline.verifying.verify import verify as check_all
 
 Progress = Callable[[int, int], None]  # bytes read so far, and about how many there are to read
@@ -87,6 +89,8 @@ def verify(
     changes: Options | None = None,
     config_from: str | os.PathLike[str] | AnyPlace | None = None,
     load: LoadOptions | None = None,
+    signed_by: Sequence[str | os.PathLike[str]] = (),
+    builder: str | None = None,
     context: Context | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Verification:
@@ -95,11 +99,13 @@ def verify(
     ``changes`` has the dtype, the prefix, the rules for names, the ties and the excluded files by which the output is
     meant to differ, and ``config_from`` lent the files that the source lacks. What only the output itself says of such
     changes makes the result ``inconclusive``, unless this user published it. With ``load`` the model is also loaded and
-    run.
+    run. ``signed_by`` are files of public keys and certificates, one of which must have signed it, and ``builder`` who
+    must have built it: raises BadSignKey, BadSignature and SignExtraMissing.
     What is wrong with ``output`` is in the checks; raises NoWeights, the CheckpointError family for a broken source,
     DeviceMapIncomplete, and what stores raise.
     """
     context = context or Context.from_env()
+    trusted = Trusted.open([os.fspath(file) for file in signed_by]) if signed_by else None
     place = parse_place(output)
     other, lender = (None if given is None else parse_place(given) for given in (against, config_from))
     ours = open_source(place, context)
@@ -111,8 +117,9 @@ def verify(
     if theirs and lender:
         theirs = Borrowing(theirs, open_source(lender, context))
     tick = _counter(progress, [ours, theirs] if theirs else [ours])
+    # First, because they may end in an error of what was asked for, and reading every byte takes longer.
+    signed = check_signatures(ours, trusted, builder, deep) if trusted else []
     with closing(MetaLoader(tmpdir=context.tmpdir)) as meta_loader:
-        # First, because it may end in an error of what was asked for, and reading every byte takes longer.
         loaded = [check_load(ours, theirs, meta_loader, load, tick, context.tmpdir)] if load else []
         checks = check_all(
             ours,
@@ -125,7 +132,7 @@ def verify(
             tick=tick,
             tmpdir=context.tmpdir,
         )
-    return Verification(ours.place, ours.pin, theirs.pin if theirs else None, (*checks, *loaded))
+    return Verification(ours.place, ours.pin, theirs.pin if theirs else None, (*signed, *checks, *loaded))
 
 
 def _counter(progress: Progress, sides: list[Source]) -> Callable[[int], None]:

@@ -16,6 +16,7 @@ from reshard.pipeline.errors import DigestsDiffer, ObjectLost, ReceiptWrong, Res
 from reshard.pipeline.planning.model import Group, Plan, Receipt, Shard
 from reshard.pipeline.protocols import Sink, Source, Target
 from reshard.pipeline.publishing.commit import Published, check_receipts, publish, spoiled
+from reshard.pipeline.publishing.signing import Signer
 from reshard.pipeline.stores.scratch import ScratchSpace
 
 
@@ -79,7 +80,13 @@ def copy_group(
 
 
 def publish_copied(
-    plan: Plan, source: Source, target: Target, token: str, ledger: Ledger, begin: Callable[[], None]
+    plan: Plan,
+    source: Source,
+    target: Target,
+    token: str,
+    ledger: Ledger,
+    begin: Callable[[], None],
+    signer: Signer | None = None,
 ) -> Made | None:
     """``publish`` of all that was copied; None where some must be copied again first.
 
@@ -87,7 +94,7 @@ def publish_copied(
     """
     receipts, attested = ledger.held(plan.shards), ledger.groups()
     try:
-        published = publish(plan, plan.shards, receipts, attested, source, target, token, begin)
+        published = publish(plan, plan.shards, receipts, attested, source, target, token, begin, signer)
     except SourceCorrupt as error:  # of a file that is carried
         ledger.spoil(None, error, (), ())
         raise

@@ -11,6 +11,7 @@ HEADER_MAX = 100 * MB  # bytes; the format's own cap, so that a lying length all
 INDEX_MAX = 100 * MB  # bytes; a 671B model's index is 9 MB
 LATEST_MAX = 4 * KIB  # bytes; of DeepSpeed's `latest`, which holds the name of a folder
 MANIFEST_MAX = 100 * MB  # bytes; a 671B model's manifest is 9 MB
+EVIDENCE_MAX = 8 * MB  # bytes; of a signed statement, which names each file and holds those of its sources
 CONFIG_MAX = 10 * MB  # bytes; of a config.json that is handed to the reload
 GGUF_HEADER_MAX = 64 * MIB  # bytes; a vocabulary of 260,000 tokens with its merges takes about 15 MB
 GGUF_READ = 4 * MIB  # bytes; the longest next read of a header that goes on: what is read and no header, is held too

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypedDict, Unpack
 
-from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, WithJsonSchema
 from pydantic.fields import FieldInfo
 
-from reshard.pipeline.arguments import ACCESS, FILES, FLAGS, PUBLISHING, WEIGHTS, in_python
-from reshard.pipeline.errors import BadSize, RequestTooLarge, UsageError, shortened
+from reshard.pipeline.arguments import ACCESS, FILES, FLAGS, PUBLISHING, SINGLE, WEIGHTS, in_python, parse_size
+from reshard.pipeline.errors import RequestTooLarge, UsageError, shortened
 from reshard.pipeline.limits import (
     ASKED_BY_MAX,
-    BARE_SIZE_MIN,
     DEFAULT_SIZE,
     GLOB_MAX,
     GLOBS_MAX,
@@ -42,50 +41,8 @@ from reshard.pipeline.validation import Strict, first_problem
 # Changes only when the same request would give other bytes; a new release alone republishes nothing.
 LAYOUT = 2  # 1: indexes without `total_parameters`
 
-# A size that no model reaches: everything goes into one file.
-SINGLE = 1 << 62  # bytes
-
 RANKS = r"(ep|pp)([2-9]|[1-9][0-9]{1,3})"  # planning/readers.py says what they are
 AT_ONCE = 1000  # entries of an object whose JSON is made at once
-
-_UNITS = {
-    "": 1, "B": 1,
-    "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-    "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
-}  # fmt: skip
-_SIZE = re.compile(r"(?P<number>\d{1,20}(?:\.\d{1,20})?)\s*(?P<unit>[A-Za-z]*)", re.ASCII)
-
-
-def parse_size(value: str, option: str = "--size") -> int:
-    """Bytes of ``200MB`` (decimal), ``200MiB`` (binary) or ``200000000``; raises BadSize and says why.
-
-    Bits, rates, zero, negatives and bare letters (``5G``: which?) are refused, because tools disagree on them, and so
-    are small numbers without a unit, which was forgotten.
-    """
-    text = value.strip()
-    if text.startswith("-"):
-        raise BadSize(option=option, value=value, why="the size must be greater than zero")
-    if "/" in text or text.lower().endswith(("ps", "bit", "bits")):
-        raise BadSize(option=option, value=value, why="use bytes, not a rate or bits")
-    match = _SIZE.fullmatch(text)
-    if match is None:
-        why = "remove the commas" if "," in text else "not a number of bytes"
-        raise BadSize(option=option, value=value, why=why)
-    unit = match["unit"]
-    if re.fullmatch(r"[KMGTkmgt]i?b", unit) and unit.upper() != unit and not unit.islower():
-        raise BadSize(option=option, value=value, why=f"{unit} means bits, not bytes")
-    factor = _UNITS.get(unit.upper())
-    if factor is None:
-        raise BadSize(option=option, value=value, why=f"unknown unit {shortened(unit)!r}")
-    size = int(float(match["number"]) * factor) if "." in match["number"] else int(match["number"]) * factor
-    if size <= 0:
-        raise BadSize(option=option, value=value, why="the size must be greater than zero")
-    if size > SINGLE:
-        raise BadSize(option=option, value=value, why="too large for a file")
-    if not unit and size < BARE_SIZE_MIN:
-        why = f"without a unit this means bytes; did you mean {text}MB or {text}B?"
-        raise BadSize(option=option, value=value, why=why)
-    return size
 
 
 def _parsed(value: object) -> object:
@@ -111,6 +68,19 @@ Ties = Literal["keep", "source"]
 Priority = Literal["interactive", "bulk"]
 Transport = Literal["auto", "xet", "http"]
 Glob = Annotated[str, Field(max_length=GLOB_MAX)]
+_SIGN_KEY = r"(?!-)[^\x00-\x1f\x7f]{1,1000}"
+
+
+def check_sign_key(value: str) -> str:
+    """``value`` if it can name a key's file, else ValueError, which does not repeat it: it may be a key."""
+    if not re.fullmatch(_SIGN_KEY, value):
+        raise ValueError("use the path or the name of a PEM file, never the key itself")
+    return value
+
+
+SignKey = Annotated[
+    str, AfterValidator(check_sign_key), WithJsonSchema({"type": "string", "pattern": f"^{_SIGN_KEY}$"})
+]
 
 
 @dataclass(frozen=True)
@@ -274,6 +244,21 @@ class Options(Strict):
     manifest: bool = _option(
         True, "Publish a manifest, so that the result can be verified without its source.", decides="weights"
     )
+    sign: SignKey | None = _option(
+        None,
+        "Sign the result with this key: the path of a PEM file, or its name in RESHARD_SIGN_KEYS.",
+        PUBLISHING,
+        "KEY",
+        decides="content",
+        late=True,
+    )
+    tensor_hashes: bool = _option(
+        False,
+        "With --sign, also sign the sha256 of every tensor and where in SRC it came from.",
+        PUBLISHING,
+        decides="weights",
+        late=True,
+    )
     force: bool = _option(False, "Copy and publish again even if the same result was published before.", PUBLISHING)
     require: Literal["any", "model"] = _option(
         "any", "With model, publish only if the model's own class can check the result.", PUBLISHING
@@ -287,7 +272,7 @@ class Options(Strict):
             return cls(**options)
         except ValidationError as error:
             first = first_problem(error)
-            given = "" if first.unknown else f", not {shortened(repr(first.given))}"
+            given = "" if first.unknown or first.loc[0] == "sign" else f", not {shortened(repr(first.given))}"
             raise UsageError(what=f"{first.where}: {first.why}{given}") from error
 
     @classmethod
@@ -354,6 +339,8 @@ class Given(TypedDict, total=False):
     overwrite: bool
     lineage: bool
     manifest: bool
+    sign: str | None
+    tensor_hashes: bool
     force: bool
     require: Literal["any", "model"]
     transport: Transport

@@ -43,6 +43,7 @@ from reshard.pipeline.planning.ranges import parts
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.publishing.commit import Published, check_receipts, weights
 from reshard.pipeline.publishing.history import address
+from reshard.pipeline.publishing.signing import Signer
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.stores.overlay import Borrowing
@@ -155,6 +156,7 @@ def run(
         with closing(MetaLoader(tmpdir=context.tmpdir, verdicts=context.state_dir / VERDICTS, eager=True)) as ours:
             return run(request, context, watcher, ours, jobs)
     watcher = watcher or Watcher()
+    signer = Signer.open(request.options.sign, context.sign_keys, context.builder_id)
     source = source_of(request, context)
     if (hidden := exposed(request, source)) is not None:
         watcher.exposing(hidden)
@@ -182,7 +184,7 @@ def run(
     at_once, fewer = jobs_here(made, jobs, context.memory_limit, context.disk.room())
     if fewer:
         watcher.noted(fewer)
-    work = _Work(made, source, target, context.disk, journal, moved, watcher.stored, at_once)
+    work = _Work(made, source, target, context.disk, journal, moved, watcher.stored, at_once, signer)
     done = False
     try:
         watcher.step("copy")
@@ -236,6 +238,7 @@ class _Work:
     tick: Tick
     told: Callable[[int], None]
     jobs: int
+    signer: Signer | None
     token: str = field(default_factory=lambda: uuid4().hex)
     moved: Moved = field(default_factory=Moved)
     one: threading.Lock = field(default_factory=threading.Lock)  # of the threads that copy tells at a time
@@ -268,7 +271,9 @@ class _Work:
         """What was published, and the check of what it was made of; raises as ``copy`` does."""
         while True:
             try:
-                done = publish_copied(self.made, self.source, self.target, self.token, self.journal, lambda: None)
+                done = publish_copied(
+                    self.made, self.source, self.target, self.token, self.journal, lambda: None, self.signer
+                )
             except SourceCorrupt:  # of a file that is carried
                 continue
             except Exhausted as often:

@@ -198,7 +198,7 @@ ROOMS = {
     "cli": [
         {"start"},
         {"main"},
-        {"run", "plan", "verify", "doctor", "jobs", "schedule", "fleet", "service", "ping"},
+        {"run", "plan", "verify", "provenance", "doctor", "jobs", "schedule", "fleet", "service", "ping"},
         {"catalog", "web"},
         {"watch", "layout"},
         {"queue", "plan_text", "devices"},

@@ -45,6 +45,7 @@ from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.protocols import Source, Target, Traffic
 from reshard.pipeline.publishing import history as publication
 from reshard.pipeline.publishing.commit import Published, find
+from reshard.pipeline.publishing.signing import Signer
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.stores.meter import Meter
@@ -238,8 +239,9 @@ class Step:
             self._hand_in(plan, pipeline.made_of(standing, plan, self._ledger))
             return
         token, begin = self._lease.token, self._keeper.begin
+        signer = Signer.open(plan.options.sign, self._context.sign_keys, self._context.builder_id)
         try:
-            made = pipeline.publish_copied(plan, self._source(plan), target, token, self._ledger, begin)
+            made = pipeline.publish_copied(plan, self._source(plan), target, token, self._ledger, begin, signer)
             if made is not None:
                 self._hand_in(plan, made)
         finally:

@@ -273,6 +273,13 @@ class Verified(Document):
     checks: list[Check]
 
 
+class Provenance(Document):
+    place: str
+    commit: str | None
+    format: Literal["slsa", "cyclonedx", "json"]
+    provenance: dict[str, Any] = Field(description="in that format")
+
+
 class Probe(Document):
     state: Literal["ok", "warning", "trouble"]
     name: str

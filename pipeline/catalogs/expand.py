@@ -16,6 +16,7 @@ from operator import methodcaller
 from typing import Any
 from urllib.parse import quote
 
+from reshard.pipeline.arguments import parse_size
 from reshard.pipeline.catalogs.definition import Catalog, CatalogEntry, Cut, Query, merged, named, request_for
 from reshard.pipeline.errors import (
     AccessError,
@@ -30,7 +31,7 @@ from reshard.pipeline.places import AnyPlace, Hub, check_repo, repository
 from reshard.pipeline.planning.build import request_key
 from reshard.pipeline.protocols import Visibility, more_visible
 from reshard.pipeline.publishing import history as publication
-from reshard.pipeline.request import Request, parse_size
+from reshard.pipeline.request import Request
 from reshard.pipeline.stores.answers import Collection, CollectionItem, ListedModel, ModelInfo
 from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.stores.credentials import Use

@@ -8,6 +8,7 @@ crash, is compared with the attested bytes. This thread reads; a lane behind it 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -199,7 +200,9 @@ class _Copier:
     ) -> list[tuple[Shard, Copy]]:
         """Hand on the receipts of the first of those that wait for the store's answer; returns the rest."""
         receipts = [
-            Receipt(shard.digest, file.size, file.sha256 or "", file.xet, one.tensors, one.ranges, one.overflows)
+            Receipt(
+                shard.digest, file.size, file.sha256 or "", file.xet, one.tensors, one.ranges, one.overflows, one.hashes
+            )
             for (shard, one), file in zip(waiting[: len(stored)], stored, strict=True)
         ]
         if receipts:
@@ -208,7 +211,9 @@ class _Copier:
 
     def _shard(self, shard: Shard, batch: Batch) -> Copy:
         writer = batch.open(shard.path, shard.size)
-        one = Copy(HashingWriter(shard, writer, self.lane), self.stream, self.plan.options.strict_dtype, self.disk)
+        options = self.plan.options
+        written = HashingWriter(shard, writer, self.lane)
+        one = Copy(written, self.stream, options.strict_dtype, self.disk, options.tensor_hashes)
         one.written.write(memoryview(shard.header))
         with closing(Scales(self.disk, parts(shard.entries))) as scales:
             for part in parts(shard.entries):
@@ -228,9 +233,11 @@ class Copy:
     stream: Stream
     strict: bool
     disk: ScratchSpace
+    hashing: bool = False  # whether their sha256 is wanted, too
     tensors: dict[str, str] = field(default_factory=dict)
     ranges: dict[str, list[str]] = field(default_factory=dict)  # of those that are not their bytes as they stand
     overflows: dict[str, int] = field(default_factory=dict)  # of those that are cast: values that became infinite
+    hashes: dict[str, list[str]] = field(default_factory=dict)  # sha256 as written, and of a cast one as read
 
     def copy(self, part: Part, scales: Scales) -> None:
         """Read ``part`` and write it, in order and cast as its entry says; or keep it among ``scales``."""
@@ -242,15 +249,23 @@ class Copy:
             return
         digest = tensor_digest()
         caster = caster_of(entry, scales, strict=self.strict)
+        as_written = hashlib.sha256() if self.hashing else None
+        as_read = hashlib.sha256() if self.hashing and entry.cast and part.as_stored else None
         for view in packed(part, take, self.disk, scales):
+            if as_read:
+                as_read.update(view)
             for made in caster.feed(view) if caster else (view,):
                 digest.update(made)
+                if as_written:
+                    as_written.update(made)
                 self.written.write(made)
         if caster is not None:
             caster.finish()
             if caster.overflows:
                 self.overflows[entry.name] = caster.overflows
         self.tensors[entry.name] = digest.hexdigest()
+        if as_written:
+            self.hashes[entry.name] = [total.hexdigest() for total in (as_written, as_read) if total]
 
     def check(self, shard: Shard) -> None:
         """Raises DigestsDiffer unless what was written is, tensor by tensor, what was read."""

@@ -135,6 +135,9 @@ class SourceGated(SourceError, code="source.gated"):
 class NoWeights(SourceError, code="source.no_weights", cure="check that this is a model"):
     message = "{place} has no weights that reshard can read{found}"
     hint = "reshard reads .safetensors, .gguf and torch.save files, and FSDP, verl and DeepSpeed checkpoints; {cure}"
+class NoProvenance(SourceError, code="source.no_provenance"):
+    message = "{place} has neither signed provenance nor a manifest"
+    hint = "publish it with `reshard run`, without --no-manifest"
 class SourceChanged(SourceError, code="source.changed"):
     message = "{place} changed after it was planned: {what}"
     hint = "{anew} to plan from the current state"
@@ -189,6 +192,15 @@ class CredentialUnknown(AccessError, code="access.credential_unknown", blames_wo
 class CredentialScope(AccessError, code="access.credential_scope"):
     message = "credential {name} does not cover {use} access to {namespace} on {endpoint}; it covers {serves}"
     hint = "choose a matching credential, or none to have it chosen by namespace"
+class BadSignKey(AccessError, code="access.sign_key", blames_worker=True):
+    message = "cannot use the key {key}: {why}"
+    hint = "docs/guides/signing.md shows how to create a key, and where workers look for it (RESHARD_SIGN_KEYS)"
+class CertificateExpired(BadSignKey, code="access.sign_key.expired"):
+    message = "cannot use the key {key}: its certificate is valid until {until}"
+    hint = "put a new certificate of the same key into its file{where}, then {again}"
+class SignKeyNotAllowed(AccessError, code="access.sign_key_not_allowed"):
+    message = "workers take keys only by name, and {key} is a path"
+    hint = "use the name of a file in RESHARD_SIGN_KEYS on the worker, or sign with `reshard run`"
 class BucketRefused(AccessError, code="access.bucket", blames_worker=True, settings="AWS_*"):
     message = "no permission to read {place}: {why}"
     hint = "set credentials ({settings} variables) with list and read permission{where}, then {again}"

@@ -72,6 +72,9 @@ class PackageMissing(ResourceError, code="resource.package"):
 class CloudExtraMissing(PackageMissing, code="resource.cloud", extra="cloud"):
     message = "reading {place} requires obstore, which is not installed"
     hint = "{install}{where}, then {again}"
+class SignExtraMissing(PackageMissing, code="resource.sign", extra="sign"):
+    message = "signatures require packages that are not installed: {what}"
+    hint = "{install}{where}, then {again}"
 class TempDirUnusable(ResourceError, code="resource.tmpdir"):
     message = "cannot use the temporary folder {path}: {why}"
     hint = "make it writable, or set RESHARD_TMPDIR to a folder that is; then {again}"

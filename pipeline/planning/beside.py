@@ -11,7 +11,7 @@ from reshard.pipeline.checkpoint.discover import Found, foreign_format, is_weigh
 from reshard.pipeline.checkpoint.names import settings_path
 from reshard.pipeline.checkpoint.open import Opened
 from reshard.pipeline.checkpoint.tool_files import is_tool_file, leftover
-from reshard.pipeline.planning.model import CARD, MANIFEST, Edit, LeftOut
+from reshard.pipeline.planning.model import CARD, MANIFEST, STATEMENTS, Edit, LeftOut
 from reshard.pipeline.planning.scales import MODELOPT
 from reshard.pipeline.request import Options
 from reshard.pipeline.tensors import StoredFile
@@ -53,6 +53,8 @@ def _unwanted(path: str, options: Options) -> str | None:
         return "part of the repository, not of the model"
     if any(fnmatchcase(path, pattern) for pattern in options.exclude):
         return "excluded"
+    if path in STATEMENTS:
+        return "it is about the source's files"
     if options.dequantize and basename(path) == MODELOPT:
         return "the weights are no longer quantized"
     why = None if any(fnmatchcase(path, pattern) for pattern in options.include) else leftover(path)

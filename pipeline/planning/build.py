@@ -17,6 +17,7 @@ from reshard.pipeline.checkpoint.formats import gguf
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.names import index_path, shard_path
 from reshard.pipeline.checkpoint.open import Opened
+from reshard.pipeline.checkpoint.tool_files import is_tool_file
 from reshard.pipeline.errors import (
     BadExperts,
     BadRanks,
@@ -43,8 +44,12 @@ from reshard.pipeline.planning.model import (
     CARD,
     MANIFEST,
     NO_TRANSPORT,
+    PROVENANCE,
     ROOT_KEY,
     SCHEMA,
+    SIGNATURE,
+    STATEMENTS,
+    TENSORS,
     TOTAL_PARAMETERS,
     Edit,
     Entry,
@@ -164,6 +169,10 @@ def make_plan(known: Known) -> Plan:
     written = {s.path for s in shards} | {o.index.path for o in outputs if o.index}
     if options.manifest and shards:
         written.add(MANIFEST)
+    if options.tensor_hashes and not options.sign:
+        raise UsageError(what="--tensor-hashes requires --sign")
+    if options.sign:
+        written |= {*STATEMENTS} if options.tensor_hashes and shards else {SIGNATURE, PROVENANCE}
     reused = () if opened.checkpoints else _reused(known)
     carried, left_out = sort_out(known.listing, known.found, opened, options, written | {*reused})
     if on_hub:
@@ -177,6 +186,9 @@ def make_plan(known: Known) -> Plan:
     pruned = {*deletes} - {*deletes_of(outputs, before, stays, options.model_copy(update={"prune": False}))}
     taken = pruned - before.published.keys()
     kept = before.files.keys() - stays - {*deletes}
+    if options.sign and (foreign := sorted(path for path in kept if not is_tool_file(path))):
+        left = f"{counted(len(foreign), 'file')} left in place, such as {foreign[0]}"
+        notes.append(f"{left}: not covered by the signature, so verifiers reject the download (--prune deletes them)")
     _check_paths([s.path for s in shards], written | beside, kept, on_hub)
     changes = replaced(before, written | {edit.path for edit in edits}, carried, deletes)
     plan = Plan(
@@ -216,7 +228,7 @@ def _reused(known: Known) -> tuple[str, ...]:
     ours = (
         path
         for path in known.before.published
-        if settings.get(path) or path.endswith(weights) or is_weight_index(path) or path == MANIFEST
+        if settings.get(path) or path.endswith(weights) or is_weight_index(path) or path in {MANIFEST, TENSORS}
     )
     return tuple(sorted(path for path in ours if path not in known.found.uncut))
 

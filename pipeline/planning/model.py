@@ -14,6 +14,10 @@ from reshard.pipeline.text import counted
 # What a publication adds beside weights and indexes: the model card, and the manifest of all digests.
 CARD = "README.md"
 MANIFEST = "reshard.manifest.json"
+# With a key also these: a signature of all files, and a signed statement of what they were made from.
+SIGNATURE, PROVENANCE = "model.sig", "provenance.sigstore.json"
+TENSORS = "tensors.sigstore.json"  # and with --tensor-hashes a signed list of where each tensor came from
+STATEMENTS = (SIGNATURE, PROVENANCE, TENSORS)
 # What the metadata of an index calls the manifest's root; loaders read nothing there but what they know.
 ROOT_KEY = "reshard_manifest"
 TOTAL_PARAMETERS = "total_parameters"  # the key that transformers writes there beside `total_size`
@@ -234,6 +238,8 @@ class Receipt:
     # Of tensors that were cast or put in order: the same of each source range, as it was read.
     ranges: dict[str, list[str]] = field(default_factory=dict)
     overflows: dict[str, int] = field(default_factory=dict)  # of tensors that were cast: values that became infinite
+    # With --tensor-hashes: sha256 of every tensor's bytes as written, and of one that was cast also as read.
+    hashes: dict[str, list[str]] = field(default_factory=dict)
 
     def read(self, name: str, number: int) -> str | None:
         """The digest of range ``number`` of a tensor as it was read."""
@@ -242,7 +248,10 @@ class Receipt:
         return self.tensors.get(name)
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), separators=(",", ":"))
+        told = asdict(self)
+        if not self.hashes:  # which a release that does not know them can read then
+            del told["hashes"]
+        return json.dumps(told, separators=(",", ":"))
 
     @staticmethod
     def from_json(text: str | bytes) -> Receipt:

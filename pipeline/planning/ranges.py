@@ -36,6 +36,11 @@ class Part(NamedTuple):
         return self.ranges + self.after.ranges if self.after else self.ranges
 
     @property
+    def as_stored(self) -> bool:
+        """Whether ``ranges`` are, one after the other, the bytes that it is written or cast from."""
+        return self.contiguous and self.entry.scale is None
+
+    @property
     def span(self) -> int:
         """Bytes of all that."""
         return sum(place.stop - place.start for place in self.places)

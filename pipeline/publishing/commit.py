@@ -26,12 +26,14 @@ from reshard.pipeline.errors import (
     TargetRaced,
 )
 from reshard.pipeline.limits import BACKOFF_FIRST, COMMIT_RACES
-from reshard.pipeline.planning.model import CARD, MANIFEST, ROOT_KEY, Plan, Receipt, Shard, index_bytes
+from reshard.pipeline.planning.model import CARD, MANIFEST, ROOT_KEY, TENSORS, Plan, Receipt, Shard, index_bytes
 from reshard.pipeline.protocols import Addition, AnswerLost, Change, HeadMoved, HistoryRewritten, Source, Target
 from reshard.pipeline.publishing import history as publication
 from reshard.pipeline.publishing.card import card_for
 from reshard.pipeline.publishing.manifest import manifest_of
 from reshard.pipeline.publishing.manifest import render as render_manifest
+from reshard.pipeline.publishing.provenance import signatures, tensors_of
+from reshard.pipeline.publishing.signing import Signer
 from reshard.pipeline.tensors import StoredFile, is_content_of, same_by_hash
 
 
@@ -113,8 +115,9 @@ def publish(
     target: Target,
     token: str,
     begin: Callable[[], None],
+    signer: Signer | None = None,
 ) -> Published:
-    """Publish what was copied in one commit, or find that it is there.
+    """Publish what was copied in one commit, or find that it is there; with a ``signer``, signed by it.
 
     ``begin`` is called before the first thing that cannot be undone, and may raise Stopped. Raises ReceiptWrong and
     ObjectLost when something must be copied again, TargetConflict when the target is no longer what we planned for.
@@ -130,11 +133,14 @@ def publish(
     title = publication.title(plan)
     message = publication.message(plan, manifest)
     about = {ROOT_KEY: manifest.root} if manifest else {}
+    levels = {path: level for group in attested for path, level in group.files.items()}
+    hashed = plan.options.tensor_hashes and bool(shards)
     already = target.at(plan.base).files() if plan.base else {}
     to_carry = [f for f in plan.carried if f.path not in already or not same_by_hash(f, already[f.path])]
     made = [
         *(Addition(o.index.path, content=index_bytes(o.index, shards, about)) for o in plan.outputs if o.index),
         *([Addition(MANIFEST, content=render_manifest(manifest))] if manifest else []),
+        *([Addition(TENSORS, content=signer.sign(tensors_of(plan, receipts, levels)))] if signer and hashed else []),
         *(Addition(path, content=text.encode()) for path, text in plan.edits),
     ]
     additions = [
@@ -143,7 +149,11 @@ def publish(
     ]
     begin()
     goal = target.request(plan.digest, title, message)
-    return _commit(plan, additions, title, message, source, goal, token)
+
+    def sign(everything: Sequence[Addition], there: Source) -> Sequence[Addition]:
+        return signatures(plan, everything, levels, source, goal, there, signer) if signer else ()
+
+    return _commit(plan, additions, title, message, source, goal, token, sign)
 
 
 def _published_by_another(plan: Plan, stored: Sequence[StoredFile], target: Target) -> Published | None:
@@ -158,13 +168,21 @@ def _published_by_another(plan: Plan, stored: Sequence[StoredFile], target: Targ
 
 
 def _commit(
-    plan: Plan, additions: Sequence[Addition], title: str, message: str, source: Source, goal: Target, token: str
+    plan: Plan,
+    additions: Sequence[Addition],
+    title: str,
+    message: str,
+    source: Source,
+    goal: Target,
+    token: str,
+    sign: Callable[[Sequence[Addition], Source], Sequence[Addition]],
 ) -> Published:
     def attempt(head: str) -> Change | str:
         found = find(plan, goal, head)
         if found is not None:
             return found
-        there = goal.at(head).files()
+        state = goal.at(head)
+        there = state.files()
         card = card_for(plan, source, goal, head, lambda: next(publication.publications(goal, head, None), None))
         if card.content is not None:
             cards = [Addition(CARD, content=card.content)]
@@ -174,6 +192,7 @@ def _commit(
         news = tuple(a for a in everything if not same_content(a, there.get(a.path)))
         if plan.options.force and head == plan.base:  # on any other head it may be ours, whose answer was lost
             news = everything
+        news = (*news, *sign(everything, state))
         deletes = tuple(path for path in plan.deletes if path in there)
         if not news and not deletes:
             return head  # also where a Hub's history does not keep the messages that we look for

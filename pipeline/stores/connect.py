@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, cast
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from reshard.pipeline.arguments import parse_size
 from reshard.pipeline.errors import BadSetting, BadSize, EndpointNotAllowed
 from reshard.pipeline.limits import MEMORY_FLOOR, MEMORY_FLOOR_XET
 from reshard.pipeline.places import AnyPlace, AnyTarget, Hub, require_branches, state_dir
 from reshard.pipeline.protocols import Source, Target
-from reshard.pipeline.request import Options, Transport, parse_size
+from reshard.pipeline.request import Options, Transport
 from reshard.pipeline.stores.credentials import Credentials, Use
 from reshard.pipeline.stores.pace import LocalRateLimiter, RateLimiter, Waits
 from reshard.pipeline.stores.scratch import ScratchSpace
@@ -27,17 +28,20 @@ if TYPE_CHECKING:
     from reshard.pipeline.stores.meter import Meter
     from reshard.pipeline.stores.observed import Observe
 
+UNNAMED_BUILDER = "urn:reshard:builder:unnamed"  # where nobody said who builds
 RateLimiterOf = Callable[[str], RateLimiter]
 
 
 class ConnectSettings(BaseSettings):
-    """What RESHARD_TMPDIR, RESHARD_MEMORY_LIMIT and RESHARD_DISK_LIMIT say; sizes as ``512MB``."""
+    """What RESHARD_TMPDIR, RESHARD_MEMORY_LIMIT and others say; sizes as ``512MB``."""
 
     model_config = SettingsConfigDict(env_prefix="RESHARD_", extra="ignore")
 
     tmpdir: Path = Field(default_factory=lambda: Path(tempfile.gettempdir()))
     memory_limit: int = MEMORY_FLOOR_XET
     disk_limit: int | None = None
+    sign_keys: Path | None = None
+    builder_id: str = UNNAMED_BUILDER
 
     @field_validator("memory_limit", "disk_limit", mode="before")
     @classmethod
@@ -81,6 +85,8 @@ class Context:
     tmpdir: Path
     memory_limit: int  # bytes
     disk_limit: int | None = None  # bytes; None: what the disk has
+    sign_keys: Path | None = None  # the folder of keys that requests name
+    builder_id: str = UNNAMED_BUILDER  # what signed statements call whoever made the result: a URI
     limiters: RateLimiterOf = field(default_factory=own_limiters)
     endpoints: frozenset[str] | None = None
     state_dir: Path = field(default_factory=state_dir)
@@ -97,6 +103,8 @@ class Context:
             settings.tmpdir,
             settings.memory_limit,
             settings.disk_limit,
+            settings.sign_keys,
+            settings.builder_id,
             limiters or own_limiters(),
         )
 

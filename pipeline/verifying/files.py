@@ -10,7 +10,7 @@ from reshard.pipeline.checkpoint.tool_files import is_tool_file
 from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.limits import CONFIG_MAX
 from reshard.pipeline.planning.beside import settings_files, sort_out
-from reshard.pipeline.planning.model import CARD, MANIFEST
+from reshard.pipeline.planning.model import CARD, MANIFEST, STATEMENTS
 from reshard.pipeline.planning.select import edited_config
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.publishing.card import without_block
@@ -50,7 +50,7 @@ def check_files(source: OpenedSide, output: OpenedSide, changes: Options, deep: 
     theirs, ours = source.source.files(), output.source.files()
     carried = {file.path for file in sort_out(theirs, source.found, source.opened, changes)[0]}
     written = {*output.found.indexes, *(file.path for file in output.files)}
-    accounted = {*written, *compared_by_behaviour(theirs, ours), CARD, MANIFEST}
+    accounted = {*written, *compared_by_behaviour(theirs, ours), CARD, MANIFEST, *STATEMENTS}
     folders = _model_folders(source, output)
     findings: list[str] = []
     settings = settings_files(source.opened)

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from reshard.pipeline.arguments import parse_size
 from reshard.pipeline.errors import BadPlace, BadSize
 from reshard.pipeline.places import NOWHERE, PLACES, AnyPlace, AnyTarget, Bucket, Folder, Hub, HubBucket, parse_place
-from reshard.pipeline.request import Request, parse_size
+from reshard.pipeline.request import Request
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-HEAVY = {"torch", "transformers", "huggingface_hub.hf_api", "hf_xet", "celery", "numpy"}
+SIGNING = {"cryptography", "model_signing", "sigstore", "securesystemslib", "OpenSSL", "cyclonedx"}
+HEAVY = {"torch", "transformers", "huggingface_hub.hf_api", "hf_xet", "celery", "numpy"} | SIGNING
 
 
 def breaks(names: frozenset[str], forbidden: set[str]) -> set[str]:

@@ -148,6 +148,7 @@ SENT = {
     "config_from": ("a/b", "a/b"),
     "branch": ("next", "next"),
     "ranks": ("ep8", "ep8"),
+    "sign": ("release.pem", "release.pem"),
 }
 BY_KIND = {"checkbox": ("on", "True"), "words": ("x y", "('x', 'y')")}
 

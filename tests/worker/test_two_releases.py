@@ -10,6 +10,7 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from reshard.client.queue import Queue
 from reshard.pipeline.errors import NoWeights, ReshardError
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.planning.codec import decode_head, encode
-from reshard.pipeline.planning.model import SCHEMA, Plan
+from reshard.pipeline.planning.model import SCHEMA, Plan, Receipt
 from reshard.pipeline.request import Options, Request
 from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.followers.catalogs import Catalogs
@@ -66,6 +67,13 @@ def test_a_stored_plan_holds_no_default_either(plan: Plan) -> None:
     assert decode_head(stored).options == plan.options
 
 
+def test_a_receipt_says_nothing_that_an_older_release_does_not_know() -> None:
+    receipt = Receipt("s", 8, "a" * 64, None, {"w": "d"})
+    assert "hashes" not in receipt.to_json()
+    hashed = replace(receipt, hashes={"w": ["b" * 64]})
+    assert [Receipt.from_json(one.to_json()) for one in (receipt, hashed)] == [receipt, hashed]
+
+
 def test_no_default_has_changed() -> None:
     """What is stored without them means the same to every release; give an option that differs a new name."""
     assert Options().model_dump() == {
@@ -73,7 +81,8 @@ def test_no_default_has_changed() -> None:
         "ties": "keep", "strip_prefix": None, "rename": (), "config_from": None, "include": (), "exclude": (),
         "branch": None, "pr": False, "visibility": "as-source", "prune": False, "overwrite": False, "lineage": False,
         "manifest": True, "force": False, "require": "any", "transport": "auto", "dequantize": False,
-        "experts": "keep", "ranks": "", "align": 8,
+        "experts": "keep", "ranks": "", "align": 8, "sign": None,
+        "tensor_hashes": False,
     }  # fmt: skip
     assert Request(source=Hub(repo="a/b"), target=Hub(repo="a/c")).priority == "interactive"
 

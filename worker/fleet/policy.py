@@ -17,6 +17,7 @@ from reshard.pipeline.errors import (
     FolderNotAllowed,
     PublicNotAllowed,
     ReshardError,
+    SignKeyNotAllowed,
     SourceNotAllowed,
     TargetNotAllowed,
     TokenMissing,
@@ -39,8 +40,10 @@ def check(request: Request, settings: Settings, own: Callable[[Hub], Iterable[st
 
     ``own(target)`` names the namespaces of the token that would write there; it is asked only where no list is set.
     Raises BadPlace for what is not a repository: a client may not read requests as `reshard` does, and
-    `us/../them/model` would be taken for ours.
+    `us/../them/model` would be taken for ours. Raises SignKeyNotAllowed for a key that is named by its path.
     """
+    if "/" in (key := request.options.sign or ""):
+        raise SignKeyNotAllowed(key=key)
     sources = [place for place in (request.source, request.options.config_from) if place is not None]
     for place in (*sources, request.target):
         if place.local:

@@ -1,0 +1,34 @@
+"""`reshard provenance`: what a publication was made from."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+from reshard.cli.arguments import PLACE, argument, read_output, takes, value
+from reshard.cli.output import Output
+from reshard.client.models.jobs import Provenance
+from reshard.pipeline.publishing.exports import Format
+
+
+@takes(output=read_output)
+def provenance(
+    *,
+    place: Annotated[str, argument("REPO_OR_DIR", f"The publication: {PLACE}")],
+    format_: Annotated[Format, value(None, "The form of the answer (default: slsa).", "--format")] = "slsa",
+    output: Output,
+) -> None:
+    """Show what a publication was made from.
+
+    Reads the published statement, or the manifest, and checks no signature; `reshard verify --signed-by KEY` does.
+
+    Example: reshard provenance you/gpt2-200MB --format cyclonedx
+    """
+    from reshard.pipeline.places import parse_place
+    from reshard.pipeline.publishing.exports import provenance as exported
+    from reshard.pipeline.stores.connect import Context, open_source
+
+    source = open_source(parse_place(place), Context.from_env())
+    found = exported(source, format_)
+    document = Provenance(place=str(source.place), commit=source.pin.commit, format=format_, provenance=found)
+    output.result(document, json.dumps(found, indent=2), json.dumps(found))

@@ -1,0 +1,149 @@
+"""The signatures of a publication: whose they are, whether they are of these files, and where those came from."""
+
+from __future__ import annotations
+
+import hashlib
+from base64 import b64decode
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from reshard.pipeline.check import Check, Result, first, some
+from reshard.pipeline.checkpoint.tool_files import is_tool_file
+from reshard.pipeline.errors import BadSignature, SignedElsewhere
+from reshard.pipeline.planning.model import PROVENANCE, SIGNATURE
+from reshard.pipeline.protocols import Source
+from reshard.pipeline.publishing.provenance import PREDICATE, evidence
+from reshard.pipeline.publishing.signing import BUNDLE, UNSIGNED, Signed, Trusted
+
+_MODEL = "https://model_signing/signature/v1.0"  # what the package calls the signature of a model
+_FILES, _ORIGIN = "sha256 of every file, against the signature", "the signed statement of what it was made from"
+
+
+def check_signatures(output: Source, trusted: Trusted, builder: str | None, deep: bool) -> list[Check]:
+    """Whether ``model.sig`` is of just these files, and what the signed provenance says, made by ``builder`` if given.
+
+    On a Hub, the hashes of large files are those that it lists, unless ``deep``; all others are read. Raises
+    BadSignature where nobody trusted signed, SignedElsewhere where it was another repository.
+    """
+    signature = _read(output, SIGNATURE, trusted)
+    signed, name = signature.files, signature.statement["subject"][0]["name"]
+    if signature.statement["predicateType"] != _MODEL:
+        raise BadSignature(file=SIGNATURE, why="it is another statement, not the signature of a model")
+    if output.pin.named not in (None, name):
+        raise SignedElsewhere(file=SIGNATURE, place=output.pin.named, name=name)
+    listed = {path: file for path, file in output.files().items() if path not in UNSIGNED and not is_tool_file(path)}
+    findings = [f"{path} was signed but is missing" for path in sorted(signed.keys() - listed.keys())]
+    findings += [f"{path} is not signed" for path in sorted(listed.keys() - signed.keys())]
+    known = {path: file.sha256 for path, file in listed.items() if file.sha256 and output.pin.endpoint and not deep}
+    for path in sorted(signed.keys() & listed.keys()):
+        if (known.get(path) or _sha256(output, path)) != signed[path]:
+            findings.append(f"{path} has different bytes than were signed")
+    reason = f"signed by {signature.by} as {name}{_expired(signature)}"
+    if known:
+        reason += f"; {len(known):,} hashes are the Hub's (--deep reads the files)"
+    figures = {"files": len(signed), "by_the_hub": len(known)}
+    check = Check("signature", "failed" if findings else "passed", _FILES, reason, figures, some(findings))
+    return [check, _provenance(output, trusted, builder, signed)]
+
+
+def _provenance(output: Source, trusted: Trusted, builder: str | None, signed: Mapping[str, str]) -> Check:
+    if PROVENANCE not in signed or PROVENANCE not in output.files():
+        if builder is None:
+            return Check("provenance", "skipped", _ORIGIN, "none was published")
+        return Check("provenance", "failed", _ORIGIN, "", {}, (f"no {PROVENANCE}, so nothing says who built it",))
+    statement = _read(output, PROVENANCE, trusted).statement
+    try:
+        told = _told(statement)
+        subjects = {one["name"]: one["digest"]["sha256"] for one in statement["subject"]}
+        chain = _chain(statement, trusted)
+    except (LookupError, TypeError, AttributeError, ValueError):
+        return Check("provenance", "failed", _ORIGIN, "", {}, (f"{PROVENANCE} is not SLSA provenance v1",))
+    findings = []
+    if builder not in (None, told.builder):
+        findings.append(f"it was built by {told.builder}, not by {builder}")
+    if subjects != {path: digest for path, digest in signed.items() if path != PROVENANCE}:
+        findings.append(f"{PROVENANCE} is about other files than {SIGNATURE}")
+    reason = f"built by {told.builder} on {told.finished}, from {told.source}"
+    reason += "".join(f", {step}" for step in chain.steps) + (f"; {chain.broken}" if chain.broken else "")
+    result: Result = "failed" if findings else "inconclusive" if chain.broken else "passed"
+    return Check("provenance", result, _ORIGIN, reason, {"links": len(chain.steps)}, tuple(findings))
+
+
+class _Told(NamedTuple):
+    source: str
+    builder: str
+    finished: str
+
+
+def _told(statement: Mapping[str, Any]) -> _Told:
+    predicate = statement["predicate"]
+    run = predicate["runDetails"]
+    source = predicate["buildDefinition"]["externalParameters"]["source"]
+    if statement["predicateType"] != PREDICATE:
+        raise ValueError(statement["predicateType"])
+    return _Told(source, run["builder"]["id"], run["metadata"]["finishedOn"])
+
+
+class _Chain(NamedTuple):
+    """The links behind a statement, nearest first, and where it breaks, if it does."""
+
+    steps: list[str]
+    broken: str
+
+
+def _chain(statement: Mapping[str, Any], trusted: Trusted) -> _Chain:
+    """Follows the sources' own statements, which ours carry, to the first source that has none.
+
+    A link holds if someone trusted signed it, about the repository that was read, with each sha256 that was listed.
+    """
+    steps: list[str] = []
+    while statement["predicateType"] == PREDICATE:
+        source, made_from = _told(statement).source, statement["predicate"]["buildDefinition"]["resolvedDependencies"]
+        carried = next((one for one in made_from if one.get("mediaType") == BUNDLE), None)
+        if carried is None:
+            return _Chain([*steps, "which has no statement of its own"], "")
+        try:
+            link = trusted.read(b64decode(carried["content"]), carried["name"])
+        except BadSignature as error:
+            return _Chain(steps, f"the chain breaks at {source}: {error}")
+        if broken := _breaks(link, [one for one in made_from if one is not carried]):
+            return _Chain(steps, f"the chain breaks at {source}: {broken}")
+        statement = link.statement
+        by = f"signed by {link.by}{_expired(link)}"
+        built = statement["predicateType"] == PREDICATE
+        steps.append(f"{by} and built from {_told(statement).source}" if built else f"{by} as the origin")
+    return _Chain(steps, "")
+
+
+def _breaks(link: Signed, made_from: list[dict[str, Any]]) -> str:
+    """Why ``link`` is not about what was read; empty where it is."""
+    if link.statement["predicateType"] == PREDICATE:  # an author's own tool may call the model as it likes
+        target = link.statement["predicate"]["buildDefinition"]["externalParameters"]["target"]
+        if made_from[0].get("name") not in (None, target):
+            return f"its statement is about {target}"
+    read = {one["name"]: digest for one in made_from[1:] if (digest := one.get("digest", {}).get("sha256"))}
+    if not read:
+        return "no sha256 of its files was listed"
+    if other := sorted(path for path, digest in read.items() if link.files.get(path) != digest):
+        return f"its statement does not have the bytes that were read of {first(other)}"
+    return ""
+
+
+def _read(output: Source, path: str, trusted: Trusted) -> Signed:
+    if (bundle := evidence(output, path)) is None:
+        raise BadSignature(file=path, why="it is missing, or too large to be a signature")
+    return trusted.read(bundle, path)
+
+
+def _sha256(output: Source, path: str) -> str:
+    file, found = output.files()[path], hashlib.sha256()
+    for view in output.read(file, 0, file.size):
+        found.update(view)
+    return found.hexdigest()
+
+
+def _expired(signed: Signed) -> str:
+    """Nothing says reliably when it was signed, so this is for people to judge."""
+    over = signed.until is not None and signed.until < datetime.now(UTC)
+    return f" (its certificate expired on {signed.until:%Y-%m-%d})" if over else ""

@@ -1,0 +1,100 @@
+"""`reshard run --sign`, `verify --signed-by` and `provenance`, as a person types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from google.protobuf.json_format import ParseDict
+from in_toto_attestation.predicates.provenance.v1.provenance_pb2 import Provenance
+from in_toto_attestation.v1.statement_pb2 import Statement
+
+from tests.cli.conftest import Run
+from tests.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.support.keys import Pair, make_pair
+
+__all__ = ["hub", "hub_process", "namespace"]
+
+BUILDER = "https://builders.example/eu"
+
+
+@pytest.fixture
+def bare(model: Path) -> Path:
+    """The model's weights alone: nothing that the reload child would have to import torch for."""
+    for name in ("config.json", "tokenizer.json", "optimizer.pt"):
+        (model / name).unlink()
+    return model
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    return make_pair(tmp_path / "keys")
+
+
+def test_a_signed_run_is_verified_by_the_public_key(reshard: Run, bare: Path, pair: Pair, tmp_path: Path) -> None:
+    out, env = tmp_path / "out", {"RESHARD_SIGN_KEYS": str(pair.private.parent), "RESHARD_BUILDER_ID": BUILDER}
+    assert reshard("run", bare, "--to", out, "--size", "3300B", "--sign", "release.pem", env=env).code == 0
+    done = reshard("verify", out, "--signed-by", pair.public, "--builder", BUILDER, "--json")
+    assert done.code == 0, done.err
+    signature, provenance = done.documents[0]["checks"][:2]
+    assert (signature["result"], provenance["result"]) == ("passed", "passed")
+    other = reshard("verify", out, "--signed-by", make_pair(tmp_path / "others").public)
+    assert other.code == 6
+    assert "error[proof.signature]: model.sig: it was signed with another key\nhint: " in other.err
+    assert reshard("verify", out, "--builder", BUILDER).err.startswith("error[usage]: --builder requires --signed-by")
+    (out / "more.py").touch()
+    failed = reshard("verify", out, "--signed-by", pair.public)
+    assert failed.code == 6 and "more.py is not signed" in failed.err
+
+
+def exported(reshard: Run, place: str | Path, form: str, env: dict[str, str]) -> Any:
+    done = reshard("provenance", place, "--format", form, env=env)
+    assert done.code == 0, done.err
+    answer = json.loads(done.out)
+    assert reshard("provenance", place, "--format", form, "--json", env=env).documents[0]["provenance"] == answer
+    return answer
+
+
+@pytest.mark.parametrize("signed", [True, False], ids=["signed", "by its manifest"])
+def test_it_is_told_in_the_forms_of_others(
+    reshard: Run, bare: Path, pair: Pair, namespace: Namespace, signed: bool
+) -> None:
+    env = {"HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": namespace.token, "HF_HUB_DISABLE_XET": "1"}
+    source, target = namespace.repo("source"), namespace.repo("target")
+    namespace.admin.create_repo(source)
+    weights = (bare / "model.safetensors").read_bytes()
+    commit = namespace.admin.put_files(source, {"model.safetensors": weights}, lfs=["model.safetensors"])
+    key = ["--sign", str(pair.private)] if signed else []
+    assert reshard("run", source, "--to", target, "--size", "3300B", *key, env=env).code == 0
+
+    slsa = exported(reshard, target, "slsa", env)
+    predicate = slsa.pop("predicate")
+    ParseDict(slsa | {"predicate": {}}, Statement())  # raises for a field that in-toto does not know
+    ParseDict(predicate, Provenance())
+    assert predicate["buildDefinition"]["resolvedDependencies"][0]["digest"] == {"gitCommit": commit}
+
+    facts = exported(reshard, target, "json", env)
+    assert (facts["model"], facts["signed"], facts["source"]["name"]) == (target, signed, source)
+    listed = {path: file["sha256"] for path, file in namespace.admin.files(target).items() if "safetensors" in path}
+    weights_of = {path: digest for path, digest in listed.items() if not path.endswith(".json")}
+    assert len(weights_of) == 4 and weights_of.items() <= facts["files"].items()
+
+    bom = exported(reshard, target, "cyclonedx", env)
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(bom)) is None
+    model = bom["metadata"]["component"]
+    assert (model["type"], model["name"], model["version"]) == (
+        "machine-learning-model", target, namespace.admin.head(target),
+    )  # fmt: skip
+    (ancestor,) = model["pedigree"]["ancestors"]
+    assert (ancestor["name"], ancestor["version"]) == (source, commit)
+    assert ancestor["purl"].startswith(f"pkg:huggingface/{source}@{commit}?repository_url=http")
+    assert {part["name"] for part in model["components"]} == facts["files"].keys()
+
+
+def test_what_reshard_did_not_publish_has_none(reshard: Run, bare: Path) -> None:
+    done = reshard("provenance", bare)
+    assert done.code == 3 and done.err.startswith("error[source.no_provenance]: ")
