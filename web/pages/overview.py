@@ -33,16 +33,17 @@ def overview(call: Call) -> Reply:
     jobs = list_jobs(call.session, JobsQuery(state=UNDER_WAY, limit=AT_WORK_MAX)).jobs
     seen, at_work = queue.fleet.seen(), _at_work(jobs)
     workers = operations.workers(queue, seen, {})  # whose claims are those of ``jobs``
-    silent = sorted(at_work.keys() - {worker.name for worker in workers})
+    gone = sorted(at_work.keys() - {worker.name for worker in workers})
     day = queue.day()
     failures: Counter[str] = Counter()
     for _, counted in day.hours:
         failures.update({name[7:]: number for name, number in counted.items() if name.startswith("failed:")})
     shown = {
         "fleet": operations.limits_of(seen),
-        "workers": [*workers, *({"name": name, "state": SILENT, "concurrency": 0} for name in silent)],
+        "workers": [*workers, *({"name": name, "state": SILENT, "concurrency": 0} for name in gone)],
         "at_work": at_work,
-        "silent": SILENT,
+        "no_sign": SILENT,
+        "silent": queue.silent(),
         "jobs": queue.jobs.counts(),
         "lanes": queue.lanes(),
         "failing": list_catalogs(call.session, CatalogsQuery(failing=True)).catalogs,
