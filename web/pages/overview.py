@@ -43,7 +43,7 @@ def overview(call: Call) -> Reply:
         "workers": [*workers, *({"name": name, "state": SILENT, "concurrency": 0} for name in gone)],
         "at_work": at_work,
         "no_sign": SILENT,
-        "silent": queue.silent(),
+        "silent": operations.silent(queue),
         "jobs": queue.jobs.counts(),
         "lanes": queue.lanes(),
         "failing": list_catalogs(call.session, CatalogsQuery(failing=True)).catalogs,
