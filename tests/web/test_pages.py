@@ -400,6 +400,8 @@ def test_jobs_are_found_by_the_fields_of_a_form_and_failures_by_their_code(
     with signed_in(site) as client:
         found = client.get("/jobs", params={"target": "us/m-*", "state": "queued", "within": "86400"}).text
         assert mine in found and other not in found and bad not in found
+        assert not re.search(r"<b>[\d,]+</b>", found), "figures of all jobs above those that match"
+        assert "<b>3</b>all" in client.get("/jobs", params={"state": "queued"}).text
         assert 'value="us/m-*"' in found and "state=failed&amp;target=us%2Fm-%2A&amp;within=86400" in found
         link = f"/jobs?state=failed&amp;code={NoWeights.code}"
         assert link in client.get("/").text

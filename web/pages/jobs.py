@@ -60,6 +60,7 @@ def jobs(call: Call) -> Reply:
         "filter": filter_,
         "told": re.sub(r"{\w+}", "…", kind.message) if (kind := by_code().get(filter_.get("code", ""))) else "",
         "states": [(state, urlencode(filter_ | {"state": state}, doseq=True)) for state in found.counts],
+        "counted": not filter_.keys() - {"state"},  # the figures are of all jobs; to count others, each is to be read
         "any_state": urlencode({name: value for name, value in filter_.items() if name != "state"}),
         "newest": urlencode(filter_, doseq=True),
         "more": urlencode(filter_ | {"after": found.next}, doseq=True) if found.next else "",
