@@ -23,6 +23,7 @@ from reshard.pipeline.stores.pace import RateLimitWindow
 from reshard.web.auth import OWN, Scope, Tokens, own_token
 from reshard.web.guard import HEADERS
 from reshard.web.pages.forms import OPTIONS, Input
+from reshard.web.pages.wording import sentence
 from reshard.worker.fleet.rate_limit import rate_limiters
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.schedules import ALL, Schedule, Schedules
@@ -407,10 +408,11 @@ def test_jobs_are_found_by_the_fields_of_a_form_and_failures_by_their_code(
         assert link in client.get("/").text
         failed = client.get(html.unescape(link)).text
         assert bad in failed and mine not in failed
-        assert (
-            "… has no weights that reshard can read…" in failed
-            and "told" not in client.get("/jobs?code=none.such").text
-        )
+        (told,) = re.findall(r'<p class="note">(.*?)</p>', failed)
+        error = store.get(bad).error
+        assert error and f"{sentence(error['message'], NoWeights.code)} {sentence(error['hint'])}" in told
+        assert f'<a href="/jobs/{bad}">' in told and "…" not in told
+        assert 'class="note"' not in client.get("/jobs?code=none.such").text
         for wrong in ({"within": "soon"}, {"state": "lost"}, {"by": "x" * 501}):
             refused = client.get("/jobs", params=wrong)
             assert refused.status_code == 400 and BadBody.code in refused.text, wrong

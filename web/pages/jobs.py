@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -17,7 +16,6 @@ from reshard.client.operations.table import Body, read
 from reshard.client.queue import Queue
 from reshard.client.served import Served
 from reshard.client.text import human_bytes, lasted
-from reshard.pipeline.errors import by_code
 from reshard.pipeline.limits import OUTLINE_FILES
 from reshard.web.pages.picture import Drawing, drawing, picture
 from reshard.web.pages.site import Call, Fields, Page, Reply, act, page
@@ -58,7 +56,7 @@ def jobs(call: Call) -> Reply:
     shown = {
         "found": found,
         "filter": filter_,
-        "told": re.sub(r"{\w+}", "…", kind.message) if (kind := by_code().get(filter_.get("code", ""))) else "",
+        "such": [job for job in found.jobs if filter_.get("code")][:1],  # it has the error that is asked for
         "states": [(state, urlencode(filter_ | {"state": state}, doseq=True)) for state in found.counts],
         "counted": not filter_.keys() - {"state"},  # the figures are of all jobs; to count others, each is to be read
         "any_state": urlencode({name: value for name, value in filter_.items() if name != "state"}),
