@@ -282,14 +282,19 @@ def test_the_overview_tells_the_speed_of_a_job_and_reads_no_long_history(
 
 
 def test_the_last_day_is_drawn(site: Site, store: JobStore, leases: Leases) -> None:
-    fail(leases, ask(store))
+    job = ask(store)
+    fail(leases, job)
+    store.retry(job)
+    fail(leases, job)
     pace = rate_limiters(store.redis, lambda: None, lambda: None)("https://hub.example somebody")
     pace.update(RateLimitWindow("api", 150, 100.0, 1000, 300.0))
     pace.update(RateLimitWindow("api", 120, 100.0, 1000, 300.0))
     followed(store)
     with signed_in(site) as client:
         seen = client.get("/").text
-    assert "1 job in 24 h" in seen and NoWeights.code in seen
+    assert "2 times in 24 h (a retried job counts each time)" in seen
+    failures = seen.partition("Failures in the last 24 hours")[2].partition("</table>")[0]
+    assert re.findall(">(Times|[0-9]+)</t[hd]>", failures) == ["Times", "2"] and NoWeights.code in failures
     assert "120 of 1,000 left now" in seen and "12 % left" in seen and "k-scarce" in seen
 
 

@@ -89,7 +89,7 @@ def _charts(hours: list[tuple[float, dict[str, int]]]) -> list[Chart]:
     number = sum(n for _, of in hours for name, n in of.items() if name.startswith("ended:"))
     return [
         bars("Read", f"{human_bytes(size)} of weights in 24 h", read),
-        bars("Ended", f"{count(number, 'job')} in 24 h", ended),
+        bars("Ended", f"{count(number, 'time')} in 24 h (a retried job counts each time)", ended),
     ]
 
 
