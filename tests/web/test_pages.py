@@ -432,13 +432,19 @@ def test_what_is_done_to_jobs_that_are_marked_is_asked_once_and_names_their_numb
         assert client.get("/jobs").text.count('type="checkbox" name="job"') == 3
         asked = client.post("/jobs/choose", data={"act": "cancel", "job": marked}).text
         assert "Cancel 2 jobs?" in asked and store.get(marked[0]).state == "queued"
-        assert client.post("/jobs/chosen", data={"act": "cancel", "job": marked}).url.path == "/jobs"
+        back = "state=queued&target=us%2Fm-%2A"
+        kept = client.post("/jobs/choose", data={"act": "cancel", "job": marked, "state": "queued", "target": "us/m-*"})
+        assert f'name="back" value="{html.escape(back)}"' in kept.text
+        done = client.post("/jobs/chosen", data={"act": "cancel", "job": marked, "back": back})
+        assert done.url.path == "/jobs" and f"{back}&" in done.url.query.decode()
+        assert "2 jobs cancelled." in done.text and "No matching jobs" in done.text
         assert [store.get(job).state for job in [*marked, other]] == ["cancelled", "cancelled", "queued"]
 
         every = client.post("/jobs/choose", data={"act": "retry", "every": "on", "target": "us/m-*"}).text
         assert "Retry 2 jobs?" in every
-        refused = client.post("/jobs/chosen", data={"act": "retry", "job": [*marked, other]}).text
+        refused = client.post("/jobs/chosen", data={"act": "retry", "job": [*marked, other], "back": back}).text
         assert "Retry: 2 jobs done, 1 refused" in refused and "job.state" in refused
+        assert f'href="/jobs?{html.escape(back)}"' in refused
         assert "Cancel 3 jobs?" in client.post("/jobs/choose", data={"act": "cancel", "every": "on"}).text
         assert "No jobs selected" in client.post("/jobs/choose", data={"act": "delete"}).text
         none = client.post("/jobs/choose", data={"act": "delete", "every": "on", "state": "queued"}).text
