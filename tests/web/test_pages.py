@@ -351,7 +351,9 @@ def test_a_schedule_shows_its_times_and_results(site: Site, store: JobStore, lea
         assert seen.count(" 02:00 UTC</td>") == seen.count(" 02:00 UTC</time>") == 5
         assert f'href="/jobs/{job.id}" class="cell n-failed"' in seen
         client.post("/schedules/nightly/pause")
-        assert "None while it is paused" in client.get("/schedules").text
+        paused = client.get("/schedules").text
+        assert "<h3>Next times, once resumed</h3>" in paused and paused.count(" 02:00 UTC</td>") == 5
+        assert "once resumed" not in seen
         client.post("/schedules/nightly/remove")
         assert Schedules(store).all() == []
 
