@@ -48,12 +48,13 @@ def status(output: Output) -> None:
     with connect() as session:
         seen = operations.show_fleet(session)
     rows = [("service", pause_text(seen.paused) if seen.paused else "running"), *_limits(seen)]
+    rows += [(one.kind, one.says) for one in seen.silent]
     table = list[Sequence[str]]()
     for worker in seen.workers:
         faults = [fault_text(seen.resting[worker.name])] if worker.name in seen.resting else []
         now, copies = "; ".join((*faults, *worker.at)), f"{worker.concurrency:,}"
         table.append((worker.name, state_text(worker.state), when(worker.started), copies, worker.version, now))
-    if not table:
+    if not table and "worker" not in {one.kind for one in seen.silent}:
         rows.append(("worker", f"not running: {START.format('worker')}"))
     text = "\n".join([lines(rows), *(["", lines([WORKERS_HEAD, *table])] if table else [])])
     output.result(seen, text, "paused" if seen.paused else "takes work")

@@ -92,9 +92,16 @@ def last_run(queue: Queue, seen: ScheduleStatus) -> str:
     return outcome_text(run)
 
 
-def upcoming(kept: ScheduleFacts, count: int) -> Iterator[float]:
-    """The next times of a schedule, in seconds since the epoch; none while it is paused. Raises BadSchedule."""
-    return iter(()) if kept.next is None else times(kept.cron, kept.tz, kept.next, count)
+def upcoming(kept: ScheduleFacts, count: int, resumed: bool = False) -> Iterator[float]:
+    """The next times of a schedule, in seconds since the epoch. Raises BadSchedule.
+
+    While it is paused there are none, or as ``resumed`` those that it would have if it were resumed now.
+    """
+    from reshard.worker.cron import next_after  # which a client that lists jobs need not wait for
+
+    if kept.next is None and not resumed:
+        return iter(())
+    return times(kept.cron, kept.tz, kept.next or next_after(kept.cron, kept.tz, time.time()), count)
 
 
 def times(cron: str, tz: str, first: float, count: int) -> Iterator[float]:

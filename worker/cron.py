@@ -52,4 +52,5 @@ def _zone(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
     except (LookupError, ValueError, OSError):  # an unknown name, a path that leaves the database, a folder of it
-        raise BadSchedule(what=f"--tz {name!r} is not a time zone on this machine") from None
+        cure = "use a name such as Europe/Berlin, or UTC"
+        raise BadSchedule(what=f"--tz {name!r} is not a time zone on this machine", cure=cure) from None

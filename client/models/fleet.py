@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from reshard.client.models.records import Bytes, Closed, Document, Fault, Limits, Moment, Pause, Seconds
+from reshard.client.models.records import Bytes, Closed, Document, Fault, Limits, Moment, Pause, Seconds, SilentProcess
 
 
 class FleetLimits(Document):
@@ -32,6 +32,7 @@ class WorkerNow(Document):
 
 class Fleet(FleetLimits):
     workers: list[WorkerNow]
+    silent: list[SilentProcess] = Field(default_factory=list)
 
 
 class Used(Document):

@@ -27,6 +27,7 @@ from reshard.client.models.records import (
     Problem,
     Process,
     Seconds,
+    SilentProcess,
     Symptom,
 )
 from reshard.worker.queue.states import CANCELLABLE, JobState
@@ -152,14 +153,6 @@ class JobDone(Job):
 class ProcessNow(Process):
     drained: bool
     resting: bool
-
-
-class SilentProcess(Process):
-    """A worker or control that stopped responding without shutting down."""
-
-    told: Moment = Field(description="when it last responded")
-    why: Literal["stopped", "hangs", "unknown"] = Field(description="`unknown`: it is on another machine")
-    says: str = Field(description="what happened and what to do, as text")
 
 
 class Service(Document):

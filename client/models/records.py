@@ -111,6 +111,14 @@ class Process(Document):
     queues: list[str] = Field(default=["interactive", "bulk"], description="the classes of jobs that a worker takes")
 
 
+class SilentProcess(Process):
+    """A worker or control that stopped responding without shutting down."""
+
+    told: Moment = Field(description="when it last responded")
+    why: Literal["stopped", "hangs", "unknown"] = Field(description="`unknown`: it is on another machine")
+    says: str = Field(description="what happened and what to do, as text")
+
+
 class Pause(Document):
     since: Moment
     by: str

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from reshard.client.models import fleet
-from reshard.client.models.records import Limits, Pause
+from reshard.client.models.records import Limits, Pause, SilentProcess
 from reshard.client.operations.table import Body, InProcess, operation
 from reshard.client.queue import Queue, worker_state
 from reshard.client.text import clock
@@ -59,7 +59,13 @@ def show_fleet(session: InProcess) -> fleet.Fleet:
     """Show the current limits and the state of each worker."""
     seen = session.queue.fleet.seen()
     claims = session.queue.fleet.claims_by_worker()
-    return fleet.Fleet(**dict(limits_of(seen)), workers=workers(session.queue, seen, claims))
+    at_work = workers(session.queue, seen, claims)
+    return fleet.Fleet(**dict(limits_of(seen)), workers=at_work, silent=silent(session.queue))
+
+
+def silent(queue: Queue) -> list[SilentProcess]:
+    """The workers and controls that give no sign of life, each with what to do."""
+    return [SilentProcess.of(one.process, told=one.told, why=one.why, says=str(one)) for one in queue.silent()]
 
 
 def workers(queue: Queue, seen: FleetStatus, claims: dict[str, list[str]]) -> list[fleet.WorkerNow]:

@@ -14,6 +14,7 @@ from reshard.client.files import files_of
 from reshard.client.models import jobs
 from reshard.client.models.plans import Plan, Planned
 from reshard.client.models.records import Problem
+from reshard.client.operations.fleet import silent
 from reshard.client.operations.table import BODY_MAX, LISTED, Body, InProcess, operation
 from reshard.client.queue import Queue, outlooks
 from reshard.pipeline.errors import (
@@ -391,5 +392,5 @@ def service(session: InProcess) -> jobs.Service:
             jobs.ProcessNow.of(process, drained=process.name in drained, resting=process.name in resting)
             for process in queue.jobs.processes()
         ],
-        silent=[jobs.SilentProcess.of(o.process, told=o.told, why=o.why, says=str(o)) for o in queue.silent()],
+        silent=silent(queue),
     )

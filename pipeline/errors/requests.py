@@ -70,9 +70,13 @@ class CarriedTooLarge(UsageError, code="usage.carried_too_large"):
 class MadeTooLarge(UsageError, code="usage.made_too_large"):
     message = "{file} would be up to {bytes} bytes, but readers accept at most {most}"
     hint = "skip the manifest with --no-manifest, and shorten tensor names with --rename"
-class BadSchedule(UsageError, code="usage.schedule"):
+class BadSchedule(
+    UsageError,
+    code="usage.schedule",
+    cure="use five fields (minute hour day month weekday) or @daily: `--cron '0 3 * * *' --tz Europe/Berlin`",
+):
     message = "{what}"
-    hint = "use five fields (minute hour day month weekday) or @daily: `--cron '0 3 * * *' --tz Europe/Berlin`"
+    hint = "{cure}"
 class BadCatalog(UsageError, code="usage.catalog"):
     message = "{file}, line {line}: {key}: {why}"
     hint = "{fix}"

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from reshard.pipeline.errors import TempDirUnusable
 from reshard.worker.fleet.fleet import Fleet
-from reshard.worker.fleet.heartbeat import announce
+from reshard.worker.fleet.heartbeat import announce, withdraw
 from reshard.worker.queue.events import append
 from reshard.worker.queue.jobs import JobStore, Process
 from reshard.worker.queue.leases import Leases
-from reshard.worker.queue.scripts import server_ms
+from reshard.worker.queue.scripts import PREFIX, server_ms
 from tests.cli.conftest import WHEN, Done, Queue
 from tests.support.warm import COMMAND
-from tests.worker.conftest import Wakes, ask, followed
+from tests.worker.conftest import Wakes, ask, followed, process
 
 
 def test_a_paused_service_says_so_wherever_somebody_waits_for_it(queue: Queue, tmp_path: Path) -> None:
@@ -103,6 +103,22 @@ def test_what_is_wrong_is_said_in_one_line(queue: Queue) -> None:
         assert done.code in {2, 10}
         assert done.err.startswith(said)
         assert len(done.err.splitlines()) == 2
+
+
+def test_a_silent_worker_is_shown_with_what_to_do(queue: Queue, url: str) -> None:
+    worker = process("there:7")
+    with JobStore.at(url) as store:
+        announce(store.redis, worker)
+        store.redis.delete(f"{PREFIX}process:{worker.name}")  # as after PRESUMED_DEAD
+        (fleet,) = queue("fleet", "status", "--json").documents
+        (service,) = queue("status", "--json").documents
+        shown = queue("fleet", "status").out
+        withdraw(store.redis, worker)
+    (one,) = fleet["silent"]
+    assert (one["name"], one["why"]) == (worker.name, "unknown") and fleet["workers"] == []
+    assert {**one, "says": ""} == {**service["silent"][0], "says": ""}
+    assert re.search(r"^worker +there:7 has not been heard from for \d+ s: check it on its machine$", shown, re.M)
+    assert "not running" not in shown and queue("fleet", "status", "--json").documents[0]["silent"] == []
 
 
 def test_a_worker_is_drained_and_shown_so(queue: Queue, url: str) -> None:

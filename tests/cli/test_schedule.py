@@ -79,6 +79,11 @@ def test_what_is_wrong_is_said_in_one_line(queue: Queue) -> None:
     ):
         assert done.code == code
         assert done.err.splitlines()[-2].startswith(said)
+    for options, hint in (
+        (("--tz", "Mars/Base"), "use a name such as Europe/Berlin, or UTC"),
+        (("--cron", "0 3 * *"), "use five fields (minute hour day month weekday) or @daily: "),
+    ):
+        assert add(queue, "zone", *options).err.splitlines()[-1].startswith(f"hint: {hint}")
 
 
 def test_schedules_and_catalogs_show_their_last_success(queue: Queue, url: str) -> None:

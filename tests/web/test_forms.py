@@ -28,6 +28,7 @@ from tests.worker.followers.builders import begin, definition, fail, finish, job
 JOB = {"name": "nightly", "cron": "0 2 * * *", "tz": "Asia/Tokyo", "missed": "skip", "source": "a/b", "target": "us/b"}
 SIZED = JOB | {"size": "200MB", "manifest": "on"}
 CATALOG = definition(2).text
+ZONE = '<p class="hint">Use a name such as Europe/Berlin, or UTC.</p>'
 
 
 @pytest.fixture
@@ -119,6 +120,7 @@ def test_a_schedule_that_is_refused_comes_back_as_it_was_typed(
     assert form(refused).items() >= typed.items()
     marked, told = wrong(refused)
     assert marked == field and told.startswith(says), told
+    assert (ZONE in refused.text) == (field == "tz")
     assert schedules.all() == []
 
 

@@ -23,6 +23,7 @@ from reshard.pipeline.stores.pace import RateLimitWindow
 from reshard.web.auth import OWN, Scope, Tokens, own_token
 from reshard.web.guard import HEADERS
 from reshard.web.pages.forms import OPTIONS, Input
+from reshard.web.pages.wording import sentence
 from reshard.worker.fleet.rate_limit import rate_limiters
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.schedules import ALL, Schedule, Schedules
@@ -281,14 +282,19 @@ def test_the_overview_tells_the_speed_of_a_job_and_reads_no_long_history(
 
 
 def test_the_last_day_is_drawn(site: Site, store: JobStore, leases: Leases) -> None:
-    fail(leases, ask(store))
+    job = ask(store)
+    fail(leases, job)
+    store.retry(job)
+    fail(leases, job)
     pace = rate_limiters(store.redis, lambda: None, lambda: None)("https://hub.example somebody")
     pace.update(RateLimitWindow("api", 150, 100.0, 1000, 300.0))
     pace.update(RateLimitWindow("api", 120, 100.0, 1000, 300.0))
     followed(store)
     with signed_in(site) as client:
         seen = client.get("/").text
-    assert "1 job in 24 h" in seen and NoWeights.code in seen
+    assert "2 times in 24 h (a retried job counts each time)" in seen
+    failures = seen.partition("Failures in the last 24 hours")[2].partition("</table>")[0]
+    assert re.findall(">(Times|[0-9]+)</t[hd]>", failures) == ["Times", "2"] and NoWeights.code in failures
     assert "120 of 1,000 left now" in seen and "12 % left" in seen and "k-scarce" in seen
 
 
@@ -345,7 +351,9 @@ def test_a_schedule_shows_its_times_and_results(site: Site, store: JobStore, lea
         assert seen.count(" 02:00 UTC</td>") == seen.count(" 02:00 UTC</time>") == 5
         assert f'href="/jobs/{job.id}" class="cell n-failed"' in seen
         client.post("/schedules/nightly/pause")
-        assert "None while it is paused" in client.get("/schedules").text
+        paused = client.get("/schedules").text
+        assert "<h3>Next times, once resumed</h3>" in paused and paused.count(" 02:00 UTC</td>") == 5
+        assert "once resumed" not in seen
         client.post("/schedules/nightly/remove")
         assert Schedules(store).all() == []
 
@@ -400,15 +408,18 @@ def test_jobs_are_found_by_the_fields_of_a_form_and_failures_by_their_code(
     with signed_in(site) as client:
         found = client.get("/jobs", params={"target": "us/m-*", "state": "queued", "within": "86400"}).text
         assert mine in found and other not in found and bad not in found
+        assert not re.search(r"<b>[\d,]+</b>", found), "figures of all jobs above those that match"
+        assert "<b>3</b>all" in client.get("/jobs", params={"state": "queued"}).text
         assert 'value="us/m-*"' in found and "state=failed&amp;target=us%2Fm-%2A&amp;within=86400" in found
         link = f"/jobs?state=failed&amp;code={NoWeights.code}"
         assert link in client.get("/").text
         failed = client.get(html.unescape(link)).text
         assert bad in failed and mine not in failed
-        assert (
-            "… has no weights that reshard can read…" in failed
-            and "told" not in client.get("/jobs?code=none.such").text
-        )
+        (told,) = re.findall(r'<p class="note">(.*?)</p>', failed)
+        error = store.get(bad).error
+        assert error and f"{sentence(error['message'], NoWeights.code)} {sentence(error['hint'])}" in told
+        assert f'<a href="/jobs/{bad}">' in told and "…" not in told
+        assert 'class="note"' not in client.get("/jobs?code=none.such").text
         for wrong in ({"within": "soon"}, {"state": "lost"}, {"by": "x" * 501}):
             refused = client.get("/jobs", params=wrong)
             assert refused.status_code == 400 and BadBody.code in refused.text, wrong
@@ -423,13 +434,19 @@ def test_what_is_done_to_jobs_that_are_marked_is_asked_once_and_names_their_numb
         assert client.get("/jobs").text.count('type="checkbox" name="job"') == 3
         asked = client.post("/jobs/choose", data={"act": "cancel", "job": marked}).text
         assert "Cancel 2 jobs?" in asked and store.get(marked[0]).state == "queued"
-        assert client.post("/jobs/chosen", data={"act": "cancel", "job": marked}).url.path == "/jobs"
+        back = "state=queued&target=us%2Fm-%2A"
+        kept = client.post("/jobs/choose", data={"act": "cancel", "job": marked, "state": "queued", "target": "us/m-*"})
+        assert f'name="back" value="{html.escape(back)}"' in kept.text
+        done = client.post("/jobs/chosen", data={"act": "cancel", "job": marked, "back": back})
+        assert done.url.path == "/jobs" and f"{back}&" in done.url.query.decode()
+        assert "2 jobs cancelled." in done.text and "No matching jobs" in done.text
         assert [store.get(job).state for job in [*marked, other]] == ["cancelled", "cancelled", "queued"]
 
         every = client.post("/jobs/choose", data={"act": "retry", "every": "on", "target": "us/m-*"}).text
         assert "Retry 2 jobs?" in every
-        refused = client.post("/jobs/chosen", data={"act": "retry", "job": [*marked, other]}).text
+        refused = client.post("/jobs/chosen", data={"act": "retry", "job": [*marked, other], "back": back}).text
         assert "Retry: 2 jobs done, 1 refused" in refused and "job.state" in refused
+        assert f'href="/jobs?{html.escape(back)}"' in refused
         assert "Cancel 3 jobs?" in client.post("/jobs/choose", data={"act": "cancel", "every": "on"}).text
         assert "No jobs selected" in client.post("/jobs/choose", data={"act": "delete"}).text
         none = client.post("/jobs/choose", data={"act": "delete", "every": "on", "state": "queued"}).text

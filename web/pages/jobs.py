@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
-from urllib.parse import urlencode
+from urllib.parse import parse_qs, urlencode
+
+from pydantic import Field
 
 from reshard.client.facts import page as result_page
 from reshard.client.facts import seconds_of
@@ -16,8 +17,7 @@ from reshard.client.operations import jobs as operations
 from reshard.client.operations.table import Body, read
 from reshard.client.queue import Queue
 from reshard.client.served import Served
-from reshard.client.text import human_bytes, lasted
-from reshard.pipeline.errors import by_code
+from reshard.client.text import count, human_bytes, lasted
 from reshard.pipeline.limits import OUTLINE_FILES
 from reshard.web.pages.picture import Drawing, drawing, picture
 from reshard.web.pages.site import Call, Fields, Page, Reply, act, page
@@ -34,17 +34,29 @@ class Many(NamedTuple):
 
     operation: Callable[[Served, Any], Any]
     body: type[operations.Chosen]
+    done: str
 
 
 VERBS = {
-    "cancel": Many(operations.cancel_jobs, operations.Chosen),
-    "retry": Many(operations.retry_jobs, operations.ChosenAgain),
-    "delete": Many(operations.delete_jobs, operations.Chosen),
+    "cancel": Many(operations.cancel_jobs, operations.Chosen, "cancelled"),
+    "retry": Many(operations.retry_jobs, operations.ChosenAgain, "queued again"),
+    "delete": Many(operations.delete_jobs, operations.Chosen, "deleted"),
 }
 
 
 class Verb(Body):
     act: Literal["cancel", "retry", "delete"]
+
+
+class Acted(Verb):
+    """What was done to how many jobs, and how many were kept from it."""
+
+    number: int = Field(ge=0, le=operations.CHOSEN_MAX)
+    kept: int = Field(default=0, ge=0, le=operations.CHOSEN_MAX)
+
+    def __str__(self) -> str:
+        kept = f"; {count(self.kept, 'job')} kept until {operations.AWAITED}" if self.kept else ""
+        return f"{count(self.number, 'job')} {VERBS[self.act].done}{kept}."
 
 
 @page("GET", "/jobs")
@@ -53,13 +65,16 @@ def jobs(call: Call) -> Reply:
     if id := call.query.one("id"):
         return f"/jobs/{operations.show(call.session, id).id}"
     after, filter_ = call.query.one("after") or None, _filter(call.query)
+    acted = call.query.given("act", "number", "kept")
     query = _limits(filter_) | {"limit": LISTED, "after": after}
     found = operations.list_jobs(call.session, read(operations.JobsQuery, query, "the address"))
     shown = {
         "found": found,
         "filter": filter_,
-        "told": re.sub(r"{\w+}", "…", kind.message) if (kind := by_code().get(filter_.get("code", ""))) else "",
+        "acted": read(Acted, acted, "the address") if acted else None,
+        "such": [job for job in found.jobs if filter_.get("code")][:1],  # it has the error that is asked for
         "states": [(state, urlencode(filter_ | {"state": state}, doseq=True)) for state in found.counts],
+        "counted": not filter_.keys() - {"state"},  # the figures are of all jobs; to count others, each is to be read
         "any_state": urlencode({name: value for name, value in filter_.items() if name != "state"}),
         "newest": urlencode(filter_, doseq=True),
         "more": urlencode(filter_ | {"after": found.next}, doseq=True) if found.next else "",
@@ -98,12 +113,15 @@ def choose(call: Call) -> Reply:
 
 @page("POST", "/jobs/chosen")
 def carry_out(call: Call) -> Reply:
-    """Do it to each of them, and say which were refused."""
+    """Do it to each of them, and say to how many, or which were refused; the list keeps its filter."""
     do = VERBS[read(Verb, call.body.given("act"), "the form").act]
     done = do.operation(call.session, read(do.body, {"jobs": call.body.get("job", [])}, "the form"))
-    if not (refused := getattr(done, "refused", [])):
-        return "/jobs"
-    return Page("refused.html", {"act": call.body.one("act"), "ids": done.ids, "refused": refused})
+    act, filter_ = call.body.one("act"), _filter(Fields(parse_qs(call.body.one("back"))))
+    if refused := getattr(done, "refused", []):
+        back = urlencode(filter_, doseq=True)
+        return Page("refused.html", {"act": act, "ids": done.ids, "refused": refused, "back": back})
+    acted = {"act": act, "number": len(done.ids), "kept": len(getattr(done, "kept", []))}
+    return f"/jobs?{urlencode(filter_ | acted, doseq=True)}"
 
 
 act("/jobs/{job}/cancel", operations.cancel, "/jobs/{job}")

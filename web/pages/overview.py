@@ -33,16 +33,17 @@ def overview(call: Call) -> Reply:
     jobs = list_jobs(call.session, JobsQuery(state=UNDER_WAY, limit=AT_WORK_MAX)).jobs
     seen, at_work = queue.fleet.seen(), _at_work(jobs)
     workers = operations.workers(queue, seen, {})  # whose claims are those of ``jobs``
-    silent = sorted(at_work.keys() - {worker.name for worker in workers})
+    gone = sorted(at_work.keys() - {worker.name for worker in workers})
     day = queue.day()
     failures: Counter[str] = Counter()
     for _, counted in day.hours:
         failures.update({name[7:]: number for name, number in counted.items() if name.startswith("failed:")})
     shown = {
         "fleet": operations.limits_of(seen),
-        "workers": [*workers, *({"name": name, "state": SILENT, "concurrency": 0} for name in silent)],
+        "workers": [*workers, *({"name": name, "state": SILENT, "concurrency": 0} for name in gone)],
         "at_work": at_work,
-        "silent": SILENT,
+        "no_sign": SILENT,
+        "silent": operations.silent(queue),
         "jobs": queue.jobs.counts(),
         "lanes": queue.lanes(),
         "failing": list_catalogs(call.session, CatalogsQuery(failing=True)).catalogs,
@@ -88,7 +89,7 @@ def _charts(hours: list[tuple[float, dict[str, int]]]) -> list[Chart]:
     number = sum(n for _, of in hours for name, n in of.items() if name.startswith("ended:"))
     return [
         bars("Read", f"{human_bytes(size)} of weights in 24 h", read),
-        bars("Ended", f"{count(number, 'job')} in 24 h", ended),
+        bars("Ended", f"{count(number, 'time')} in 24 h (a retried job counts each time)", ended),
     ]
 
 

@@ -50,7 +50,7 @@ def schedules(call: Call) -> Reply:
 def _times(row: ScheduleRow) -> list[float]:
     found = list[float]()
     with suppress(BadSchedule):  # only another machine knows its time zone
-        for at in upcoming(row, UPCOMING):
+        for at in upcoming(row, UPCOMING, resumed=True):
             found.append(at)
     return found
 

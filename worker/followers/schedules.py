@@ -68,7 +68,8 @@ class Schedule(Strict):
             raise BadSchedule(what="a schedule submits either one request or a catalog")
         if not NAME.fullmatch(self.name):
             raise BadSchedule(
-                what=f"{self.name!r} is not a valid name: use at most 63 lowercase letters, digits, '.', '-' or '_'"
+                what=f"{self.name!r} is not a valid name",
+                cure="use at most 63 lowercase letters, digits, '.', '-' or '_'",
             )
         if self.request is not None:
             self.request.stored()  # raises RequestTooLarge
