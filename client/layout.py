@@ -140,8 +140,10 @@ def _cut(known: Known, given: Given) -> Plan:
 def command_for(place: str, given: Given) -> str:
     """`reshard run` with these fields of Options, into a folder named after both."""
     uses = {size: use for use, size in PROFILES.items()}
-    named = {"ranks": ("--for", given.get("ranks")), "size": ("--for", uses.get(given.get("size", 0)))}
-    typed = [named.get(name, (f"--{name}", value)) for name, value in given.items()]
+    typed = [
+        ("--for", uses.get(value, value)) if name in {"ranks", "size"} else (f"--{name}", value)
+        for name, value in given.items()
+    ]
     into = f"./{basename(place.rstrip('/'))}-{given.get('ranks', 'cut')}"
     words = ["reshard", "run", place, "--to", into, *(str(word) for pair in typed for word in pair)]
     return join(words)
@@ -159,9 +161,10 @@ PER_REPOSITORY, PER_FILE, PER_WEIGHTS = 1, 2, 3
 NEAR = 0.05  # of all seconds or bytes: a difference that is worth no new copy of a model
 
 # The bytes that loading takes beside those of the reader's own tensors.
-# transformers 5.23 (modeling_utils.py, safe_open and get_slice) and vLLM map files, whose pages the system takes back,
-# and copy tensor by tensor. MLX 0.32 (Load::eval) reads each tensor to where it stays. A page of a browser has the
-# whole file that it fetched, as an ArrayBuffer, before it takes tensors from it.
+# transformers 5.23 (modeling_utils.py, safe_open and get_slice) and vLLM (weight_utils.py,
+# safetensors_weights_iterator) map files, whose pages the system takes back, and copy tensor by tensor. MLX 0.32
+# (backend/common/load.cpp) reads each tensor to where it stays. A page of a browser has the whole file that it fetched,
+# as an ArrayBuffer, before it takes tensors from it.
 _BESIDE: dict[Loader, Callable[[Sequence[Laid]], int]] = {
     "transformers": lambda files: max((tensor.size for file in files for tensor in file.tensors), default=0),
     "vllm": lambda files: max((tensor.size for file in files for tensor in file.tensors), default=0),

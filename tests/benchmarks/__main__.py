@@ -30,6 +30,7 @@ from tests.benchmarks.finished import finished
 from tests.benchmarks.folders import casts, folders, memory
 from tests.benchmarks.growth import growth
 from tests.benchmarks.hubs import layout, lfs, planning, xet
+from tests.benchmarks.layouts import layouts
 from tests.benchmarks.loading import loading
 from tests.benchmarks.nights import nights
 from tests.benchmarks.ordering import ordering
@@ -57,10 +58,10 @@ def answering(folder: Path, scale: Scale) -> Iterator[Figure]:
 
 Benchmark = Callable[[Path, Scale], Iterator[Figure | Race]]
 BENCHMARKS: tuple[Benchmark, ...] = (
-    answering, planning, folders, memory, casts, xet, lfs, layout, growth, loading, proving, finished, tiny, faulty,
-    nights, ordering,
+    answering, planning, layouts, folders, memory, casts, xet, lfs, layout, growth, loading, proving, finished, tiny,
+    faulty, nights, ordering,
 )  # fmt: skip
-QUICKLY: tuple[Benchmark, ...] = (answering, folders, memory, casts, xet, lfs, layout, growth, tiny)
+QUICKLY: tuple[Benchmark, ...] = (answering, layouts, folders, memory, casts, xet, lfs, layout, growth, tiny)
 
 
 def measure(benchmark: Benchmark, scale: Scale) -> Iterator[Figure | Race]:

@@ -1,4 +1,4 @@
-"""What advice foretells is what a Hub counts: ten layouts, published and downloaded by huggingface_hub's own client."""
+"""What advice foretells is what a Hub counts of ten layouts, and the layout that it recommends suits the loader."""
 
 from __future__ import annotations
 
@@ -14,14 +14,19 @@ import pytest
 from huggingface_hub import HfApi
 
 from reshard.client.layout import advice_of, layout_of
-from reshard.client.models.plans import AdvisedLayout
+from reshard.client.models.plans import Advice, AdvisedLayout
 from reshard.pipeline import run
+from reshard.pipeline.checkpoint.discover import Found
 from reshard.pipeline.drafting import outline
 from reshard.pipeline.limits import GB, KB, MB
 from reshard.pipeline.places import parse_place
+from reshard.pipeline.planning.build import Known
+from reshard.pipeline.planning.model import Keys
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.stores.connect import Context, open_source
 from tests.hub.fixtures import Namespace, hub, hub_process, namespace, xet_cache
+from tests.pipeline.planning.builders import NOTHING, PIN, opened_named, request
+from tests.pipeline.planning.shapes import Shapes, llama_3_8b
 from tests.support.models import save_mixture
 
 __all__ = ["hub", "hub_process", "namespace", "xet_cache"]
@@ -38,6 +43,39 @@ CHOICES: dict[str | None, dict[str, dict[str, Any]]] = {
     "ep2": {"small": {"size": 400 * KB}, "experts": {"ranks": "ep2"}, "both": {"ranks": "ep2", "align": 512}},
     "pp2": {"stages": {"ranks": "pp2", "size": 900 * KB}, "layers": {"pack": "layers", "size": MB}},
 }
+
+
+def known(shapes: Shapes, file_of: int) -> Known:
+    """A model of these shapes as if its headers had been read."""
+    keys, opened = Keys("", None), opened_named(shapes, file_of)
+    return Known(request(), PIN, keys, Found((), frozenset()), opened, {}, NOTHING)
+
+
+def best(advice: Advice) -> AdvisedLayout:
+    (one,) = (layout for layout in advice.layouts if layout.recommended)
+    return one
+
+
+def test_what_is_recommended_depends_on_the_loader_and_on_what_is_there() -> None:
+    llama = known(llama_3_8b(), 5 * GB)
+    as_it_is, largest = [advice_of(llama, loader).layouts[0] for loader in ("mlx", "transformers")], 1_050_673_152
+    assert as_it_is[0].memory == 16_060_522_496, "of its tensors, and of nothing beside them"
+    assert as_it_is[1].memory == as_it_is[0].memory + largest
+    assert [best(advice_of(llama, loader)).name for loader in ("mlx", "transformers")] == ["as it is"] * 2
+    assert best(advice_of(llama, "vllm")).command == "reshard run a/b --to ./b-cut --align 4096"
+    aligned = {name: spec for name, spec in llama_3_8b().items() if spec[1] != (128256, 4096)}  # all are under 512 MB
+    found = advice_of(known(aligned, 5 * GB), "browser")
+    assert (best(found).name, best(found).command) == ("512 MB files", "reshard run a/b --to ./b-cut --for browser")
+    names = [best(advice_of(known(aligned, size * MB), "browser")).name for size in (200, 530)]
+    assert names == ["as it is", "512 MB files"], "files over 512 MB do not count, however near"
+
+
+def test_a_slow_line_needs_longer_and_many_requests_add_to_it() -> None:
+    llama = known(llama_3_8b(), 5 * GB)
+    slow, fast = (advice_of(llama, link=rate).layouts for rate in (MB, GB))
+    for one, other in zip(slow, fast, strict=True):
+        assert one.seconds - one.bytes / MB == pytest.approx(other.seconds - other.bytes / GB, abs=0.02)
+        assert one.seconds - one.bytes / MB == pytest.approx(one.requests * 0.1 / 8, abs=0.02)
 
 
 def test_a_hub_counts_the_bytes_and_requests_that_were_foretold(

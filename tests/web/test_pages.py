@@ -192,6 +192,8 @@ def test_a_preview_compares_layouts_and_marks_one(site: Site, tmp_path: Path) ->
         with signed_in(site) as client:
             shown = client.post("/plan", data={"source": str(folder), "size": "20kB", **typed})
         assert shown.status_code == 200, shown.text
+        ranks = re.findall(r"<dt>Rank (\d)</dt><dd>reads [\d.]+ kB and needs [\d.]+ kB: (.+?)</dd>", shown.text)
+        assert [rank for rank, globs in ranks if "*.json" in globs] == (["0", "1"] if typed else [])
         (found,) = re.findall(r"id=\"layouts-h\">Layouts</h3>\s*<p>(.+?)</p>(.+?)</table>", shown.text, re.DOTALL)
         told, rows = found
         cells = [re.findall(r"<td.*?>(.*?)</td>", row) for row in re.findall(r"<tr>(.+?)</tr>", rows)]

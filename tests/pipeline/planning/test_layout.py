@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +25,7 @@ from reshard.pipeline.planning.layout import (
     spread,
     to_be,
 )
-from reshard.pipeline.planning.readers import Readers
+from reshard.pipeline.planning.readers import Readers, patterns, shares
 from reshard.pipeline.tensors import Checkpoint, Name, StoredFile
 from tests.pipeline.planning.builders import opened_named, plan_of
 from tests.pipeline.planning.shapes import Shapes, deepseek_v3, llama_3_8b
@@ -74,6 +76,31 @@ def test_a_planned_layout_is_the_one_that_its_headers_say_once_it_is_written(
         assert counted["fastsafetensors"].tensors == 0
         odd = [e for shard in plan.shards for e in shard.entries if e.size % align]
         assert counted[str(align)].tensors <= len(odd), "those of whole blocks are at blocks"
+
+
+@given(st.data())
+def test_patterns_of_all_ranks_are_the_whole_of_any_layout_and_name_nothing_twice(data: st.DataObject) -> None:
+    """Files with any names, each with tensors of anyone, as others cut them."""
+    count = 4
+    names = [f"model.layers.{n}.mlp.experts.{e}.up_proj.weight" for n in range(count) for e in range(count)]
+    names += [f"model.layers.{n}.input_layernorm.weight" for n in range(count)] + ["model.norm.weight"]
+    numbered = st.integers(1, 40).map("m-{:02d}-of-40.safetensors".format)
+    odd = st.from_regex(r"(sub/)?[a-z*\[]{1,2}(-[0-9]{1,3}){0,2}\.safetensors", fullmatch=True)
+    paths = data.draw(st.lists(st.one_of(numbered, odd), min_size=1, max_size=12, unique=True))
+    of = {name: data.draw(st.sampled_from(paths)) for name in names}
+    rows = {path: [name for name in names if of[name] == path] for path in paths}
+    files = [laid(path, *((n, 8, 5, 1) for n in row), size=100 + 5 * len(row)) for path, row in rows.items()]
+    readers = Readers.of(data.draw(st.sampled_from(["ep2", "ep4", "pp2", "pp3", "pp4"])))
+    found, notes = read_by(files, readers, {})
+    share = shares(names, readers).of
+    assert not notes and len(found) == readers.ranks
+    for one in found:
+        own = {name for name in names if share.get(name, one.rank) == one.rank}
+        assert {*one.files} == {of[name] for name in own}
+        assert one.needed == 5 * len(own)
+        globs = patterns(one.files, {*paths} - {*one.files})
+        assert {path for path in paths if any(fnmatchcase(path, glob) for glob in globs)} == {*one.files}
+    assert {path for one in found for path in one.files} == {path for path, row in rows.items() if row}
 
 
 def test_layers_that_lie_in_several_files_are_counted() -> None:
