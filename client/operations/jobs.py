@@ -26,7 +26,7 @@ from reshard.pipeline.errors import (
     ReshardError,
     WrongState,
 )
-from reshard.pipeline.places import NOWHERE, Place, TargetPlace
+from reshard.pipeline.places import NOWHERE, Place
 from reshard.pipeline.request import Options, Priority, Request
 from reshard.pipeline.validation import first_problem
 from reshard.worker.queue.states import CANCELLABLE, ENDED, JobState
@@ -49,7 +49,7 @@ class Asked(Body):
     """A model to reshard, and its target; places are strings, as commands take them, or objects."""
 
     source: Place
-    target: TargetPlace
+    target: Place
     options: Options = Options()
     priority: Priority = "interactive"
 
@@ -64,7 +64,7 @@ class Asked(Body):
 class Drafted(Asked):
     """A model to plan; without a target, only how it would be split is planned."""
 
-    target: TargetPlace = NOWHERE
+    target: Place = NOWHERE
 
 
 class Filter(Body):
