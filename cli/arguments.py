@@ -33,7 +33,6 @@ from reshard.pipeline.places import (
     check_credential,
     check_revision,
     parse_place,
-    parse_target,
     require_branches,
 )
 from reshard.pipeline.renaming import Rule, parse_rules
@@ -191,7 +190,7 @@ def _source(value: str, revision: str | None) -> AnyPlace:
 
 def _target(value: str, branch: str | None, pr: bool) -> AnyTarget:
     try:
-        place = parse_target(value)
+        place = parse_place(value)
     except BadPlace as bad:
         if value.strip() and "/" not in value:
             bad.facts["cure"] = f"use --to user/repo, or --to ./{value} for a folder"

@@ -30,7 +30,7 @@ from reshard.client.operations.table import Session, read
 from reshard.client.queue import missing
 from reshard.pipeline.arguments import ACCESS
 from reshard.pipeline.errors import UsageError
-from reshard.pipeline.places import parse_target
+from reshard.pipeline.places import parse_place
 from reshard.pipeline.request import Priority, Request
 from reshard.worker.queue.states import CANCELLABLE, ENDED, JobState
 
@@ -343,7 +343,7 @@ def rollback(
         from reshard.client.acts import roll_back_target
         from reshard.pipeline.stores.connect import Context
 
-        place = parse_target(job)
+        place = parse_place(job)
         done = roll_back_target(place, Context.from_env())
     else:
         with connect() as session:

@@ -111,8 +111,8 @@ def notes_of(request: Request, source: Source, exists: bool, leave: Leave | None
     repo = str(request.target.at(None))
     seen, other = ("private", "--public") if is_private(request, source) else ("public", "--private")
     turns = f" (use {other} to change)" if request.options.visibility == "as-source" else ""
-    noun = request.target.noun.removeprefix("a ")
-    created = () if exists else (f"will create {repo} as a {seen} {noun}{turns}",)
+    noun = request.target.hub_noun
+    created = () if exists or not noun else (f"will create {repo} as a {seen} {noun}{turns}",)
     match leave:
         case None:
             return created

@@ -1,6 +1,6 @@
 """Where a checkpoint is read from or written to: a Hub, a folder, an object store. Callers ask a place, not its class.
 
-A new store is a class here and its entry in ``AnyPlace``, and in ``AnyTarget`` if it can be written to.
+A new store is a class here and its entry in ``AnyPlace``.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ class _Place(Strict):
     noun: ClassVar[str]
     example: ClassVar[str]  # how it is typed, for people
     form: ClassVar[str]  # how it is typed, for schemas, where that means the same on every machine
+    hub_noun: ClassVar[str] = ""  # what it is on a Hub, which is created where it is missing; empty elsewhere
     keeps: ClassVar[bool] = True  # whether what a publication replaces can be brought back
     kind: str
 
@@ -139,6 +140,7 @@ class Hub(_Place):
 
     store = "reshard.pipeline.stores.hubs"
     noun = "a repository"
+    hub_noun = "repository"
     example = "user/repo, user/repo@revision, a Hub URL"
     form = (
         rf"(?:hf://(?!buckets/))?{_REPO}(?:@{_REVISION.pattern})?"
@@ -202,12 +204,13 @@ def check_bucket(url: str) -> str:
 
 
 class Bucket(_Place):
-    """A read-only folder in an object store; the process that reads it has the credentials in its environment."""
+    """A folder in an object store; the process that uses it has the credentials in its environment."""
 
-    store = "reshard.pipeline.stores.bucket"
+    store = "reshard.pipeline.stores.bucket_target"
     noun = "an object store"
     example = "s3://, gs://, az://"
     form = _BUCKET_FOLDER
+    keeps = False
     kind: Literal["bucket"] = "bucket"
     url: Annotated[str, AfterValidator(check_bucket), WithJsonSchema(_text(form, URL_MAX))]
 
@@ -264,6 +267,7 @@ class HubBucket(_Place):
 
     store = "reshard.pipeline.stores.hub_bucket"
     noun = "a bucket"
+    hub_noun = "bucket"
     example = "hf://buckets/user/bucket"
     form = _HUB_BUCKET_FOLDER
     keeps = False
@@ -292,7 +296,7 @@ class HubBucket(_Place):
 
 # The one list of stores. Each is asked whether a string is one of its own, the last first and a Hub at the end.
 AnyPlace = Hub | Folder | Bucket | HubBucket
-AnyTarget = Hub | Folder | HubBucket
+AnyTarget = AnyPlace  # all can be written to
 PLACES: tuple[type[AnyPlace], ...] = get_args(AnyPlace)
 TYPED = f"{', '.join(place.example for place in PLACES[:-1])}, or {PLACES[-1].example}"
 BadPlace.defaults = {"cure": f"use {TYPED}"}  # here, as only this list has all of them
@@ -302,17 +306,10 @@ def _typed(value: object) -> object:
     return parse_place(value) if isinstance(value, str | os.PathLike) else value
 
 
-def _typed_target(value: object) -> object:
-    return parse_target(value) if isinstance(value, str | os.PathLike) else value
-
-
 _Object = Annotated[AnyPlace, Field(discriminator="kind")]
-_Target = Annotated[AnyTarget, Field(discriminator="kind")]
 # A place as it is typed, as far as it means the same everywhere: a service takes no folder relative to its own.
 _Typed = Annotated[str, WithJsonSchema(_text("|".join(place.form for place in PLACES), URL_MAX))]
-_TypedTarget = Annotated[str, WithJsonSchema(_text("|".join(place.form for place in get_args(AnyTarget)), URL_MAX))]
 Place = Annotated[_Object, BeforeValidator(_typed, json_schema_input_type=_Object | _Typed)]
-TargetPlace = Annotated[_Target, BeforeValidator(_typed_target, json_schema_input_type=_Target | _TypedTarget)]
 NOWHERE = Folder(path="/nonexistent/reshard")  # the target of a plan without one: nothing is there
 MODELS_ONLY = "only models have weights to reshard; use a model repository, user/repo"
 
@@ -321,15 +318,6 @@ def require_branches(place: AnyPlace, typed: str = "") -> None:
     """Raises UsageError for a place, as it was ``typed``, that has none to commit to and no pull requests either."""
     if not place.branch:
         raise UsageError(what=f"{typed or place} is {place.noun}, which has no branches or pull requests")
-
-
-def parse_target(value: str | os.PathLike[str] | AnyPlace) -> AnyTarget:
-    """The place that ``value`` names, to be written to; raises BadPlace, also for one that is only read."""
-    place = parse_place(value)
-    if not isinstance(place, AnyTarget):
-        cure = "publish to user/repo, or to ./folder and copy it from there"
-        raise BadPlace(value=str(value), why=f"{place.noun} can only be a source", cure=cure)
-    return place
 
 
 def parse_place(value: str | os.PathLike[str] | AnyPlace) -> AnyPlace:

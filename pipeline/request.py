@@ -31,9 +31,7 @@ from reshard.pipeline.places import (
     AnyTarget,
     Place,
     Revision,
-    TargetPlace,
     parse_place,
-    parse_target,
 )
 from reshard.pipeline.renaming import Rules
 from reshard.pipeline.validation import Strict, first_problem
@@ -350,7 +348,7 @@ class Request(Strict):
     """A job's source, target and options. It holds no token: the process that runs it has its own credentials."""
 
     source: Place
-    target: TargetPlace
+    target: Place
     options: Options = Options()
     priority: Priority = "interactive"
     asked_by: str = Field(default="", max_length=ASKED_BY_MAX)  # who submitted it, for the record
@@ -369,7 +367,7 @@ class Request(Strict):
         options that make no sense.
         """
         with in_python():
-            goal = NOWHERE if target is None else parse_target(target)
+            goal = NOWHERE if target is None else parse_place(target)
             return cls(source=parse_place(source), target=goal, options=Options.of(**options))
 
     def submitted_for(self, what: str) -> Request:

@@ -27,7 +27,7 @@ from reshard.pipeline.errors import (
     ReshardError,
     WrongState,
 )
-from reshard.pipeline.places import NOWHERE, Place, TargetPlace
+from reshard.pipeline.places import NOWHERE, Place
 from reshard.pipeline.request import Options, Priority, Request
 from reshard.pipeline.validation import first_problem
 from reshard.worker.queue.states import CANCELLABLE, ENDED, JobState
@@ -50,7 +50,7 @@ class JobRequest(Body):
     """A model to reshard, and its target; places are strings, as in commands, or objects."""
 
     source: Place
-    target: TargetPlace
+    target: Place
     options: Options = Options()
     priority: Priority = "interactive"
 
@@ -65,7 +65,7 @@ class JobRequest(Body):
 class Drafted(JobRequest):
     """A model to plan; without a target, only the split is planned."""
 
-    target: TargetPlace = NOWHERE
+    target: Place = NOWHERE
 
 
 class Filter(Body):

@@ -208,6 +208,9 @@ class SignKeyNotAllowed(AccessError, code="access.sign_key_not_allowed"):
 class BucketRefused(AccessError, code="access.bucket", blames_worker=True, settings="AWS_*"):
     message = "no permission to read {place}: {why}"
     hint = "set credentials ({settings} variables) with list and read permission{where}, then {again}"
+class BucketReadOnly(BucketRefused, code="access.bucket_write"):
+    message = "no permission to write to {place}: {why}"
+    hint = "set credentials ({settings} variables) with list, read, write and delete permission{where}, then {again}"
 class SignInNeeded(AccessError, code="access.sign_in"):
     message = "missing or invalid token"
     hint = "create a token with `reshard token NAME`; send it as `Authorization: Bearer TOKEN`, or sign in with it"

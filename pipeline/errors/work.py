@@ -34,6 +34,9 @@ class KeptOriginal(TargetError, code="target.kept_original"):
 class NothingKept(TargetError, code="target.nothing_kept"):
     message = "{target} keeps no earlier version, so this run would replace the only copy of its source"
     hint = "publish to another place; to replace the source, {replace}"
+class NoConditionalWrites(TargetError, code="target.unconditional"):
+    message = "{target} does not support conditional writes: two runs could mix their files there"
+    hint = "publish to a folder or a repository, and copy it there"
 class TargetFull(TargetError, code="target.disk"):
     message = "not enough disk space for {path}: {needed} needed, {free} free"
     hint = "free up space (`.NAME.reshard.last` holds what the last run replaced), or use another disk, then {again}"
@@ -70,7 +73,7 @@ class PackageMissing(ResourceError, code="resource.package"):
     message = "missing or broken package: {what}"
     hint = "reinstall reshard and its extras{where}, then {again}"
 class CloudExtraMissing(PackageMissing, code="resource.cloud", extra="cloud"):
-    message = "reading {place} requires obstore, which is not installed"
+    message = "{place} requires obstore, which is not installed"
     hint = "{install}{where}, then {again}"
 class SignExtraMissing(PackageMissing, code="resource.sign", extra="sign"):
     message = "signatures require packages that are not installed: {what}"

@@ -424,8 +424,8 @@ def _idle_globs(known: Known) -> list[str]:
 
 
 def _warnings(shards: Sequence[Shard], carried: Sequence[StoredFile], known: Known) -> list[str]:
-    """What the Hub makes of the files; to a folder it does not matter, and without a target it may."""
-    if known.request.target.local and known.request.target != NOWHERE:
+    """What the Hub makes of the files; elsewhere it does not matter, and without a target it may."""
+    if not known.request.target.hub_noun and known.request.target != NOWHERE:
         return []
     notes = []
     for path, size in [*((s.path, s.size) for s in shards), *((f.path, f.size) for f in carried)]:

@@ -69,10 +69,11 @@ def forecast(plan: Plan) -> Forecast:
         written=written,
         seams=seams,
         uploaded=min(written, seams * SEAM_UPLOAD + headers + cast) if shared else written,
-        at_most=written > 0 and not shared and plan.transports.target != "file",
+        at_most=written > 0 and not shared and plan.transports.target not in _NO_HUB,
     )
 
 
+_NO_HUB = frozenset({"file", "http"})  # transports of folders and of object stores
 # What a manifest says of a tensor, a weight file and itself beside their names: digests, sizes and punctuation.
 _OF_TENSOR, _OF_FILE, _OF_MANIFEST = 37, 200, 4096  # bytes, at most; of a source file it says less
 _OF_INDEX_LINE, _OF_INDEX = 8, 4096  # bytes, at most; of the index's metadata the planned ones are known
@@ -126,7 +127,7 @@ def needs(plan: Plan, before: Mapping[str, StoredFile]) -> Needs:
     """What ``plan`` needs; ``before`` is what the target holds now."""
     largest = max((shard.size for shard in plan.shards), default=0)
     spools = [_spooled(plan, number) for number in range(len(plan.shards))]
-    from_hub, to_hub = plan.pin.named is not None, plan.transports.target != "file"
+    from_hub, to_hub = plan.pin.named is not None, plan.transports.target not in _NO_HUB
     staged = to_hub and plan.transports.target != "xet"  # a shard lies there beside its tensor that is put in order
     written = {shard.path for shard in plan.shards}
     replaced = [file for path, file in before.items() if path in written or path in plan.deletes]
@@ -134,7 +135,7 @@ def needs(plan: Plan, before: Mapping[str, StoredFile]) -> Needs:
         memory=MEMORY_FLOOR_XET if "xet" in plan.transports else MEMORY_FLOOR,
         disk=(STAGED_SHARDS_MAX * largest if staged else 0) + max(spools, default=0),
         least_disk=max((s.size * staged + spool for s, spool in zip(plan.shards, spools, strict=True)), default=0),
-        target=0 if to_hub else sum(s.size for s in plan.shards) + _carried(plan, before),
+        target=0 if plan.transports.target != "file" else sum(s.size for s in plan.shards) + _carried(plan, before),
         api_calls=_api_calls(plan, from_hub, to_hub, len(before)),
         resolver_calls=(len(plan.files) + _SMALL_FILES if from_hub else 0) + (len(plan.shards) if to_hub else 0),
         history=sum(file.size for file in replaced if file.sha256) if to_hub else 0,

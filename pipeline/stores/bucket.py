@@ -1,4 +1,4 @@
-"""A folder of an object store (S3 and what speaks it, Google's, Azure's) as a source, read in ranges by obstore.
+"""A folder of an object store (S3 and what speaks it, Google's, Azure's), read in ranges by obstore.
 
 Which endpoint, and with which credentials, the environment of the process says, by the variables that obstore knows.
 """
@@ -27,8 +27,7 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.limits import ATTEMPTS, CHUNK, CONNECT_TIMEOUT, FIRST_ATTEMPTS, LISTED_MAX, READ_TIMEOUT
 from reshard.pipeline.places import Bucket
 from reshard.pipeline.protocols import Visibility
-from reshard.pipeline.request import key_of
-from reshard.pipeline.stores.connect import Context
+from reshard.pipeline.stores.objects import OWN, Listing, digest_of
 from reshard.pipeline.stores.pace import RateLimiter
 from reshard.pipeline.stores.retry import TRANSIENT_STATUS, Retry
 from reshard.pipeline.tensors import Pin, StoredFile
@@ -52,27 +51,63 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")  # the store's own word for it, in the XML that it answers with
 
 
-def open_source(place: Bucket, context: Context, *_: object) -> BucketSource:
-    return BucketSource.open(place, context.limiters(place.url))
+def opened(place: Bucket, timeout: float = READ_TIMEOUT, retries: int = 0) -> tuple[Any, Any]:
+    """The module obstore, and its store of ``place``; nothing is asked of it yet.
+
+    Raises BucketRefused, CloudExtraMissing.
+    """
+    try:
+        import obstore
+        from obstore import exceptions
+        from obstore import store as stores
+    except ImportError as error:
+        raise CloudExtraMissing(place=place) from error
+    kind, rest = _kind(place), place.url.partition("://")[2]
+    bucket, _, prefix = rest.partition("/")
+    plain = any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS[kind])
+    options: dict[str, Any] = {
+        # Of the whole answer: a longer one breaks then, and goes on where it broke.
+        "timeout": timedelta(seconds=timeout),
+        "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT),
+        **({"allow_http": True} if plain else {}),
+    }
+    kinds = {"s3": stores.S3Store, "gs": stores.GCSStore, "az": stores.AzureStore}
+    with _panics_refused(place):
+        try:
+            store = kinds[kind](
+                bucket, prefix=prefix or None, client_options=options, retry_config={"max_retries": retries}
+            )
+        except (exceptions.BaseError, ValueError) as error:
+            raise _refused(place, told(error)) from error
+    return obstore, store
 
 
 class BucketSource:
-    """A Source; its files have no sha256, and what tells one state of them from another are their ETags."""
+    """A Source; what tells one state of its files from another are their ETags.
+
+    They have no sha256, unless we published them and they are unchanged since.
+    """
 
     transport = "http"
     # Whoever may read a bucket was given leave to; nothing of it becomes public unasked.
     visibility: Visibility = "private"
 
-    def __init__(self, place: Bucket, obstore: Any, store: Any, limiter: RateLimiter, most: int) -> None:
+    def __init__(
+        self,
+        place: Bucket,
+        limiter: RateLimiter,
+        listing: Listing = MappingProxyType({}),
+        sha256: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Without a ``listing`` it is empty, and can be ``listed``."""
         self.place = place
-        self._obstore = obstore
-        self._refusals = (obstore.exceptions.BaseError, OSError)
-        self._store = store
+        self._obstore, self._store = opened(place)
+        self._refusals = (self._obstore.exceptions.BaseError, OSError)
         self._limiter = limiter
-        listed = self._list(most)
-        self._etags = {path: etag for path, (_, etag) in listed.items()}
-        self._files = MappingProxyType({path: StoredFile(path, size) for path, (size, _) in listed.items()})
-        self.pin = Pin(None, place.url, key_of([[path, *marks] for path, marks in listed.items()]))
+        self._etags = {path: etag for path, (_, etag) in listing.items()}
+        files = {path: StoredFile(path, size, sha256=sha256.get(path)) for path, (size, _) in listing.items()}
+        self._files = MappingProxyType(files)
+        self.pin = Pin(None, place.url, digest_of(listing))
 
     @classmethod
     def open(cls, place: Bucket, limiter: RateLimiter, most: int = LISTED_MAX) -> BucketSource:
@@ -80,30 +115,12 @@ class BucketSource:
 
         Raises BucketNotFound, BucketRefused, CloudExtraMissing, UnsafePath, and the HubError family.
         """
-        try:
-            import obstore
-            from obstore import exceptions
-            from obstore import store as stores
-        except ImportError as error:
-            raise CloudExtraMissing(place=place) from error
-        kind, rest = _kind(place), place.url.partition("://")[2]
-        bucket, _, prefix = rest.partition("/")
-        plain = any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS[kind])
-        options: dict[str, Any] = {
-            # Of the whole answer: a longer one breaks then, and goes on where it broke.
-            "timeout": timedelta(seconds=READ_TIMEOUT),
-            "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT),
-            **({"allow_http": True} if plain else {}),
-        }
-        kinds = {"s3": stores.S3Store, "gs": stores.GCSStore, "az": stores.AzureStore}
         with _panics_refused(place):
-            try:
-                store = kinds[kind](
-                    bucket, prefix=prefix or None, client_options=options, retry_config={"max_retries": 0}
-                )
-            except (exceptions.BaseError, ValueError) as error:
-                raise _refused(place, _told(error)) from error
-            return cls(place, obstore, store, limiter, most)
+            found = cls(place, limiter).listed(most)
+        listing = {path: seen for path, seen in found.items() if not path.startswith(OWN)}
+        if not listing:
+            raise _not_found(place, "no objects found")
+        return cls(place, limiter, listing)
 
     def files(self) -> Mapping[str, StoredFile]:
         return self._files
@@ -138,8 +155,8 @@ class BucketSource:
         for chunk in got.stream(min_chunk_size=CHUNK):
             yield memoryview(chunk)
 
-    def _list(self, most: int) -> dict[str, tuple[int, str]]:
-        """Size and ETag of every object by path, sorted, but for those that only stand for a folder."""
+    def listed(self, most: int = LISTED_MAX) -> Listing:
+        """Size and ETag of every object now, by path, sorted, but for those that only stand for a folder."""
         retry, unheard = self._retry(), self._retry(FIRST_ATTEMPTS)
         while True:
             try:
@@ -148,10 +165,7 @@ class BucketSource:
             except self._refusals as error:
                 self._go_on(retry if _status(error) else unheard, error, "")
         folders = {path[:end] for path in found for end, letter in enumerate(path) if letter == "/"}
-        listed = {p: found[p] for p in sorted(found) if p and not (found[p][0] == 0 and p in folders)}
-        if not listed:
-            raise _not_found(self.place, "no objects found")
-        return listed
+        return {p: found[p] for p in sorted(found) if p and not (found[p][0] == 0 and p in folders)}
 
     def _listed(self, most: int) -> dict[str, tuple[int, str]]:
         found: dict[str, tuple[int, str]] = {}
@@ -173,11 +187,11 @@ class BucketSource:
 
     def _go_on(self, retry: Retry, error: Exception, path: str) -> None:
         """Wait until the next try; raises what ``error`` means where there is none."""
-        meant = _meaning(error, self.place, path)
+        meant = meaning(error, self.place, path)
         if meant is not None:
             raise meant from error
         status = _status(error)
-        retry.after(httpx2.Response(status) if status else httpx2.TransportError(_told(error)))
+        retry.after(httpx2.Response(status) if status else httpx2.TransportError(told(error)))
 
 
 @contextmanager
@@ -218,22 +232,22 @@ def _status(error: Exception) -> int | None:
     return known or (int(match[1]) if match else None)
 
 
-def _meaning(error: Exception, place: Bucket, path: str = "") -> ReshardError | None:
+def meaning(error: Exception, place: Bucket, path: str = "") -> ReshardError | None:
     """The error that no further try would change; ``path`` is empty of the folder itself."""
     status = _status(error)
     if type(error).__name__ == "InvalidPathError":
-        return UnsafePath(file=place, path="of an object", why=_told(error))
+        return UnsafePath(file=place, path="of an object", why=told(error))
     if status in (404, 412, 416) and path:
         return SourceChanged(place=place, what=f"{path} {'is gone' if status == 404 else 'was replaced'}")
     if status == 404:
-        return _not_found(place, _told(error))
+        return _not_found(place, told(error))
     # Nothing follows a redirect: S3 answers so of a bucket in another region.
-    if "redirect" in _told(error) or (status is not None and status not in TRANSIENT_STATUS):
-        return _refused(place, _told(error))
+    if "redirect" in told(error) or (status is not None and status not in TRANSIENT_STATUS):
+        return _refused(place, told(error))
     return None
 
 
-def _told(error: Exception) -> str:
+def told(error: Exception) -> str:
     """One line of what obstore says, without URLs, which may be signed, and without what it quotes of a setting."""
     text = str(error).partition("\n\nDebug source")[0]
     status, code = _STATUS.search(text), _CODE.search(text)

@@ -90,7 +90,7 @@ def test_another_cut_replaces_ours_and_nothing_else(bucket: str, namespace: Name
     assert weights == {shard.path for shard in report.plan.shards}
     assert "notes.txt" in there(hub_api, out) and "x" in there(hub_api, out.replace("small", "small-not"))
     with pytest.raises(NothingToRollBack, match="no earlier version was kept"):
-        rollback(open_target(parse_place(out), Options(), Context.from_env()), report.published.commit)  # type: ignore[arg-type]
+        rollback(open_target(parse_place(out), Options(), Context.from_env()), report.published.commit)
 
 
 def test_what_cannot_be_brought_back_is_replaced_only_on_request(

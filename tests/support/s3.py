@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import unquote
 from uuid import uuid4
@@ -89,6 +91,7 @@ class OddStore(ThreadingHTTPServer):
         self.faults: list[tuple[str, int]] = []
         self.listing = 200
         self.heeds_match = True
+        self.writable = False
         self.asked: list[str] = []
 
     @property
@@ -139,12 +142,32 @@ class _Odd(BaseHTTPRequestHandler):
             self.wfile.write(bytes(part - at) if isinstance(data, int) else data[at:part])
         self.close_connection = fault == "cut"
 
+    def do_PUT(self) -> None:
+        """Whatever stands there already, and whatever condition is named."""
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        if not self.server.writable:
+            return self._refuse(403)
+        key = unquote(self.path).removeprefix("/odd/")
+        self.server.objects[key] = data, "written"
+        self._send(200, b"", {"ETag": '"written"'})
+
+    def do_POST(self) -> None:
+        """DeleteObjects."""
+        asked = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        keys = re.findall("<Key>(.*?)</Key>", asked)
+        for key in keys:
+            self.server.objects.pop(key, None)
+        rows = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
+        self._send(200, f"<DeleteResult>{rows}</DeleteResult>".encode())
+
     def _refuse(self, status: int) -> None:
         secret = "<StringToSign>SECRET</StringToSign>"
         self._send(status, f"<Error><Code>Refused</Code>\n<Message>{secret}</Message></Error>".encode())
 
-    def _send(self, status: int, body: bytes) -> None:
+    def _send(self, status: int, body: bytes, headers: Mapping[str, str] = MappingProxyType({})) -> None:
         self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

@@ -14,7 +14,7 @@ from redis.exceptions import NoPermissionError
 from reshard.client.operations.table import LISTED
 from reshard.client.queue import LINK_LASTS, Queue
 from reshard.pipeline.errors import BadBody, BadSetting, NoWeights
-from reshard.pipeline.places import Hub, parse_target
+from reshard.pipeline.places import Hub, parse_place
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.request import Request
 from reshard.pipeline.reshard import draft
@@ -243,7 +243,7 @@ def test_names_from_outside_are_text(site: Site, store: JobStore, leases: Leases
 def test_a_result_is_linked_where_it_has_a_web_address(
     site: Site, store: JobStore, leases: Leases, target: str, linked: list[str]
 ) -> None:
-    job = store.submit(Request(source=Hub(repo="a/b"), target=parse_target(target), asked_by="ada")).id
+    job = store.submit(Request(source=Hub(repo="a/b"), target=parse_place(target), asked_by="ada")).id
     finish(leases, job)
     with signed_in(site, "read") as client:
         links = re.findall(r'<a href="([^"]+)" rel="noreferrer"', client.get(f"/jobs/{job}").text)

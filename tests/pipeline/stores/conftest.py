@@ -146,6 +146,17 @@ def hub_bucket_source(namespace: Namespace, context: Context) -> MakeSource:
 
 
 @pytest.fixture
+def bucket_target(bucket: S3, context: Context) -> MakeTarget:
+    """A folder of an object store that is not there yet."""
+
+    def make(**options: object) -> Target:
+        place = Bucket(url=f"{bucket.url}/target{next(_names)}/some")
+        return open_target(place, Options.model_validate(options), context)
+
+    return make
+
+
+@pytest.fixture
 def hub_bucket_target(namespace: Namespace, context: Context) -> MakeTarget:
     """A folder of a bucket that is not there yet."""
 
@@ -195,13 +206,13 @@ def make_source(request: pytest.FixtureRequest) -> Iterator[MakeSource]:
     yield request.getfixturevalue(names.get(request.param, f"{request.param}_source"))
 
 
-@pytest.fixture(params=["folder", "lfs", "xet", "hub_bucket"])
+@pytest.fixture(params=["folder", "lfs", "xet", "hub_bucket", "bucket"])
 def make_target(request: pytest.FixtureRequest) -> Iterator[MakeTarget]:
     names = {"lfs": "hub_target"}
     yield request.getfixturevalue(names.get(request.param, f"{request.param}_target"))
 
 
-@pytest.fixture(params=["hub_bucket"])
+@pytest.fixture(params=["hub_bucket", "bucket"])
 def make_object_target(request: pytest.FixtureRequest) -> Iterator[MakeTarget]:
     """Of the stores without commits."""
     yield request.getfixturevalue(f"{request.param}_target")

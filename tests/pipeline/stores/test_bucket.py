@@ -8,11 +8,13 @@ import pytest
 
 from reshard.pipeline.errors import (
     BucketNotFound,
+    BucketReadOnly,
     BucketRefused,
     CloudExtraMissing,
     HubError,
     HubRefused,
     HubUnreachable,
+    NoConditionalWrites,
     RateLimited,
     ReshardError,
     SourceChanged,
@@ -21,9 +23,12 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.installed import to_add
 from reshard.pipeline.limits import ATTEMPTS, FIRST_ATTEMPTS
 from reshard.pipeline.places import Bucket
-from reshard.pipeline.protocols import Source
+from reshard.pipeline.protocols import Addition, Change, Source
+from reshard.pipeline.request import Options
+from reshard.pipeline.stores import bucket_target
 from reshard.pipeline.stores.bucket import BucketSource
-from reshard.pipeline.stores.connect import Context, open_source
+from reshard.pipeline.stores.connect import Context, open_source, open_target
+from reshard.pipeline.tensors import StoredFile
 from tests.pipeline.stores.conftest import Impatient, noise, read
 from tests.support.s3 import S3, OddStore
 
@@ -253,7 +258,7 @@ def test_a_key_that_is_no_path_is_refused(key: str, odd_store: OddStore, context
 
 def test_without_obstore_the_extra_is_named(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(CloudExtraMissing, match="reading s3://odd requires obstore") as missing:
+    with pytest.raises(CloudExtraMissing, match="s3://odd requires obstore") as missing:
         opened("s3://odd", context)
     assert to_add("cloud") in missing.value.next_step
 
@@ -262,3 +267,46 @@ def test_settings_that_make_no_store_are_told(context: Context, monkeypatch: pyt
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
     with pytest.raises(BucketRefused, match="no permission to read az://container: .*[Aa]ccount"):
         opened("az://container", context)
+
+
+@pytest.mark.parametrize("by", ["server", "setting"])
+def test_a_store_without_conditional_writes_is_no_target(
+    by: str, odd: Source, odd_store: OddStore, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Because it ignores the condition, or because its user told obstore that it has none."""
+    odd_store.writable, before = True, set(odd_store.objects)
+    if by == "setting":
+        monkeypatch.setenv("AWS_CONDITIONAL_PUT", "disabled")
+    target = open_target(Bucket(url="s3://odd"), Options(), context)
+    with pytest.raises(NoConditionalWrites, match="s3://odd does not support conditional writes"):
+        target.prepare(private=True)
+    assert odd_store.objects.keys() == before
+
+
+def test_a_store_that_we_may_not_write_to_says_so(odd: Source, context: Context) -> None:
+    target = open_target(Bucket(url="s3://odd"), Options(), context)
+    assert target.leave(True).given is None
+    with pytest.raises(BucketReadOnly, match="no permission to write to s3://odd: HTTP 403, Refused") as refused:
+        target.prepare(private=True)
+    assert "AWS_* variables" in refused.value.next_step and "SECRET" not in str(refused.value)
+
+
+def test_what_nobody_went_on_with_is_removed_in_time(
+    bucket: S3, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = open_target(Bucket(url=f"{bucket.url}/run"), Options(), context)
+    base = target.prepare(private=True)
+
+    def stored(data: bytes) -> StoredFile:
+        batch = target.sink("of a job").batch([])
+        writer = batch.open("model.safetensors", len(data))
+        writer.write(memoryview(data))
+        writer.finish()
+        return batch.seal()[0]
+
+    left = stored(b"left")
+    base = target.commit(Change("1", "", (Addition("a", stored=stored(b"a")),), ()), base)
+    assert target.holds([left]) == []
+    monkeypatch.setattr(bucket_target, "STAGING_AGE", -60.0)
+    target.commit(Change("2", "", (Addition("b", stored=stored(b"b")),), ()), base)
+    assert target.holds([left]) == [left]

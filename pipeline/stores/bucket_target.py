@@ -1,0 +1,283 @@
+"""Object stores as `objects.py` writes to them: files are staged below ``.reshard/``, and copied by the store itself.
+
+.reshard/data/TOKEN/N                        the bytes of a file
+.reshard/objects/SHA256/SIZE/TOKEN/N         an empty object that says that they are complete
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any
+from uuid import uuid4
+
+from xxhash import xxh3_128
+
+from reshard.pipeline.errors import (
+    BucketReadOnly,
+    BucketRefused,
+    HubUnreachable,
+    NoConditionalWrites,
+    ObjectLost,
+    ReshardError,
+)
+from reshard.pipeline.limits import (
+    ATTEMPTS,
+    CHUNK,
+    PART_MIN,
+    PARTS_MAX,
+    STAGING_AGE,
+    STORE_COPIES,
+    STORE_COPY_MAX,
+    WRITE_TIMEOUT,
+)
+from reshard.pipeline.places import Bucket
+from reshard.pipeline.protocols import Leave, Source, Traffic, Visibility
+from reshard.pipeline.request import Options
+from reshard.pipeline.stores.bucket import BucketSource, meaning, opened, told
+from reshard.pipeline.stores.carry import check_written
+from reshard.pipeline.stores.connect import Context
+from reshard.pipeline.stores.lane import Lane
+from reshard.pipeline.stores.objects import OWN, Listing, ObjectTarget
+from reshard.pipeline.stores.pace import RateLimiter
+from reshard.pipeline.tensors import StoredFile
+
+DATA, SEALED = f"{OWN}data/", f"{OWN}objects/"
+
+
+def open_source(place: Bucket, context: Context, *_: object) -> BucketSource:
+    return BucketSource.open(place, context.limiters(place.url))
+
+
+def open_target(place: Bucket, options: Options, context: Context) -> ObjectTarget:
+    return ObjectTarget(StoreObjects(place, context.limiters(place.url)))
+
+
+class StoreObjects:
+    """One folder. Its store must be able to write an object only where there is none, which ``prepare`` tries."""
+
+    transport = "http"
+
+    def __init__(self, place: Bucket, limiter: RateLimiter) -> None:
+        self.place = place
+        self._limiter = limiter
+        self._obstore, self._store = opened(place, WRITE_TIMEOUT, ATTEMPTS)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Inside, what obstore raises is what it means that the store cannot be written."""
+        try:
+            yield
+        except (self._obstore.exceptions.BaseError, OSError) as error:
+            meant: ReshardError = meaning(error, self.place) or HubUnreachable(endpoint=self.place, what=told(error))
+            if type(meant) is BucketRefused:
+                meant = BucketReadOnly(**meant.facts)
+            raise meant from error
+
+    def look(self) -> Visibility | None:
+        return "private" if any(not path.startswith(OWN) for path in self.listed()) else None
+
+    def leave(self, exists: bool) -> Leave:
+        return Leave(None, "checked when the run starts")
+
+    def prepare(self, private: bool) -> None:
+        probe = f"{OWN}probe-{uuid4().hex}"
+        try:
+            guarded = self.claim(probe, b"1") and not self.claim(probe, b"2")
+        except NotImplementedError:  # where a setting of obstore's says that the store has none
+            guarded = False
+        self.delete([probe])
+        if not guarded:
+            raise NoConditionalWrites(target=str(self.place))
+
+    def listed(self) -> Listing:
+        return BucketSource(self.place, self._limiter).listed()
+
+    def read(self, path: str) -> bytes | None:
+        with self.writing():
+            try:
+                return bytes(self._obstore.get(self._store, path).bytes())
+            except FileNotFoundError:
+                return None
+
+    def write(self, path: str, content: bytes) -> None:
+        with self.writing():
+            self._obstore.put(self._store, path, content)
+
+    def claim(self, path: str, content: bytes) -> bool:
+        with self.writing():
+            try:
+                self._obstore.put(self._store, path, content, mode="create")
+                return True
+            except self._obstore.exceptions.AlreadyExistsError:
+                return self.read(path) == content  # ours, where the answer to the first try was lost
+
+    def put(self, files: Sequence[StoredFile]) -> None:
+        sealed, there = self._sealed(), self.listed()
+
+        def one(file: StoredFile) -> None:
+            staged = sealed.get((file.sha256 or "", file.size))
+            if staged is not None:
+                with self.writing():
+                    self._copy(staged, file)
+            elif there.get(file.path, (-1, ""))[0] != file.size:  # else it was copied by who began, and cleared
+                raise ObjectLost([file.sha256], repo=str(self.place), what=file.path)
+
+        with ThreadPoolExecutor(STORE_COPIES) as pool:
+            for _ in pool.map(one, files):
+                pass
+
+    def _copy(self, staged: str, file: StoredFile) -> None:
+        """By the store; what is too large for that in S3 comes and goes through this process."""
+        if file.size <= STORE_COPY_MAX or not self.place.url.startswith("s3://"):
+            self._obstore.copy(self._store, staged, file.path)
+            return
+        writer = self.upload(file.path, file.size)
+        for chunk in self._obstore.get(self._store, staged).stream(min_chunk_size=CHUNK):
+            writer.write(chunk)
+        writer.close()
+
+    def delete(self, paths: Sequence[str]) -> None:
+        with self.writing():
+            for path in paths:
+                with suppress(FileNotFoundError):
+                    self._obstore.delete(self._store, path)
+
+    def source(self, listing: Listing, commit: str, sha256: Mapping[str, str]) -> Source:
+        return BucketSource(self.place, self._limiter, listing, sha256)
+
+    def sink(self, token: str) -> StoreSink:
+        return StoreSink(self, token)
+
+    def upload(self, path: str, size: int) -> Any:
+        """A writer of obstore's, whose object appears when it is closed."""
+        with self.writing():
+            return self._obstore.open_writer(self._store, path, buffer_size=_part_of(size), max_concurrency=2)
+
+    def _sealed(self) -> dict[tuple[str, int], str]:
+        """Where the bytes of each sealed file are staged, by sha256 and size."""
+        there = self.listed()
+        found = {}
+        for path in there:
+            if path.startswith(SEALED):
+                sha256, size, name = path.removeprefix(SEALED).split("/", 2)
+                if there.get(DATA + name, (-1, ""))[0] == int(size):
+                    found[sha256, int(size)] = DATA + name
+        return found
+
+    def lost(self, stored: Sequence[StoredFile]) -> list[StoredFile]:
+        sealed = self._sealed() if stored else {}
+        return [file for file in stored if (file.sha256 or "", file.size) not in sealed]
+
+    def discard(self, token: str) -> None:
+        kept = {*self._sealed().values()}
+        self.delete([path for path in self.listed() if path.startswith(f"{DATA}{token}/") and path not in kept])
+
+    def clear(self, stored: Sequence[StoredFile]) -> None:
+        """Also what nobody went on with for STAGING_AGE."""
+        sealed = self._sealed()
+        placed = {sealed[key] for file in stored if (key := (file.sha256 or "", file.size)) in sealed}
+        with self.writing():
+            staged = [item for some in self._obstore.list(self._store, prefix=OWN) for item in some]
+        old = time.time() - STAGING_AGE
+        self.delete([
+            path for item in staged
+            if (path := item["path"]).startswith((DATA, SEALED))
+            and (_data(path) in placed or item["last_modified"].timestamp() < old)
+        ])  # fmt: skip
+
+
+def _data(path: str) -> str:
+    """Where the bytes are that a staged object is, or that it says are complete."""
+    return DATA + path.removeprefix(SEALED).split("/", 2)[2] if path.startswith(SEALED) else path
+
+
+def _part_of(size: int) -> int:
+    """Bytes of a part, of which an upload can have PARTS_MAX; two or three are held at a time."""
+    return max(PART_MIN, -(-size // PARTS_MAX))
+
+
+class StoreSink:
+    """A Sink below the target's own folder."""
+
+    def __init__(self, objects: StoreObjects, token: str) -> None:
+        self._objects = objects
+        self._token = token
+
+    def batch(self, reads: Sequence[StoredFile], source: Source | None = None) -> StoreBatch:
+        return StoreBatch(self._objects, f"{self._token}/{uuid4().hex}")
+
+
+class StoreBatch:
+    """Each file is an object of its own as soon as it is finished, and sealed by an empty one."""
+
+    def __init__(self, objects: StoreObjects, name: str) -> None:
+        self._objects = objects
+        self._name = name
+        self._number = 0
+        self._open: list[StoreWriter] = []
+        self._hashing = Lane("sha256")
+        self.traffic = Traffic()
+
+    def open(self, path: str, size: int) -> StoreWriter:
+        self._number += 1
+        writer = StoreWriter(self._objects, path, size, f"{self._name}-{self._number}", self._hashing)
+        self._open.append(writer)
+        return writer
+
+    def settle(self) -> list[StoredFile]:
+        sealed = []
+        while self._open and self._open[0].sha256:
+            one = self._open.pop(0)
+            self._objects.write(f"{SEALED}{one.sha256}/{one.size}/{one.name}", b"")
+            sealed.append(StoredFile(one.path, one.size, sha256=one.sha256))
+        self.traffic = Traffic(uploaded=sum(file.size for file in sealed))
+        return sealed
+
+    def seal(self) -> list[StoredFile]:
+        self._hashing.close()
+        return self.settle()
+
+    def abort(self) -> None:
+        self._hashing.close()
+        for writer in self._open:
+            writer.abort()
+        self._open.clear()
+
+
+class StoreWriter:
+    """Uploads one file in parts and takes its sha256, which is empty until it is complete."""
+
+    def __init__(self, objects: StoreObjects, path: str, size: int, name: str, hashing: Lane) -> None:
+        self.path, self.size, self.name = path, size, name
+        self.sha256 = ""
+        self._objects = objects
+        self._upload = objects.upload(DATA + name, size)
+        self._hashing = hashing
+        self._digest, self._handed = hashlib.sha256(), xxh3_128()
+        self._written = 0
+
+    def write(self, view: memoryview) -> None:
+        self._hashing.put(self._digest.update, view)
+        self._handed.update(view)
+        self._written += len(view)
+        with self._objects.writing():
+            self._upload.write(view)
+
+    def finish(self) -> str:
+        check_written(self.path, self._written, self.size)
+        with self._objects.writing():
+            self._upload.close()
+        self._hashing.flush()
+        self.sha256 = self._digest.hexdigest()
+        return self._handed.hexdigest()
+
+    def abort(self) -> None:
+        """A part that was sent is freed only with the whole, so it is completed first."""
+        if not self._upload.closed():
+            with self._objects.writing():
+                self._upload.close()
+        self._objects.delete([DATA + self.name])

@@ -1,0 +1,77 @@
+"""Into an object store: staged, copied by the store, the index last; and what such a store cannot promise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reshard.pipeline.errors import NothingKept, NothingToRollBack, TargetOccupied
+from reshard.pipeline.places import parse_place
+from reshard.pipeline.publishing.rollback import rollback
+from reshard.pipeline.request import Options
+from reshard.pipeline.stores import bucket_target
+from reshard.pipeline.stores.connect import Context, open_source, open_target
+from reshard.pipeline.verifying.meta_load import MetaLoader
+from reshard.pipeline.verifying.verify import verify
+from tests.pipeline.conftest import Run
+from tests.support.models import save_model
+from tests.support.s3 import S3, bucket, s3_server
+
+__all__ = ["bucket", "s3_server"]
+
+SIZE = 20_000
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return save_model(tmp_path / "model", 12, 4000, 2)
+
+
+def there(bucket: S3, folder: str) -> set[str]:
+    found = bucket.client.list_objects_v2(Bucket=bucket.name, Prefix=f"{folder}/").get("Contents", [])
+    return {item["Key"].removeprefix(f"{folder}/") for item in found}
+
+
+def test_a_folder_becomes_one_of_an_object_store_and_nothing_else_is_left_there(
+    bucket: S3, model: Path, go: Run, meta_loader: MetaLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket_target, "STORE_COPY_MAX", SIZE // 2)  # larger ones go through this process
+    out = f"{bucket.url}/models/small"
+    report = go(model, out, size=SIZE)
+    assert report.plan.transports.target == "http" and report.checks[-1].result == "passed"
+    assert [note for note in report.plan.notes if "has no commits" in note or "create" in note] == [
+        f"{out} has no commits: its files change one after the other, the index last, and a publication cannot be"
+        " rolled back"
+    ]
+    files = there(bucket, "models/small")
+    assert len([path for path in files if path.endswith(".safetensors")]) > 2
+    assert {path for path in files if path.startswith(".reshard/")} == {".reshard/publications.json"}
+    read, made = (open_source(parse_place(str(place)), Context.from_env()) for place in (model, out))
+    checks = {check.name: check.result for check in verify(made, read, meta_loader, deep=True)}
+    assert (checks["same tensors"], checks["same bytes"], checks["other files"]) == ("passed", "passed", "passed")
+    assert go(model, out, size=SIZE).plan.published, "nothing changed there, and nothing is done"
+
+
+def test_another_cut_replaces_ours_and_leaves_others_alone(bucket: S3, model: Path, go: Run) -> None:
+    out = f"{bucket.url}/models/small"
+    go(model, out, size=SIZE)
+    bucket.put("models", {"small/notes.txt": b"mine", "small-not/config.json": b"x"})
+    report = go(model, out, size=10 * SIZE)
+    files = there(bucket, "models/small")
+    assert {path for path in files if path.endswith(".safetensors")} == {shard.path for shard in report.plan.shards}
+    assert "notes.txt" in files and there(bucket, "models/small-not") == {"config.json"}
+    with pytest.raises(NothingToRollBack, match="no earlier version was kept"):
+        rollback(open_target(parse_place(out), Options(), Context.from_env()), report.published.commit)
+
+
+def test_what_cannot_be_brought_back_is_replaced_only_on_request(bucket: S3, model: Path, go: Run) -> None:
+    files = {path.name: path.read_bytes() for path in model.iterdir() if path.is_file()}
+    url = bucket.put("runs/final", files)
+    with pytest.raises(NothingKept, match="the only copy of its source"):
+        go(url, url, size=SIZE)
+    with pytest.raises(TargetOccupied, match=r"config\.json"):
+        go(model, url, size=SIZE)
+    assert there(bucket, "runs/final") == {*files}
+    report = go(url, url, size=SIZE, overwrite=True)
+    assert {shard.path for shard in report.plan.shards} <= there(bucket, "runs/final")
