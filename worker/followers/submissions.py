@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from reshard.pipeline.errors import BadBody, JobNotFound, KeyReused, ReshardError, TargetBusy, TooManyQueued
 from reshard.pipeline.limits import ASKED_BY_MAX
-from reshard.pipeline.places import Place, TargetPlace
+from reshard.pipeline.places import Place
 from reshard.pipeline.request import Options, Priority, Request
 from reshard.pipeline.validation import Strict, first_problem
 from reshard.worker.queue.events import TOTALS, Event
@@ -98,7 +98,7 @@ class Submission(Strict):
     """What `reshard.submit` takes, by name: a request as the API takes it, and what is the sender's."""
 
     source: Place
-    target: TargetPlace
+    target: Place
     options: Options = Options()
     priority: Priority = "interactive"
     asked_by: str = Field(default="celery", max_length=ASKED_BY_MAX)
