@@ -15,6 +15,7 @@ from reshard.pipeline.planning.model import PROVENANCE, SIGNATURE
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.publishing.provenance import PREDICATE, evidence
 from reshard.pipeline.publishing.signing import BUNDLE, UNSIGNED, Signed, Trusted
+from reshard.pipeline.text import counted
 
 _MODEL = "https://model_signing/signature/v1.0"  # what the package calls the signature of a model
 _FILES, _ORIGIN = "sha256 of every file, against the signature", "the signed statement of what it was made from"
@@ -41,7 +42,7 @@ def check_signatures(output: Source, trusted: Trusted, builder: str | None, deep
             findings.append(f"{path} has different bytes than were signed")
     reason = f"signed by {signature.by} as {name}{_expired(signature)}"
     if known:
-        reason += f"; {len(known):,} hashes are the Hub's (--deep reads the files)"
+        reason += f"; {counted(len(known), 'file')} compared by the Hub's hash (--deep reads the bytes)"
     figures = {"files": len(signed), "by_the_hub": len(known)}
     check = Check("signature", "failed" if findings else "passed", _FILES, reason, figures, some(findings))
     return [check, _provenance(output, trusted, builder, signed)]
