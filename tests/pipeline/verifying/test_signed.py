@@ -67,9 +67,8 @@ def test_it_says_who_signed_when_and_from_what(model: Path, on_hub: Namespace, g
     go(repo, target, size=SIZE, sign=str(pair.private))
     signature, provenance = looked(target, pair, builder=BUILDER)
     assert (signature.result, provenance.result, signature.figures["files"]) == ("passed", "passed", 7)
-    assert f"signed by {pair.public} as {target}; 3 files compared by the Hub's hash" in signature.reason, (
-        signature.reason
-    )
+    said = f"signed by {pair.public} as {target}; 3 files compared by the Hub's hash"
+    assert said in signature.reason, signature.reason
     source = f"git+{on_hub.endpoint}/{repo}@{on_hub.admin.head(repo)}"
     today = f"{datetime.now(UTC):%Y-%m-%d}"
     assert provenance.reason.startswith(f"built by {BUILDER} on {today}T") and f"from {source}" in provenance.reason
