@@ -337,7 +337,7 @@ class Given(TypedDict, total=False):
     overwrite: bool
     lineage: bool
     manifest: bool
-    sign: str | None
+    sign: SignKey | None
     tensor_hashes: bool
     force: bool
     require: Literal["any", "model"]

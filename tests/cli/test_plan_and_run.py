@@ -201,7 +201,7 @@ def test_a_plan_and_a_run_in_place_say_how_they_are_undone(reshard: Run, model: 
 )
 def test_a_plan_in_place_says_what_brings_the_source_back(undo: str | None, transport: str, says: str) -> None:
     plan = Plan.model_construct(
-        occupied=["a", "b"], in_place=True, may_replace=True, undo=undo,
+        occupied=["a", "b"], in_place=True, may_replace=True, undo=undo, target="us/m", into="pull request of us/m",
         replaced=[Replaced(path="a", size=1, deleted=False)], transports=Transports(source="", target=transport),
     )  # fmt: skip
     assert occupied(plan, 8) == [("warning", f"this changes the source itself (a); {says}")]

@@ -136,9 +136,14 @@ def test_a_job_keeps_how_it_is_added_where_it_is_missing(
 
 def test_every_error_that_needs_an_extra_says_how_to_add_it(environment: Path, wheel: Path) -> None:
     kinds = [kind for kind in by_code().values() if "extra" in kind.defaults]
-    assert {kind.code for kind in kinds} == {"queue.extra_missing", "queue.no_server", "resource.cloud"}
+    assert {kind.code for kind in kinds} == {
+        "queue.extra_missing",
+        "queue.no_server",
+        "resource.cloud",
+        "resource.sign",
+    }
     for kind in kinds:
-        error = kind(place="s3://x", package="x", why="x")
+        error = kind(place="s3://x", package="x", what="x", why="x")
         assert f"'{wheel}[{kind.defaults['extra']}]'" in error.next_step
 
 

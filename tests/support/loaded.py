@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-SIGNING = {"cryptography", "model_signing", "sigstore", "securesystemslib", "OpenSSL", "cyclonedx"}
+# redis looks whether `cryptography` is there, which loads its version alone.
+SIGNING = {"cryptography.hazmat", "model_signing", "sigstore", "securesystemslib", "OpenSSL", "cyclonedx"}
 HEAVY = {"torch", "transformers", "huggingface_hub.hf_api", "hf_xet", "celery", "numpy"} | SIGNING
 
 

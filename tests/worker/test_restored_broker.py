@@ -77,8 +77,8 @@ def test_a_job_from_before_the_backup_does_not_replace_what_was_published_after_
 def test_a_retry_is_asked_for_anew(store: JobStore, leases: Leases) -> None:
     job = store.submit(ask()).id
     created = int(store.redis.hget(job_key(job), "created") or 0)
-    assert claimed(leases, job, "plan").asked == created
+    assert claimed(leases, job, "plan").submitted == created
     store.redis.hset(job_key(job), "created", created - 3_600_000)
     store.cancel(job)
     store.retry(job)
-    assert claimed(leases, job, "plan").asked >= created
+    assert claimed(leases, job, "plan").submitted >= created

@@ -334,7 +334,8 @@ def test_after_the_point_of_no_return_only_a_refusal_is_a_failure(
     bench.to_publish()
 
     def begin_and_fail(*arguments: Any) -> None:
-        arguments[-1]()
+        *_, begin, _ = arguments
+        begin()
         raise error
 
     monkeypatch.setattr(driving, "publish", begin_and_fail)
@@ -349,7 +350,8 @@ def test_who_follows_a_dead_committer_and_cannot_look_leaves_it_open(
     bench.to_publish()
 
     def begin_and_die(*arguments: Any) -> None:
-        arguments[-1]()
+        *_, begin, _ = arguments
+        begin()
         raise Dies
 
     monkeypatch.setattr(driving, "publish", begin_and_die)
@@ -364,7 +366,8 @@ def test_who_follows_a_dead_committer_looks_and_then_may_fail(bench: Bench, monk
     bench.to_publish()
 
     def begin_and_die(*arguments: Any) -> None:
-        arguments[-1]()
+        *_, begin, _ = arguments
+        begin()
         raise Dies
 
     monkeypatch.setattr(driving, "publish", begin_and_die)

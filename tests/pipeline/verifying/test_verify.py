@@ -324,7 +324,7 @@ def test_a_broken_adapter_is_named_once(tmp_path: Path, look: Verify) -> None:
     file = tmp_path / "one" / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:-5])
     ((finding,),) = failed(look(tmp_path / "one")).values()
-    assert finding.startswith("adapter_model.safetensors has ")
+    assert finding.startswith("adapter_model.safetensors is ")
 
 
 def test_files_without_a_tensor_are_named_with_their_place_once(tmp_path: Path, look: Verify) -> None:
