@@ -145,11 +145,11 @@ def test_what_others_changed_in_the_target_is_a_warning_of_the_plan_and_the_end_
     assert shown.code == 0, shown.err
     assert "others changed 26 files in the target since reshard published; " in shown.out
     assert "a run fails (exit code 7) unless you use --overwrite" in shown.out
-    assert re.search(rf"^drift +{changed[0].name} is another file$", shown.out, re.MULTILINE)
+    assert re.search(rf"^drift +{changed[0].name} was replaced$", shown.out, re.MULTILINE)
     assert re.search(r"^drift +6 more; use `reshard plan --all` to show them$", shown.out, re.MULTILINE)
     assert "more" not in reshard("plan", *typed, "--all").out.replace("more-", "")
     (facts,) = reshard("plan", *typed, "--json").documents
-    assert set(facts["drift"]) == {f"{path.name} is another file" for path in changed} | {"tokenizer.json is gone"}
+    assert set(facts["drift"]) == {f"{path.name} was replaced" for path in changed} | {"tokenizer.json was deleted"}
     assert facts["files"] and facts["overwrite"] is False
     assert reshard("run", *typed).code == 7
     assert "they will be replaced" in reshard("plan", *typed, "--overwrite").out

@@ -438,7 +438,7 @@ def test_up_submit_and_down_do_what_run_does(reshard: Run, model: Path, tmp_path
         own, lacking, without = service["notes"]
         assert own == f"jobs can use your folders: {home} (set RESHARD_ALLOWED_FOLDERS to change this)"
         assert lacking.startswith("the worker has no token")
-        said = f"RESHARD_WEB_PORT={env['RESHARD_WEB_PORT']}: cannot listen there on 127.0.0.1: Address already in use"
+        said = f"RESHARD_WEB_PORT={env['RESHARD_WEB_PORT']}: cannot listen on 127.0.0.1: Address already in use"
         assert without == f"the web page was not started: {said}" and service["page"] is None
         assert refused.code == 2 and refused.err.splitlines()[-2] == f"error[usage.setting]: {said}"
 

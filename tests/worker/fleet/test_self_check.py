@@ -270,4 +270,4 @@ def test_two_of_three_workers_at_fault_fail_none_of_sixty_jobs(site: Site, tmp_p
     jobs = [site.submit(f"out{i}") for i in range(60)]
     ended = [site.ended(job, 600) for job in jobs]
     assert {job.state for job in ended} == {JobState.done}, [job.error for job in ended if job.error]
-    assert all("this worker rests after" in worker.said() for worker in faulty)
+    assert all("this worker paused itself after" in worker.said() for worker in faulty)
