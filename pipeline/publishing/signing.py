@@ -60,12 +60,13 @@ class Signer:
             raise BadSignKey(key=key, why="RESHARD_SIGN_KEYS is not set")
         path = Path(key) if keys is None or "/" in key else keys / key
         pem = _read_pem(path, key)
+        from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
         try:
             private: Any = load_pem_private_key(pem, None)
             certificates = _certificates(pem)
-        except (ValueError, TypeError):  # the latter where it has a passphrase
+        except (ValueError, TypeError, UnsupportedAlgorithm):  # the second where it has a passphrase
             raise BadSignKey(key=key, why="not a private key in PEM format without a passphrase") from None
         if getattr(getattr(private, "curve", None), "name", None) not in _SCHEMES:
             raise BadSignKey(key=key, why="not an EC key on the curve P-256, P-384 or P-521")
@@ -164,6 +165,7 @@ class Trusted:
         keys, authorities = list[_Key](), list["Certificate"]()
         for file in files:
             pem = _read_pem(Path(file), file)
+            from cryptography.exceptions import UnsupportedAlgorithm
             from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
             try:
@@ -171,7 +173,7 @@ class Trusted:
                     authorities += found
                     continue
                 public: Any = load_pem_public_key(pem)
-            except ValueError:
+            except (ValueError, UnsupportedAlgorithm):
                 raise BadSignKey(key=file, why="neither a public key nor a certificate in PEM format") from None
             if getattr(getattr(public, "curve", None), "name", None) not in _SCHEMES:
                 raise BadSignKey(key=file, why="not an EC key on the curve P-256, P-384 or P-521")

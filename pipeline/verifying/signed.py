@@ -24,7 +24,7 @@ _FILES, _ORIGIN = "sha256 of every file, against the signature", "the signed sta
 def check_signatures(output: Source, trusted: Trusted, builder: str | None, deep: bool) -> list[Check]:
     """Whether ``model.sig`` is of just these files, and what the signed provenance says, made by ``builder`` if given.
 
-    On a Hub, the hashes of large files are those that it lists, unless ``deep``; all others are read. Raises
+    A sha256 that the store lists, as Hubs do of large files, is believed unless ``deep``; all others are read. Raises
     BadSignature where nobody trusted signed, SignedElsewhere where it was another repository.
     """
     signature = _read(output, SIGNATURE, trusted)
@@ -36,7 +36,7 @@ def check_signatures(output: Source, trusted: Trusted, builder: str | None, deep
     listed = {path: file for path, file in output.files().items() if path not in UNSIGNED and not is_tool_file(path)}
     findings = [f"{path} was signed but is missing" for path in sorted(signed.keys() - listed.keys())]
     findings += [f"{path} is not signed" for path in sorted(listed.keys() - signed.keys())]
-    known = {path: file.sha256 for path, file in listed.items() if file.sha256 and output.pin.endpoint and not deep}
+    known = {path: file.sha256 for path, file in listed.items() if file.sha256 and not deep}
     for path in sorted(signed.keys() & listed.keys()):
         if (known.get(path) or _sha256(output, path)) != signed[path]:
             findings.append(f"{path} has different bytes than were signed")

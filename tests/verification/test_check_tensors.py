@@ -126,11 +126,11 @@ def first(folder: Path) -> Path:
     return min(folder.glob("*.safetensors"))
 
 
-def rewritten(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
+def rewritten(file: Path, change: Callable[[dict[str, Any]], object], framework: str = "pt") -> None:
     """The file with other tensors, which agrees with itself."""
     tensors = load_file(file)
     change(tensors)
-    save_file(tensors, file, metadata={"format": "pt"})
+    save_file(tensors, file, metadata={"format": framework})
 
 
 def consistent(made: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -182,6 +182,7 @@ def exchange(statement: dict[str, Any]) -> None:
 MUTATIONS: dict[str, Callable[[Path], object]] = {
     "a bit of an output tensor": lambda made: flip(first(made / "out")),
     "a bit of an output header": lambda made: flip(first(made / "out"), 12),
+    "an output header has other metadata": lambda made: rewritten(first(made / "out"), lambda t: None, "tf"),
     "a bit of a source tensor": lambda made: flip(first(made / "source")),
     "a bit of a source header": lambda made: flip(first(made / "source"), 14),
     "an output file is missing": lambda made: first(made / "out").unlink(),

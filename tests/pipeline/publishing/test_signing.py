@@ -135,7 +135,7 @@ def test_a_download_from_the_hub_is_accepted(
 
 
 def test_what_is_published_is_signed_without_reading_a_weight(
-    model: Path, on_hub: Namespace, go: Run, pair: Pair
+    model: Path, on_hub: Namespace, go: Run, pair: Pair, tmp_path: Path
 ) -> None:
     repo, target = upload(on_hub, "source", model), on_hub.repo("target")
     first = go(repo, target, size=SIZE)
@@ -149,6 +149,10 @@ def test_what_is_published_is_signed_without_reading_a_weight(
     newer = make_pair(pair.private.parent, "newer")
     fourth = go(repo, target, size=SIZE, sign=str(newer.private))
     assert not fourth.plan.shards and fourth.published.commit != second.published.commit
+    on_hub.admin.put_files(repo, {"sub/notes.txt": b"second"})
+    assert not go(repo, target, size=SIZE, sign=str(newer.private)).plan.shards
+    here = Path(snapshot_download(target, local_dir=tmp_path / "here", endpoint=on_hub.endpoint, token=on_hub.token))
+    assert refusal(here, newer) == "", "weights that stay are covered, and a signature of other files is replaced"
     unsigned = go(repo, target, size=SIZE, exclude=["sub/*"])
     assert {SIGNATURE, PROVENANCE} <= {*unsigned.plan.deletes}, "of files that are no longer there"
 

@@ -193,6 +193,19 @@ def test_a_chain_is_followed_to_its_origin(model: Path, on_hub: Namespace, go: R
     assert "signed with another key" in broken.reason
 
 
+def test_a_chain_breaks_where_the_statement_is_another_repositorys(
+    model: Path, on_hub: Namespace, go: Run, pair: Pair, tmp_path: Path
+) -> None:
+    source, first, second = upload(on_hub, "source", model), on_hub.repo("first"), on_hub.repo("second")
+    go(source, first, size=SIZE, sign=str(pair.private))
+    fetch, copied = from_hub(on_hub.endpoint, first, token=on_hub.token), tmp_path / "copied"
+    copied.mkdir()
+    for path in on_hub.admin.files(first):
+        (copied / path).write_bytes(fetch(path) or b"")
+    go(upload(on_hub, "copy", copied), second, size=SIZE, sign=str(pair.private))
+    assert looked(second, pair)[1].reason.endswith(f"its statement is about {first}")
+
+
 def test_a_chain_breaks_where_the_source_was_changed(
     model: Path, on_hub: Namespace, go: Run, pair: Pair, tmp_path: Path
 ) -> None:
