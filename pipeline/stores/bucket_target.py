@@ -65,6 +65,7 @@ class StoreObjects:
         self.place = place
         self._limiter = limiter
         self._obstore, self._store = opened(place, WRITE_TIMEOUT, ATTEMPTS)
+        self._reader = BucketSource(place, limiter)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -94,7 +95,7 @@ class StoreObjects:
             raise NoConditionalWrites(target=str(self.place))
 
     def listed(self) -> Listing:
-        return BucketSource(self.place, self._limiter).listed()
+        return self._reader.listed()
 
     def read(self, path: str) -> bytes | None:
         with self.writing():

@@ -16,7 +16,9 @@ from urllib.parse import quote
 import httpx2
 
 from reshard.pipeline.errors import (
+    AccessError,
     BucketNotFound,
+    HubError,
     HubRefused,
     MemoryLimit,
     ObjectLost,
@@ -178,8 +180,13 @@ class BucketObjects:
     def leave(self, exists: bool) -> Leave:
         if self._api.credential is None:
             return Leave(None, "no token")
-        with self._meaning():
+        try:
             account = self._api.whoami()
+        except Refusal as refusal:
+            error = refusal.as_target(str(self.place))
+            return Leave(False if isinstance(error, AccessError) else None, str(error))
+        except HubError as error:  # a mirror may answer anything there; a run shows it
+            return Leave(None, str(error))
         if account.may_write(self.place.bucket):
             return Leave(True, f"the token of {account.name} can write there")
         return Leave(None, UNTOLD)

@@ -146,3 +146,5 @@ def test_what_is_missing_or_not_ours_is_told(bucket: str, namespace: Namespace, 
     assert target.leave(False).given is None
     with pytest.raises(NoWriteAccess):
         target.prepare(private=True)
+    namespace.admin.revoke_token(namespace.token)
+    assert target.leave(False).given is False
