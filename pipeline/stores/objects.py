@@ -15,7 +15,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 from uuid import uuid4
 
@@ -241,9 +241,7 @@ class ObjectTarget:
         """What interrupts it after the change is pending leaves that to the next who looks at the target."""
         id_ = uuid4().hex
         own = {one.path: one.content or b"" for one in change.additions if one.stored is None}
-        stored = [one.stored for one in change.additions if one.stored is not None]
-        at = {one.stored: one.path for one in change.additions if one.stored is not None}
-        stored = [StoredFile(at[one], one.size, sha256=one.sha256, xet=one.xet) for one in stored]
+        stored = [replace(one.stored, path=one.path) for one in change.additions if one.stored is not None]
         if lost := self.holds(stored):
             raise ObjectLost([file.sha256 for file in lost], repo=str(self.place), what=lost[0].path)
         stored += self._stored(own, id_)

@@ -77,6 +77,12 @@ def test_what_a_kill_cuts_off_is_finished_by_whoever_looks_next(target: ObjectTa
     assert target.commit(change(index=b"newer"), head) == target.head()
 
 
+def test_one_object_can_be_the_content_of_several_files(target: ObjectTarget) -> None:
+    one = stored(target, OLD)
+    target.commit(change(one, Addition("copy.safetensors", stored=one.stored)), EMPTY)
+    assert listed(target) == {INDEX: b"{}", "model-1.safetensors": OLD, "copy.safetensors": OLD}
+
+
 def test_until_the_change_is_written_down_a_kill_changes_nothing(target: ObjectTarget) -> None:
     base = target.commit(change(stored(target, OLD)), EMPTY)
     objects: Objects = Mortal(target.objects, "write")  # type: ignore[assignment]
