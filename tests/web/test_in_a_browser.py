@@ -90,17 +90,17 @@ def submit(browser: Browser, source: str, target: str, size: str = "300kB") -> s
 def test_a_job_is_planned_submitted_and_watched_to_its_end(browser: Browser, store: JobStore) -> None:
     browser.open("/plan")
     browser.fill(source="them/model", target="you/watched", size="300kB")
-    browser.press("Show what would come out")
+    browser.press("Preview")
     assert "model-00004-of-00004.safetensors" in browser.text("#result")
     assert len(browser.chrome.find_elements(By.CSS_SELECTOR, ".picture path")) >= 24
     assert browser.serious() == []
     browser.press("Submit")
     job = browser.chrome.current_url.rpartition("/")[2]
-    shows(browser, "sealed", "#files")
+    shows(browser, "stored", "#files")
     shows(browser, "done", "h1")
     shows(browser, "passed", "#checks")
     assert store.get(job).state == "done"
-    wait_for(lambda: browser.text("#files").count("sealed") == 4, "every file to be sealed")
+    wait_for(lambda: browser.text("#files").count("stored") == 4, "every file to be stored")
     assert browser.chrome.find_element(By.CSS_SELECTOR, "#head a[href*='/commit/']")
     assert browser.serious() == []
     severe = [line for line in browser.chrome.get_log("browser") if line["level"] == "SEVERE"]
@@ -163,7 +163,7 @@ def test_a_paused_service_says_so_and_a_job_is_cancelled_and_retried(browser: Br
     browser.press("Pause everything")
     shows(browser, "a test", "#banner")
     job = submit(browser, "them/model", "you/cancelled")
-    shows(browser, "It waits", "#head")
+    shows(browser, "Waiting: ", "#head")
     browser.script("document.querySelector('#do-cancel summary').click()")  # the page is live, and may be drawn anew
     browser.press("Cancel")
     shows(browser, "cancelled", "h1")
@@ -216,7 +216,7 @@ def test_a_catalog_is_submitted_and_watched(browser: Browser, store: JobStore) -
     browser.open("/new/catalogs")
     browser.fill(text=CATALOG)
     browser.press("Try")
-    assert "No such model on " in browser.text("#result") and store.redis.scard("reshard:catalogs") == 0
+    assert "Repository not found on " in browser.text("#result") and store.redis.scard("reshard:catalogs") == 0
     browser.press("Submit")
     shows(browser, "failed", "h1")
     shows(browser, "source.not_found", "#failures")
@@ -259,7 +259,7 @@ def test_it_is_used_with_the_keyboard_alone(browser: Browser, store: JobStore) -
     outline = browser.script("return getComputedStyle(document.activeElement).outlineStyle")
     assert outline == "solid"
     press(Keys.TAB)
-    assert focused() == "Show what would come out"
+    assert focused() == "Preview"
     press(Keys.TAB, Keys.ENTER)
     wait_for(lambda: "/jobs/" in browser.chrome.current_url, "the page of the job")
     job = store.get(browser.chrome.current_url.rpartition("/")[2])
