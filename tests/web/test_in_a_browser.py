@@ -179,7 +179,8 @@ def test_a_job_that_fails_says_why_and_what_to_do(browser: Browser, store: JobSt
     shows(browser, "failed", "h1")
     error = store.get(job).error or {}
     told = browser.text("#head .problem")
-    assert error["code"] in told and error["message"] in told and told.count("then Retry.") == 1
+    said = error["message"][0].upper() + error["message"][1:]
+    assert error["code"] in told and said in told and told.count("then run Retry.") == 1
     browser.open("/")
     shows(browser, error["code"], "#queue")
 
