@@ -29,7 +29,6 @@ from reshard.pipeline.places import (
     NOWHERE,
     TYPED,
     AnyPlace,
-    AnyTarget,
     check_credential,
     check_revision,
     parse_place,
@@ -188,7 +187,7 @@ def _source(value: str, revision: str | None) -> AnyPlace:
     return place.at(revision)
 
 
-def _target(value: str, branch: str | None, pr: bool) -> AnyTarget:
+def _target(value: str, branch: str | None, pr: bool) -> AnyPlace:
     try:
         place = parse_place(value)
     except BadPlace as bad:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from reshard.cli.output import count, dated, human_bytes, lasted, lines, some
 from reshard.client.facts import HELD, into, page, seconds_of, undoable
 from reshard.client.text import expected, figure
-from reshard.pipeline.places import AnyTarget
+from reshard.pipeline.places import AnyPlace
 from reshard.pipeline.request import Request
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def ended(
     return "\n".join([summary(done, request.target, files, size), *([lines(rows, indent="  ")] if rows else [])])
 
 
-def summary(done: Finished | JobDone, target: AnyTarget, files: int, size: int) -> str:
+def summary(done: Finished | JobDone, target: AnyPlace, files: int, size: int) -> str:
     """In one line: where the result is, and what it took; ``size`` in bytes."""
     published = done.published
     where = page(target, published.ref)
@@ -66,7 +66,7 @@ def undo_rows(request: Request) -> Rows:
     return [("changed", f"the source itself; {undo_with(undo, not request.target.branch)}")] if undo else []
 
 
-def in_short(done: Finished | JobDone, target: AnyTarget, undo: Rows) -> Rows:
+def in_short(done: Finished | JobDone, target: AnyPlace, undo: Rows) -> Rows:
     """What else is worth a line at the end of a job."""
     published, bytes_ = done.published, done.moved
     if published.found and not done.checks:  # nothing was done
@@ -88,14 +88,14 @@ def _commit(published: Commit) -> Rows:
     return [(label, f"{published.commit}{ref}")]
 
 
-def undone(target: AnyTarget, commit: str, by: str) -> str:
+def undone(target: AnyPlace, commit: str, by: str) -> str:
     """That ``commit`` of the target was undone; of a folder, which has none, that its last write was."""
     if not target.branch:
         return f"Rolled back {target} to its state before reshard last wrote to it"
     return f"Rolled back commit {commit} of {target} with commit {by}"
 
 
-def sent(target: AnyTarget) -> str:
+def sent(target: AnyPlace) -> str:
     """What became of bytes that the target's store took."""
     return "wrote" if target.local else "uploaded"
 

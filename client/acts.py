@@ -8,7 +8,7 @@ from reshard.client.models.jobs import Job, Published, RolledBack
 from reshard.client.queue import Queue
 from reshard.pipeline.errors import NothingToRollBack
 from reshard.pipeline.limits import HISTORY_MAX
-from reshard.pipeline.places import DEFAULT_BRANCH, AnyTarget
+from reshard.pipeline.places import DEFAULT_BRANCH, AnyPlace
 from reshard.pipeline.publishing.history import read, undoes
 from reshard.pipeline.publishing.rollback import rollback
 from reshard.pipeline.request import Options
@@ -25,7 +25,7 @@ def roll_back(queue: Queue, job: Job, published: Published, context: Context) ->
     return RolledBack(id=job.id, undone=published.commit, commit=commit)
 
 
-def roll_back_target(place: AnyTarget, context: Context) -> RolledBack:
+def roll_back_target(place: AnyPlace, context: Context) -> RolledBack:
     """Undo our last commit to ``place``, whoever asked for it, unless that is done; raises NothingToRollBack."""
     target = open_target(place, Options(), context)
     head = target.state().head

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from reshard.client.models.jobs import Happened, Job
 from reshard.client.queue import Queue
 from reshard.pipeline.errors import CatalogNotFound, JobNotFound
-from reshard.pipeline.places import AnyTarget
+from reshard.pipeline.places import AnyPlace
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.credentials import default_endpoint
 
@@ -63,7 +63,7 @@ def source_bytes(read: Iterable[str], attested: Mapping[str, str]) -> dict[str, 
     return levels
 
 
-def page(target: AnyTarget, ref: str = "") -> str:
+def page(target: AnyPlace, ref: str = "") -> str:
     """Where people find a result: the folder, or the page of the branch or pull request ``ref`` on its Hub."""
     return target.page(default_endpoint(), ref)
 

@@ -21,7 +21,7 @@ from reshard.pipeline.places import NOWHERE
 from reshard.pipeline.planning.beside import sort_out
 from reshard.pipeline.planning.build import Known, make_plan
 from reshard.pipeline.planning.estimate import of_our_own
-from reshard.pipeline.planning.existing import Before
+from reshard.pipeline.planning.existing import NOTHING
 from reshard.pipeline.planning.layout import (
     Laid,
     as_it_is,
@@ -134,7 +134,7 @@ def _cut(known: Known, given: Given) -> Plan:
     usual = Options().model_dump(include={"size", "pack", "ranks", "align"})
     options = known.request.options.model_copy(update=usual | given)
     request = Request(source=known.request.source, target=NOWHERE, options=options)
-    return make_plan(replace(known, request=request, before=Before("", {}, {}, {})))
+    return make_plan(replace(known, request=request, before=NOTHING))
 
 
 def command_for(place: str, given: Given) -> str:

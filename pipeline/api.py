@@ -13,7 +13,7 @@ from reshard.pipeline.check import Check, Result
 from reshard.pipeline.checkpoint.discover import foreign_format
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.errors import NoTarget
-from reshard.pipeline.places import NOWHERE, AnyPlace, AnyTarget, parse_place
+from reshard.pipeline.places import NOWHERE, AnyPlace, parse_place
 from reshard.pipeline.planning.model import MANIFEST, Plan
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.publishing.signing import Trusted
@@ -109,9 +109,9 @@ def verify(
     place = parse_place(output)
     other, lender = (None if given is None else parse_place(given) for given in (against, config_from))
     ours = open_source(place, context)
-    # What has no manifest, or no history, has no commit that brought one: object stores, and weight files.
+    # What has no manifest has no publication that brought one, and a weight file has none.
     may = place.local.is_dir() if place.local else MANIFEST in ours.files()
-    target = open_target(place, Options(), context) if may and isinstance(place, AnyTarget) else None
+    target = open_target(place, Options(), context) if may else None
     described = described_by(target, ours.pin.commit) if target else None
     theirs = open_source(other, context) if other else None
     if theirs and lender:

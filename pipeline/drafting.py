@@ -36,7 +36,7 @@ from reshard.pipeline.places import NOWHERE, resolved
 from reshard.pipeline.planning.beside import excluded
 from reshard.pipeline.planning.build import Known, make_plan, request_key, weights_key
 from reshard.pipeline.planning.estimate import needs
-from reshard.pipeline.planning.existing import Before
+from reshard.pipeline.planning.existing import NOTHING, Before
 from reshard.pipeline.planning.model import MANIFEST, Keys, Plan, Transports
 from reshard.pipeline.planning.scales import MODELOPT
 from reshard.pipeline.protocols import Source, Target, TargetState
@@ -145,7 +145,7 @@ def outline(source: Source) -> Known:
     request = Request(source=source.place, target=NOWHERE)
     found = _found(source, request.options)
     configs, opened = _configs(source, found), open_checkpoints(source, found)
-    found, before, layers = found.carrying(opened.uncut), Before("", {}, {}, {}), _layers(opened, configs)
+    found, before, layers = found.carrying(opened.uncut), NOTHING, _layers(opened, configs)
     return Known(request, source.pin, Keys("", None), found, opened, source.files(), before, layers=layers)
 
 
@@ -157,7 +157,7 @@ def _look(request: Request, pin: Pin, lender: Pin | None, target: Target) -> The
     state, address = target.state(), publication.address(target)
     key = request_key(request, pin, lender, address)
     if state.head is None:
-        return There(key, state, Before("", {}, {}, {}))
+        return There(key, state, NOTHING)
     last, then = _last_publication(target, state.head) or (None, None)
     now = then if then is not None and then.pin.commit == state.head else target.at(state.head)
     published = None

@@ -193,14 +193,18 @@ _FOLDERS = r"(?:/(?!\.{1,2}(?:/|$))[^/?#\\\x00-\x1f]+)*"
 _BUCKET_FOLDER = _BUCKET + _FOLDERS
 
 
-def check_bucket(url: str) -> str:
-    """``url`` without the slash at its end if it names a folder of an object store, else ValueError."""
+def _folder_url(url: str, form: str, example: str) -> str:
+    """``url`` without the slash at its end if it has this ``form``, else ValueError."""
     url = url.rstrip("/")
     if len(url) > URL_MAX:
-        raise ValueError(f"a URL of an object store can have at most {URL_MAX} characters")
-    if not re.fullmatch(_BUCKET_FOLDER, url):
-        raise ValueError("use s3://bucket/folder, gs:// or az://, without empty parts, lone dots, ?, # or backslashes")
+        raise ValueError(f"its URL can have at most {URL_MAX} characters")
+    if not re.fullmatch(form, url):
+        raise ValueError(f"use {example}, without empty parts, lone dots, ?, # or backslashes")
     return url
+
+
+def check_bucket(url: str) -> str:
+    return _folder_url(url, _BUCKET_FOLDER, "s3://bucket/folder, gs:// or az://")
 
 
 class Bucket(_Place):
@@ -255,11 +259,7 @@ _HUB_BUCKET_FOLDER = rf"{_HUB_BUCKET}{_REPO}{_FOLDERS}"
 
 
 def check_hub_bucket(url: str) -> str:
-    """``url`` without the slash at its end if it names a folder of a bucket on a Hub, else ValueError."""
-    url = url.rstrip("/")
-    if len(url) > URL_MAX or not re.fullmatch(_HUB_BUCKET_FOLDER, url):
-        raise ValueError("use hf://buckets/user/bucket/folder, without empty parts, lone dots, ?, # or backslashes")
-    return url
+    return _folder_url(url, _HUB_BUCKET_FOLDER, "hf://buckets/user/bucket/folder")
 
 
 class HubBucket(_Place):
@@ -296,7 +296,6 @@ class HubBucket(_Place):
 
 # The one list of stores. Each is asked whether a string is one of its own, the last first and a Hub at the end.
 AnyPlace = Hub | Folder | Bucket | HubBucket
-AnyTarget = AnyPlace  # all can be written to
 PLACES: tuple[type[AnyPlace], ...] = get_args(AnyPlace)
 TYPED = f"{', '.join(place.example for place in PLACES[:-1])}, or {PLACES[-1].example}"
 BadPlace.defaults = {"cure": f"use {TYPED}"}  # here, as only this list has all of them

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, get_args
 
 from reshard.pipeline.errors import ReshardError, TargetMoreVisible
-from reshard.pipeline.places import AnyPlace, AnyTarget
+from reshard.pipeline.places import AnyPlace
 from reshard.pipeline.tensors import Pin, StoredFile
 
 Visibility = Literal["private", "gated", "public"]
@@ -186,7 +186,7 @@ class Target(Protocol):
     """A branch of a repository, or a folder, that can be changed by one guarded commit at a time."""
 
     @property
-    def place(self) -> AnyTarget: ...
+    def place(self) -> AnyPlace: ...
 
     @property
     def branch(self) -> str:

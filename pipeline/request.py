@@ -28,7 +28,6 @@ from reshard.pipeline.limits import (
 from reshard.pipeline.places import (
     NOWHERE,
     AnyPlace,
-    AnyTarget,
     Place,
     Revision,
     parse_place,
@@ -358,7 +357,7 @@ class Request(Strict):
     def of(
         cls,
         source: str | os.PathLike[str] | AnyPlace,
-        target: str | os.PathLike[str] | AnyTarget | None = None,
+        target: str | os.PathLike[str] | AnyPlace | None = None,
         **options: Unpack[Given],
     ) -> Request:
         """The request of two places and the fields of ``Options``; a size may be ``"200MB"``. A plan needs no target.

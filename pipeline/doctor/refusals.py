@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from reshard.pipeline.drafting import draft
 from reshard.pipeline.errors import CheckpointError, ModelCheckRequired, NoWeights, ProofError, ReshardError, UsageError
-from reshard.pipeline.places import AnyTarget, Folder, Hub
+from reshard.pipeline.places import AnyPlace, Folder, Hub
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.request import Options, Request
@@ -44,5 +44,5 @@ def refusals(source: Source, meta_loader: MetaLoader) -> Refusals:
     return Refusals(None, on_hub)
 
 
-def _draft(source: Source, wanted: AnyTarget, new: Folder) -> Plan:
+def _draft(source: Source, wanted: AnyPlace, new: Folder) -> Plan:
     return draft(Request(source=source.place, target=wanted, options=_STRICT), source, FolderTarget(new))

@@ -33,6 +33,9 @@ class Before:
     source: tuple[str | None, str] | None = None
 
 
+NOTHING = Before("", {}, {}, {})
+
+
 def deletes_of(outputs: Iterable[Output], before: Before, stays: Set[str], options: Options) -> tuple[str, ...]:
     """What our commit removes: the weights it supersedes, what we published and no longer do, and with --prune all."""
     names = {output.name for output in outputs}

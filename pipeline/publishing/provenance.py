@@ -66,10 +66,13 @@ def _sha256(addition: Addition | None, there: Source, path: str) -> str:
     if addition is not None and addition.content is not None:
         return hashlib.sha256(addition.content).hexdigest()
     file = addition.stored if addition is not None and addition.stored else there.files()[path]
-    if file.sha256:
-        return file.sha256
+    return file.sha256 or sha256_of(there, file)
+
+
+def sha256_of(source: Source, file: StoredFile) -> str:
+    """By reading all of it."""
     found = hashlib.sha256()
-    for view in there.read(file, 0, file.size):
+    for view in source.read(file, 0, file.size):
         found.update(view)
     return found.hexdigest()
 

@@ -16,7 +16,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from reshard.pipeline.arguments import parse_size
 from reshard.pipeline.errors import BadSetting, BadSize, EndpointNotAllowed
 from reshard.pipeline.limits import MEMORY_FLOOR, MEMORY_FLOOR_XET
-from reshard.pipeline.places import AnyPlace, AnyTarget, Hub, require_branches, state_dir
+from reshard.pipeline.places import AnyPlace, Hub, require_branches, state_dir
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.request import Options, Transport
 from reshard.pipeline.stores.credentials import Credentials, Use
@@ -159,7 +159,7 @@ def open_source(
     return source if context.meter is None else context.meter.source(source)
 
 
-def open_target(place: AnyTarget, options: Options, context: Context) -> Target:
+def open_target(place: AnyPlace, options: Options, context: Context) -> Target:
     """The target at ``place``; nothing is asked of it yet. Raises UsageError for what it has not."""
     if options.pr or options.branch:
         require_branches(place)

@@ -21,7 +21,7 @@ from uuid import uuid4
 
 from reshard.pipeline.errors import ObjectLost, TargetConflict, UnsafePath
 from reshard.pipeline.limits import KEPT_MAX, LOCK_AGE
-from reshard.pipeline.places import AnyPlace, AnyTarget
+from reshard.pipeline.places import AnyPlace
 from reshard.pipeline.protocols import (
     Addition,
     Change,
@@ -65,7 +65,7 @@ class Objects(Protocol):
     """What the target asks of its store; paths are below the prefix. Raises the HubError and AccessError families."""
 
     @property
-    def place(self) -> AnyTarget: ...
+    def place(self) -> AnyPlace: ...
 
     @property
     def transport(self) -> str: ...

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from base64 import b64decode
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -13,7 +12,7 @@ from reshard.pipeline.checkpoint.tool_files import is_tool_file
 from reshard.pipeline.errors import BadSignature, SignedElsewhere
 from reshard.pipeline.planning.model import PROVENANCE, SIGNATURE
 from reshard.pipeline.protocols import Source
-from reshard.pipeline.publishing.provenance import PREDICATE, evidence
+from reshard.pipeline.publishing.provenance import PREDICATE, evidence, sha256_of
 from reshard.pipeline.publishing.signing import BUNDLE, UNSIGNED, Signed, Trusted
 from reshard.pipeline.text import counted
 
@@ -38,7 +37,7 @@ def check_signatures(output: Source, trusted: Trusted, builder: str | None, deep
     findings += [f"{path} is not signed" for path in sorted(listed.keys() - signed.keys())]
     known = {path: file.sha256 for path, file in listed.items() if file.sha256 and not deep}
     for path in sorted(signed.keys() & listed.keys()):
-        if (known.get(path) or _sha256(output, path)) != signed[path]:
+        if (known.get(path) or sha256_of(output, output.files()[path])) != signed[path]:
             findings.append(f"{path} has different bytes than were signed")
     reason = f"signed by {signature.by} as {name}{_expired(signature)}"
     if known:
@@ -135,13 +134,6 @@ def _read(output: Source, path: str, trusted: Trusted) -> Signed:
     if (bundle := evidence(output, path)) is None:
         raise BadSignature(file=path, why="it is missing, or too large to be a signature")
     return trusted.read(bundle, path)
-
-
-def _sha256(output: Source, path: str) -> str:
-    file, found = output.files()[path], hashlib.sha256()
-    for view in output.read(file, 0, file.size):
-        found.update(view)
-    return found.hexdigest()
 
 
 def _expired(signed: Signed) -> str:

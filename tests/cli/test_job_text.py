@@ -16,7 +16,7 @@ from reshard.client.models.records import Check, Commit
 from reshard.client.operations.jobs import shown
 from reshard.client.queue import waits
 from reshard.pipeline.errors import HubUnreachable, NoWeights
-from reshard.pipeline.places import AnyTarget, Folder, Hub
+from reshard.pipeline.places import AnyPlace, Folder, Hub
 from reshard.pipeline.request import Options, Request
 from reshard.worker.queue.record import Claim, Job
 from reshard.worker.queue.states import JobState
@@ -63,7 +63,7 @@ def test_a_target_is_named_with_its_branch_or_pull_request(options: Options, say
     assert into(Request(source=Hub(repo="a/b"), target=Hub(repo="us/m"), options=options)) == says
 
 
-def done(target: AnyTarget, checks: Sequence[Check] = (), found: bool = False, **more: Any) -> Finished:
+def done(target: AnyPlace, checks: Sequence[Check] = (), found: bool = False, **more: Any) -> Finished:
     """How a run into ``target`` ended."""
     ref = "main" if target.branch else ""
     given: dict[str, Any] = {

@@ -21,11 +21,12 @@ from reshard.pipeline.drafting import outline
 from reshard.pipeline.limits import GB, KB, MB
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.planning.build import Known
+from reshard.pipeline.planning.existing import NOTHING
 from reshard.pipeline.planning.model import Keys
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.stores.connect import Context, open_source
 from tests.hub.fixtures import Namespace, hub, hub_process, namespace, xet_cache
-from tests.pipeline.planning.builders import NOTHING, PIN, opened_named, request
+from tests.pipeline.planning.builders import PIN, opened_named, request
 from tests.pipeline.planning.shapes import Shapes, llama_3_8b
 from tests.support.models import save_mixture
 

@@ -25,6 +25,7 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import redis
 
@@ -263,7 +264,7 @@ def kill_this_process_at(command: int) -> None:
             kill_this_process()
         send(self, packed, check_health)
 
-    redis.Connection.send_packed_command = counted  # type: ignore[method-assign]
+    patch.object(redis.Connection, "send_packed_command", counted).start()
 
 
 def in_a_process(url: str, work: Callable[[JobStore], None]) -> int:

@@ -11,13 +11,12 @@ from reshard.pipeline.checkpoint.discover import Found
 from reshard.pipeline.checkpoint.open import Opened
 from reshard.pipeline.places import Hub
 from reshard.pipeline.planning.build import Known, make_plan
-from reshard.pipeline.planning.existing import Before
+from reshard.pipeline.planning.existing import NOTHING, Before
 from reshard.pipeline.planning.model import Keys, Plan
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.tensors import Checkpoint, Name, Piece, Pin, StoredFile, Tensor, size_in_bytes
 
 PIN = Pin("https://hub", "a/b", "c" * 40)
-NOTHING = Before("", {}, {}, {})
 sources = st.lists(st.lists(st.integers(0, 900), min_size=1, max_size=8), min_size=1, max_size=5)
 
 

@@ -20,7 +20,7 @@ from reshard.pipeline.places import NOWHERE, Folder, Hub, Place
 from reshard.pipeline.planning import build as planner
 from reshard.pipeline.planning.build import Known, make_plan, request_key, weights_key
 from reshard.pipeline.planning.codec import decode_head, decode_shard, encode
-from reshard.pipeline.planning.existing import Before, drift
+from reshard.pipeline.planning.existing import NOTHING, Before, drift
 from reshard.pipeline.planning.model import Keys, Plan, index_bytes
 from reshard.pipeline.planning.select import Selection, select
 from reshard.pipeline.request import Options, Request
@@ -28,7 +28,7 @@ from reshard.pipeline.stores.connect import Context, open_source
 from reshard.pipeline.tensors import Checkpoint, Name, Piece, Pin, StoredFile, Tensor
 from reshard.pipeline.verifying import job_checks
 from reshard.pipeline.verifying.job_checks import check_plan, check_structure
-from tests.pipeline.planning.builders import NOTHING, PIN, opened_named, opened_of, plan_of, request, sources
+from tests.pipeline.planning.builders import PIN, opened_named, opened_of, plan_of, request, sources
 from tests.pipeline.planning.shapes import Shapes, deepseek_v3, llama_3_8b, qwen_2_5_7b
 from tests.support.models import save_model
 

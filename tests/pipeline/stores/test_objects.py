@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -67,7 +68,7 @@ def listed(target: Target) -> dict[str, bytes]:
 def test_what_a_kill_cuts_off_is_finished_by_whoever_looks_next(target: ObjectTarget, kind: str, spared: int) -> None:
     base = target.commit(change(stored(target, OLD), index=b"old", deletes=()), EMPTY)
     coming = change(stored(target, NEW, "model-2.safetensors"), index=b"new", deletes=("model-1.safetensors",))
-    objects: Objects = Mortal(target.objects, kind, spared)  # type: ignore[assignment]
+    objects: Any = Mortal(target.objects, kind, spared)
     with pytest.raises(Killed):
         ObjectTarget(objects).commit(coming, base)
     assert listed(target) == {INDEX: b"new", "model-2.safetensors": NEW}
@@ -85,7 +86,7 @@ def test_one_object_can_be_the_content_of_several_files(target: ObjectTarget) ->
 
 def test_until_the_change_is_written_down_a_kill_changes_nothing(target: ObjectTarget) -> None:
     base = target.commit(change(stored(target, OLD)), EMPTY)
-    objects: Objects = Mortal(target.objects, "write")  # type: ignore[assignment]
+    objects: Any = Mortal(target.objects, "write")
     with pytest.raises(Killed):
         ObjectTarget(objects).commit(change(stored(target, NEW)), base)
     assert listed(target) == {INDEX: b"{}", "model-1.safetensors": OLD} and target.head() == base
@@ -103,7 +104,7 @@ def test_the_old_index_stands_until_all_new_files_are_there_and_old_ones_go_afte
                 seen.append({path for path in target.objects.listed() if "/" not in path} - {INDEX} | {there.decode()})
             return super().__getattr__(name)
 
-    objects: Objects = Watched(target.objects, "")  # type: ignore[assignment]
+    objects: Any = Watched(target.objects, "")
     ObjectTarget(objects).commit(coming, base)
     one, two = "model-1.safetensors", "model-2.safetensors"
     assert seen[:3] == [{one, "old"}, {one, two, "old"}, {one, two, "new"}]
