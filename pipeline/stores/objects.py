@@ -10,14 +10,15 @@ A change is written down whole before the first file changes; whoever comes next
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 from uuid import uuid4
+
+from pydantic import ConfigDict, NonNegativeInt, ValidationError
 
 from reshard.pipeline.errors import ObjectLost, TargetConflict, UnsafePath
 from reshard.pipeline.limits import KEPT_MAX, LOCK_AGE
@@ -37,9 +38,10 @@ from reshard.pipeline.protocols import (
 from reshard.pipeline.request import key_of
 from reshard.pipeline.stores.carry import send_whole
 from reshard.pipeline.stores.folder.marks import is_mark, mark
-from reshard.pipeline.stores.folder.record import OURS, PUBLICATIONS, RECORD, Record, RecordedPublication
-from reshard.pipeline.tensors import Pin, StoredFile
+from reshard.pipeline.stores.folder.record import OURS, PUBLICATIONS, RECORD, Record, RecordedPublication, Remembered
+from reshard.pipeline.tensors import StoredFile
 from reshard.pipeline.text import unsafe_path
+from reshard.pipeline.validation import Strict
 
 log = logging.getLogger(__name__)
 
@@ -113,29 +115,28 @@ class Objects(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class _Pending:
+class _Pending(Strict):
     """A change that was begun."""
+
+    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
     id: str
     parent: str
     title: str
     message: str
     mark: str | None  # of the machine that began it; who finishes it vouches for nothing
-    files: list[tuple[str, int, str, str | None]]  # path, bytes, sha256, xet
-    deletes: list[str]
-    texts: dict[str, str]  # base64 of small files of our own
+    files: tuple[tuple[str, NonNegativeInt, str, str | None], ...]  # path, bytes, sha256, xet
+    deletes: tuple[str, ...]
+    texts: dict[str, bytes]  # small files of our own
 
     @staticmethod
     def parse(text: bytes, target: str) -> _Pending:
         """Raises TargetConflict and UnsafePath for what none of us wrote."""
         try:
-            data = json.loads(text)
-            files = [(str(path), int(size), str(sha256), xet) for path, size, sha256, xet in data.pop("files")]
-            found = _Pending(files=files, **data)
-        except (ValueError, KeyError, TypeError) as error:
+            found = _Pending.model_validate_json(text)
+        except ValidationError as error:
             raise TargetConflict(target=target, what=f"{PENDING} was changed") from error
-        for path in (*(file[0] for file in files), *found.deletes):
+        for path in (*(file[0] for file in found.files), *found.deletes):
             if why := unsafe_path(path) or (path.startswith(OWN) and "it is reshard's own"):
                 raise UnsafePath(file=target, path=repr(path)[:300], why=why)
         return found
@@ -199,8 +200,7 @@ class ObjectTarget:
             return self.objects.source(listing, commit, record.sha256(listing))
         if record.publications and record.publications[-1].id == commit:
             then = {path: (size, str(seen)) for path, (size, seen, _) in record.files.items()}
-            source = self.objects.source(then, commit, {path: file[2] for path, file in record.files.items()})
-            return Remembered(source, record.kept)
+            return Remembered(self.objects.source(then, commit, record.sha256(then)), record.kept)
         raise TargetConflict(target=str(self.place), what="someone else wrote to it")
 
     def history(self, at: str, since: str | None) -> Iterator[Commit]:
@@ -246,14 +246,14 @@ class ObjectTarget:
             raise ObjectLost([file.sha256 for file in lost], repo=str(self.place), what=lost[0].path)
         stored += self._stored(own, id_)
         pending = _Pending(
-            id_,
-            parent,
-            change.title,
-            change.message,
-            mark(change.message),
-            [(file.path, file.size, file.sha256 or "", file.xet) for file in stored],
-            list(change.deletes),
-            {path: base64.b64encode(data).decode() for path, data in own.items() if len(data) <= KEPT_MAX},
+            id=id_,
+            parent=parent,
+            title=change.title,
+            message=change.message,
+            mark=mark(change.message),
+            files=tuple((file.path, file.size, file.sha256 or "", file.xet) for file in stored),
+            deletes=tuple(change.deletes),
+            texts={path: data for path, data in own.items() if len(data) <= KEPT_MAX},
         )
         if not self.objects.claim(LOCK, json.dumps({"id": id_, "time": round(time.time())}).encode()):
             self._unlock()
@@ -261,11 +261,13 @@ class ObjectTarget:
         try:
             if digest_of(self._listed()) != parent:
                 raise HeadMoved(parent)
-            self.objects.write(PENDING, json.dumps(asdict(pending)).encode())
+            self.objects.write(PENDING, pending.model_dump_json().encode())
         except BaseException:
             self.objects.delete([LOCK])
             raise
-        return self._finish(pending)
+        if (made := self._finish(pending)) is None:
+            raise HeadMoved(parent)  # where it is found, if another has finished it
+        return made
 
     def _stored(self, content: Mapping[str, bytes], token: str) -> list[StoredFile]:
         batch = self.sink(token).batch([])
@@ -278,22 +280,30 @@ class ObjectTarget:
         finally:
             batch.abort()
 
-    def _finish(self, pending: _Pending) -> str:
-        """Every step may be done twice, and by two at the same time."""
+    def _finish(self, pending: _Pending) -> str | None:
+        """The commit; None where it is no longer pending, as another has finished it, and may have begun the next.
+
+        Every step may be done twice, and by two at the same time. Raises ObjectLost while it is pending.
+        """
         files = pending.stored
         indexes = [file for file in files if file.path.endswith(".index.json")]
-        self.objects.put([file for file in files if file not in indexes])
-        self.objects.put(indexes)
+        for part in ([file for file in files if file not in indexes], indexes):
+            try:
+                self.objects.put(part)
+            except ObjectLost:
+                if self._pending() == pending:
+                    raise
+            if self._pending() != pending:
+                return None
         self.objects.delete([path for path in pending.deletes if path in self._listed()])
         listing, record = self._listed(), self._record()
         commit = digest_of(listing)
         last = record.publications[-1] if record.publications else None
         if last is None or (last.id, last.parent) != (commit, pending.parent):
             ours = RecordedPublication(commit, pending.parent, pending.title, pending.message)
-            texts = {path: base64.b64decode(text) for path, text in pending.texts.items()}
-            sha256 = {file.path: file.sha256 or "" for file in files if file.path not in texts}
+            sha256 = {file.path: file.sha256 or "" for file in files if file.path not in pending.texts}
             made = pending.mark if is_mark(pending.mark) else None
-            self.objects.write(PUBLISHED, record.after(ours, made, listing, sha256, texts).text())
+            self.objects.write(PUBLISHED, record.after(ours, made, listing, sha256, pending.texts).text())
         if self._pending() == pending:
             self.objects.delete([PENDING])
             self.objects.delete([LOCK])
@@ -326,36 +336,3 @@ class ObjectTarget:
             since = 0.0
         if time.time() - since > LOCK_AGE:
             self.objects.delete([LOCK])
-
-
-class Remembered:
-    """A Source of our last publication, where others have changed it since: small files are as we wrote them."""
-
-    def __init__(self, source: Source, kept: Mapping[str, str]) -> None:
-        self._source = source
-        self._kept = kept
-
-    @property
-    def place(self) -> AnyPlace:
-        return self._source.place
-
-    @property
-    def pin(self) -> Pin:
-        return self._source.pin
-
-    @property
-    def visibility(self) -> Visibility:
-        return self._source.visibility
-
-    @property
-    def transport(self) -> str:
-        return self._source.transport
-
-    def files(self) -> Mapping[str, StoredFile]:
-        return self._source.files()
-
-    def read(self, file: StoredFile, start: int, stop: int) -> Iterator[memoryview]:
-        kept = self._kept.get(file.path)
-        if kept is None:
-            return self._source.read(file, start, stop)
-        return iter([memoryview(base64.b64decode(kept))[start:stop]])

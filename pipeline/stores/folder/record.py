@@ -12,11 +12,9 @@ from typing import Any
 
 from reshard.pipeline.errors import TargetConflict
 from reshard.pipeline.limits import KEPT_MAX
-from reshard.pipeline.places import Folder
-from reshard.pipeline.protocols import Commit, HistoryRewritten
+from reshard.pipeline.protocols import Commit, HistoryRewritten, Source
 from reshard.pipeline.stores.folder.disk import write_file
 from reshard.pipeline.stores.folder.marks import is_mark, is_ours
-from reshard.pipeline.stores.folder.source import FileStat, FolderSource
 from reshard.pipeline.tensors import StoredFile
 
 RECORD = ".reshard"
@@ -121,17 +119,19 @@ class Record:
         return {path: sha256 for path, (*seen, sha256) in self.files.items() if listing.get(path) == tuple(seen)}
 
 
-class LastPublication(FolderSource):
-    """Our last publication in a folder that changed since: lists all of its files, reads the unchanged ones."""
+class Remembered:
+    """A Source of our last publication, where others have changed it since: small files are as we wrote them."""
 
-    def __init__(self, place: Folder, record: Record) -> None:
-        listing = {path: FileStat(size, int(mtime_ns)) for path, (size, mtime_ns, _) in record.files.items()}
-        sha256 = {path: entry[2] for path, entry in record.files.items()}
-        super().__init__(place, listing, record.publications[-1].id, sha256)
-        self._kept = record.kept
+    def __init__(self, source: Source, kept: Mapping[str, str]) -> None:
+        self.place, self.pin = source.place, source.pin
+        self.transport, self.visibility = source.transport, source.visibility
+        self._source, self._kept = source, kept
+
+    def files(self) -> Mapping[str, StoredFile]:
+        return self._source.files()
 
     def read(self, file: StoredFile, start: int, stop: int) -> Iterator[memoryview]:
         kept = self._kept.get(file.path)
         if kept is None:
-            return super().read(file, start, stop)
+            return self._source.read(file, start, stop)
         return iter([memoryview(base64.b64decode(kept))[start:stop]])

@@ -22,7 +22,7 @@ from reshard.pipeline.protocols import (
 from reshard.pipeline.stores.carry import send_whole
 from reshard.pipeline.stores.folder.disk import disk_errors, remove_if_empty, sync_folder, write_file
 from reshard.pipeline.stores.folder.marks import mark
-from reshard.pipeline.stores.folder.record import OURS, RECORD, LastPublication, Record, RecordedPublication
+from reshard.pipeline.stores.folder.record import OURS, RECORD, Record, RecordedPublication, Remembered
 from reshard.pipeline.stores.folder.sink import FolderSink
 from reshard.pipeline.stores.folder.source import EMPTY, FileStat, FolderSource, digest_of, list_folder
 from reshard.pipeline.stores.folder.swap import Swap, copy_file, link_file, link_tree
@@ -108,7 +108,8 @@ class FolderTarget:
         if digest_of(listing) == commit:
             return FolderSource(self.place, listing, commit, record.sha256(listing))
         if record.publications and record.publications[-1].id == commit:
-            return LastPublication(self.place, record)
+            then = {path: FileStat(size, int(mtime_ns)) for path, (size, mtime_ns, _) in record.files.items()}
+            return Remembered(FolderSource(self.place, then, commit, record.sha256(then)), record.kept)
         if (kept := self._kept(record)) is not None and kept.pin.commit == commit:
             return kept
         raise TargetConflict(target=self.place.path, what="someone else wrote to it")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
-from reshard.pipeline.errors import UnsafePath
+from reshard.pipeline.errors import TargetConflict, UnsafePath
 from reshard.pipeline.limits import LOCK_AGE
 from reshard.pipeline.protocols import Addition, Change, HeadMoved, Target
 from reshard.pipeline.stores.objects import EMPTY, LOCK, PENDING, Objects, ObjectTarget
+from reshard.pipeline.tensors import StoredFile
 from tests.pipeline.stores.conftest import MakeTarget, noise, read
 
 INDEX = "model.safetensors.index.json"
@@ -132,6 +133,54 @@ def test_a_change_whose_objects_are_gone_is_given_up(target: ObjectTarget) -> No
     }  # fmt: skip
     target.objects.write(PENDING, json.dumps(pending).encode())
     assert listed(target) == {} and target.objects.read(PENDING) is None
+
+
+def test_a_file_of_the_same_size_is_not_taken_for_one_that_is_lost(target: ObjectTarget) -> None:
+    base = target.commit(change(stored(target, OLD)), EMPTY)
+    pending = {
+        "id": "x", "parent": base, "title": "", "message": "", "mark": None, "deletes": [], "texts": {},
+        "files": [["model-1.safetensors", len(OLD), "a" * 64, "b" * 64]],
+    }  # fmt: skip
+    target.objects.write(PENDING, json.dumps(pending).encode())
+    assert listed(target) == {INDEX: b"{}", "model-1.safetensors": OLD} and target.objects.read(PENDING) is None
+    assert [commit.id for commit in target.history(target.head(), None)] == [base], "nothing was published"
+
+
+def test_one_who_comes_late_leaves_the_next_publication_alone(target: ObjectTarget) -> None:
+    base = target.commit(change(stored(target, OLD)), EMPTY)
+    coming = change(stored(target, NEW, "model-2.safetensors"), index=b"new", deletes=("model-1.safetensors",))
+    killed: Any = Mortal(target.objects, "put")
+    with pytest.raises(Killed):
+        ObjectTarget(killed).commit(coming, base)
+
+    class Overtaken(Mortal):
+        def put(self, files: Sequence[StoredFile]) -> None:
+            if not target.objects.read(PENDING):
+                return target.objects.put(files)
+            head = target.head()  # finishes it
+            assert INDEX in target.objects.listed() and "model-1.safetensors" not in target.objects.listed()
+            target.commit(change(stored(target, OLD), index=b"next"), head)
+            return target.objects.put(files)
+
+    late: Any = Overtaken(target.objects, "")
+    assert ObjectTarget(late).head() == target.head()
+    assert listed(target) == {INDEX: b"next", "model-1.safetensors": OLD, "model-2.safetensors": NEW}
+    assert len([*target.history(target.head(), None)]) == 3
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"files": [["a", "many", "", None]]}, {"files": [["a", -1, "", None]]}, {"deletes": [1]}, {"id": None},
+        {"texts": {"a": "not base64!"}}, {"texts": []}, {"more": 1},
+    ],
+)  # fmt: skip
+def test_a_change_that_cannot_be_read_is_a_conflict(target: ObjectTarget, wrong: dict[str, object]) -> None:
+    pending = {"id": "x", "parent": "", "title": "", "message": "", "mark": None, "files": [], "deletes": []}
+    for text in (json.dumps(pending | {"texts": {}} | wrong), "{", "[" * 100_000):
+        target.objects.write(PENDING, text.encode())
+        with pytest.raises(TargetConflict, match="pending.json was changed"):
+            target.head()
 
 
 @pytest.mark.parametrize("path", ["../model.safetensors", "/model.safetensors", ".reshard/publications.json"])
