@@ -22,6 +22,7 @@ from reshard.pipeline.errors import (
     HubRefused,
     MemoryLimit,
     ObjectLost,
+    ReshardError,
     TokenMissing,
     UnsafePath,
     UsageError,
@@ -58,12 +59,18 @@ def open_source(place: HubBucket, context: Context, transport: Transport, chosen
 
 
 def open_target(place: HubBucket, options: Options, context: Context) -> Target:
+    """What cannot be written here is refused when it is prepared: until then a target is only looked at."""
+    api = context.api(Hub(repo=place.bucket), "write")
+    return ObjectTarget(BucketObjects(api, place, context.memory_limit, _unwritable(place, options, context)))
+
+
+def _unwritable(place: HubBucket, options: Options, context: Context) -> ReshardError | None:
     if options.transport == "http" or not installed():
         why = "--transport http" if options.transport == "http" else "hf_xet is not installed or is disabled"
-        raise UsageError(what=f"{place} can only be written over Xet ({why})")
+        return UsageError(what=f"{place} can only be written over Xet ({why})")
     if context.memory_limit < MEMORY_FLOOR_XET:
-        raise MemoryLimit(what=str(place), needed=MEMORY_FLOOR_XET, limit=context.memory_limit)
-    return ObjectTarget(BucketObjects(context.api(Hub(repo=place.bucket), "write"), place, context.memory_limit))
+        return MemoryLimit(what=str(place), needed=MEMORY_FLOOR_XET, limit=context.memory_limit)
+    return None
 
 
 class _Bucket:
@@ -157,8 +164,9 @@ class BucketObjects:
 
     transport = "xet"
 
-    def __init__(self, api: HubApi, place: HubBucket, memory_limit: int) -> None:
+    def __init__(self, api: HubApi, place: HubBucket, memory_limit: int, unwritable: ReshardError | None) -> None:
         self.place = place
+        self._unwritable = unwritable
         self._api = api
         self._memory_limit = memory_limit
         self._bucket = _Bucket(api, place)
@@ -178,6 +186,8 @@ class BucketObjects:
         return self._visibility
 
     def leave(self, exists: bool) -> Leave:
+        if self._unwritable:
+            return Leave(False, str(self._unwritable))
         if self._api.credential is None:
             return Leave(None, "no token")
         try:
@@ -192,6 +202,8 @@ class BucketObjects:
         return Leave(None, UNTOLD)
 
     def prepare(self, private: bool) -> None:
+        if self._unwritable:
+            raise self._unwritable
         if self._api.credential is None:
             endpoint = self._api.endpoint
             raise TokenMissing(endpoint=endpoint, need=f"writing to {self.place}", **elsewhere(endpoint))
@@ -254,7 +266,8 @@ class BucketObjects:
         raise HubRefused(endpoint=self._api.endpoint, what=f"{path} in {self.place}", why=why)
 
     def source(self, listing: Listing, commit: str, sha256: Mapping[str, str]) -> Source:
-        return HubBucketSource(self._api, self.place, listing, commit, self._visibility, sha256, self._memory_limit)
+        memory = None if self._unwritable else self._memory_limit
+        return HubBucketSource(self._api, self.place, listing, commit, self._visibility, sha256, memory)
 
     def sink(self, token: str) -> XetSink:
         return self._uploads

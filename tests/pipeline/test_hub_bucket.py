@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import HfApi
 
+from reshard.pipeline.api import verify as checked
 from reshard.pipeline.errors import (
     BucketNotFound,
     MemoryLimit,
@@ -18,7 +19,7 @@ from reshard.pipeline.errors import (
     TargetOccupied,
     UsageError,
 )
-from reshard.pipeline.limits import MEMORY_FLOOR_XET
+from reshard.pipeline.limits import MEMORY_FLOOR, MEMORY_FLOOR_XET
 from reshard.pipeline.places import HubBucket, parse_place
 from reshard.pipeline.planning.model import Transports
 from reshard.pipeline.publishing.rollback import rollback
@@ -128,12 +129,22 @@ def test_without_xet_a_bucket_is_read_and_not_written(bucket: str, monkeypatch: 
     with pytest.raises(UsageError, match="cannot be read over Xet here"):
         open_source(place, context, transport="xet")
     with pytest.raises(UsageError, match="can only be written over Xet .hf_xet is not installed or is disabled"):
-        open_target(place, Options(), context)
+        open_target(place, Options(), context).prepare(private=True)
     monkeypatch.delenv("HF_HUB_DISABLE_XET")
     with pytest.raises(UsageError, match="--transport http"):
-        open_target(place, Options(transport="http"), context)
+        open_target(place, Options(transport="http"), context).prepare(private=True)
     with pytest.raises(MemoryLimit):
-        open_target(place, Options(), replace(context, memory_limit=MEMORY_FLOOR_XET - 1))
+        open_target(place, Options(), replace(context, memory_limit=MEMORY_FLOOR_XET - 1)).prepare(private=True)
+
+
+def test_what_was_published_is_checked_where_it_could_not_be_written(
+    bucket: str, namespace: Namespace, hub_api: HfApi, go: Run
+) -> None:
+    out = f"hf://buckets/{namespace.repo('checked')}"
+    go(f"{bucket}/runs/final", out, size=SIZE)
+    small = replace(Context.from_env(), memory_limit=MEMORY_FLOOR)
+    found = {check.name: check.result for check in checked(out, context=small).checks}
+    assert found["manifest"] == "passed" and "failed" not in found.values(), found
 
 
 def test_what_is_missing_or_not_ours_is_told(bucket: str, namespace: Namespace, hub_api: HfApi) -> None:
