@@ -22,7 +22,7 @@ from reshard.cli.help import HELP_ALL, OUTPUT, SectionedCommand
 from reshard.cli.output import Output
 from reshard.client.connect import asked_by
 from reshard.client.profiles import PROFILES
-from reshard.pipeline.arguments import ACCESS, FILES, PUBLISHING, SINGLE, WEIGHTS, parse_size
+from reshard.pipeline.arguments import ACCESS, FILES, PUBLISHING, WEIGHTS
 from reshard.pipeline.errors import BadPlace, BadRename, NoTarget, UsageError, shortened
 from reshard.pipeline.limits import DEFAULT_SIZE, JOBS_MAX, RENAME_RULES_MAX, RENAME_TEXT_MAX
 from reshard.pipeline.places import (
@@ -36,6 +36,7 @@ from reshard.pipeline.places import (
 )
 from reshard.pipeline.renaming import Rule, parse_rules
 from reshard.pipeline.request import Options, Request
+from reshard.pipeline.sizes import SINGLE, parse_size
 from reshard.worker.queue.states import JobState
 
 PLACE = f"{TYPED}."

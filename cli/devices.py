@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from reshard.cli.output import count, first, human_bytes, lines
 from reshard.client.models import plans
-from reshard.pipeline.arguments import parse_size
 from reshard.pipeline.errors import BadSize, UsageError
 from reshard.pipeline.limits import CONFIG_MAX
 from reshard.pipeline.planning.model import Output, Plan
+from reshard.pipeline.sizes import parse_size
 
 if TYPE_CHECKING:
     from reshard.pipeline.protocols import Source

@@ -14,14 +14,13 @@ from reshard.cli.plan_text import rank_rows
 from reshard.client.layout import LINK, Loader, advice_of, health_of, layout_of
 from reshard.client.models.plans import Advice, Layout, LayoutFigures, LayoutHealth
 from reshard.client.text import human_rate, lasted
-from reshard.pipeline.arguments import parse_size
 from reshard.pipeline.drafting import outline
 from reshard.pipeline.errors import UsageError
 from reshard.pipeline.places import parse_place
+from reshard.pipeline.sizes import parse_size
 from reshard.pipeline.stores.connect import Context, open_source
 
 PLACE = Annotated[str, argument("REPO_OR_DIR", "A repository, a folder or a URL, reshard's or not.")]
-WASTE = 1.05  # bytes read per byte needed, from which on another cut is worth a line
 
 
 @takes(output=read_output)
@@ -45,8 +44,8 @@ def layout(
 def _layout_text(found: Layout, ranks: str) -> str:
     head = f"{found.place}: {count(found.files, 'weight file')}, {human_bytes(found.bytes)}; {ranks}"
     rows = [*rank_rows(found.ranks, len(found.ranks)), *(("note", note) for note in found.notes)]
-    if any(rank.bytes > WASTE * rank.needed for rank in found.ranks):
-        rows.append(("next", f"reshard run {quote(found.place)} --to DST --for {ranks}, so that each reads its own"))
+    if found.command:
+        rows.append(("next", found.command))
     return "\n".join([head, lines(rows)])
 
 

@@ -13,7 +13,7 @@ from reshard.cli.progress import Bar
 from reshard.client.models.jobs import PlanMade
 from reshard.client.models.plans import Plan, Planned, RankReads, Shard
 from reshard.client.models.records import Needs
-from reshard.pipeline.arguments import SINGLE
+from reshard.pipeline.sizes import SINGLE
 
 
 class Shown(NamedTuple):

@@ -11,10 +11,10 @@ from reshard.cli.job_text import check_row
 from reshard.cli.output import Output, first, lines
 from reshard.cli.progress import bar
 from reshard.client.models.jobs import Verified
-from reshard.pipeline.arguments import parse_size
 from reshard.pipeline.errors import UsageError, VerifyFailed
 from reshard.pipeline.places import AnyPlace
 from reshard.pipeline.request import Options
+from reshard.pipeline.sizes import parse_size
 from reshard.pipeline.verifying.load import Loader, LoadOptions
 
 AGAINST, LOAD = "With --against", "With --load"  # sections of help

@@ -53,12 +53,14 @@ def layout_of(source: Source, ranks: str) -> plans.Layout:
     files = as_it_is(known.opened)
     found, notes = read_by(files, readers, known.layers)
     small, others = _beside(known)
+    wasted = any(rank.bytes > WASTE * rank.needed for rank in found)
     return plans.Layout(
         place=str(source.place),
         commit=source.pin.commit,
         ranks=rank_reads(found, {file.path for file in files} | others, small),
         files=len(files),
         bytes=sum(file.size for file in files),
+        command=command_for(str(source.place), {"ranks": ranks}) if wasted else None,
         notes=notes,
     )
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypedDict, Unpack
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, WithJsonSchema
 from pydantic.fields import FieldInfo
 
-from reshard.pipeline.arguments import ACCESS, FILES, FLAGS, PUBLISHING, SINGLE, WEIGHTS, in_python, parse_size
+from reshard.pipeline.arguments import ACCESS, FILES, FLAGS, PUBLISHING, WEIGHTS, in_python
 from reshard.pipeline.errors import RequestTooLarge, UsageError, shortened
 from reshard.pipeline.limits import (
     ASKED_BY_MAX,
@@ -33,6 +33,7 @@ from reshard.pipeline.places import (
     parse_place,
 )
 from reshard.pipeline.renaming import Rules
+from reshard.pipeline.sizes import SINGLE, parse_size
 from reshard.pipeline.validation import Strict, first_problem
 
 # Changes only when the same request would give other bytes; a new release alone republishes nothing.

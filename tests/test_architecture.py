@@ -173,7 +173,7 @@ ROOMS = {
         {"checkpoint", "request"},
         {"check", "protocols"},
         {"places", "tensors", "renaming"},
-        {"validation", "text", "arguments"},
+        {"validation", "text", "arguments", "sizes"},
         {"limits", "errors"},
         {"figures", "installed"},
     ],

@@ -22,8 +22,8 @@ from safetensors.numpy import save_file
 from docs.answers import ANSWERS
 from docs.generate import outdated
 from reshard.cli.main import app
-from reshard.pipeline.arguments import parse_size
 from reshard.pipeline.errors import GO_ON, by_code
+from reshard.pipeline.sizes import parse_size
 from reshard.pipeline.stores.connect import ConnectSettings as StoreSettings
 from reshard.web.settings import WebSettings
 from reshard.worker.broker import find_server

@@ -75,6 +75,7 @@ class Layout(Document):
     ranks: list[RankReads]
     files: int
     bytes: Bytes = Field(description="of all weight files")
+    command: str | None = Field(default=None, description="that lets each rank read its own alone; null: they do")
     notes: list[str]
 
 

@@ -22,11 +22,11 @@ import yaml
 from pydantic import AfterValidator, Field, ValidationError, create_model, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
-from reshard.pipeline.arguments import parse_size
 from reshard.pipeline.errors import BadCatalog, BadPlace, BadSize, shortened
 from reshard.pipeline.limits import CATALOG_MAX, REPO_MAX, SEARCH_MAX, URL_MAX
 from reshard.pipeline.places import CredentialName, Endpoint, Hub, Revision, parse_place, repository
 from reshard.pipeline.request import Options, Request
+from reshard.pipeline.sizes import parse_size
 from reshard.pipeline.validation import Strict, first_problem
 
 VERSION: Literal[1] = 1

@@ -16,7 +16,6 @@ from operator import methodcaller
 from typing import Any
 from urllib.parse import quote
 
-from reshard.pipeline.arguments import parse_size
 from reshard.pipeline.catalogs.definition import Catalog, CatalogEntry, Cut, Query, merged, named, request_for
 from reshard.pipeline.errors import (
     AccessError,
@@ -32,6 +31,7 @@ from reshard.pipeline.planning.build import request_key
 from reshard.pipeline.protocols import Visibility, more_visible
 from reshard.pipeline.publishing import history as publication
 from reshard.pipeline.request import Request
+from reshard.pipeline.sizes import parse_size
 from reshard.pipeline.stores.answers import Collection, CollectionItem, ListedModel, ModelInfo
 from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.stores.credentials import Use

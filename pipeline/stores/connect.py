@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, cast
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from reshard.pipeline.arguments import parse_size
 from reshard.pipeline.errors import BadSetting, BadSize, EndpointNotAllowed
 from reshard.pipeline.limits import MEMORY_FLOOR, MEMORY_FLOOR_XET
 from reshard.pipeline.places import AnyPlace, Hub, require_branches, state_dir
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.request import Options, Transport
+from reshard.pipeline.sizes import parse_size
 from reshard.pipeline.stores.credentials import Credentials, Use
 from reshard.pipeline.stores.pace import LocalRateLimiter, RateLimiter, Waits
 from reshard.pipeline.stores.scratch import ScratchSpace

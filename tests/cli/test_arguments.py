@@ -10,11 +10,11 @@ import pytest
 
 from reshard.cli.arguments import read_output, read_plan, read_request, read_rules, takes
 from reshard.client.profiles import PROFILES
-from reshard.pipeline.arguments import SINGLE
 from reshard.pipeline.catalogs.definition import Cut
 from reshard.pipeline.errors import BadPlace, BadRename, BadSize, UsageError
 from reshard.pipeline.places import NOWHERE, Folder, Hub
 from reshard.pipeline.request import Options, Request
+from reshard.pipeline.sizes import SINGLE
 
 
 def request(source: str = "a/model", to: str = "b/model", **options: Any) -> Request:

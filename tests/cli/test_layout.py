@@ -60,7 +60,12 @@ def test_a_layout_that_wastes_reads_names_the_cut_that_does_not(reshard: Run, mi
     said = reshard("layout", mixture, "--ranks", "ep4").out.splitlines()
     assert said[0] == f"{mixture}: 7 weight files, 533 kB; ep4"
     (command,) = [line for line in said if line.startswith("next ")]
-    assert f"reshard run {mixture} --to DST --for ep4" in command
+    (told,) = reshard("layout", mixture, "--ranks", "ep4", "--json").documents
+    assert (
+        told["command"]
+        == f"reshard run {mixture} --to ./mixture-ep4 --for ep4"
+        == command.removeprefix("next ").strip()
+    )
     ran = reshard("run", mixture, "--to", tmp_path / "out", "--for", "ep4", "--size", "200kB")
     assert ran.code == 0, ran.err
     assert "ranks " in ran.err and "4, each reads" in ran.err

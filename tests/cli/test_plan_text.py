@@ -10,7 +10,7 @@ import pytest
 from reshard.cli.plan_text import WHOLE, plan_text, summary_text
 from reshard.client.models.plans import LeftOut, Plan, RankReads, Replaced, Shard, Transports
 from reshard.client.models.records import Forecast, Sized
-from reshard.pipeline.arguments import SINGLE
+from reshard.pipeline.sizes import SINGLE
 
 MOVES = Forecast(reads=3, read=91_665_048, written=90_868_336, seams=4, uploaded=491_376, at_most=False,
                  amplification=1.0088)  # fmt: skip

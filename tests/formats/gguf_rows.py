@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reshard.pipeline.arguments import SINGLE
 from reshard.pipeline.places import Folder
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import run
+from reshard.pipeline.sizes import SINGLE
 from reshard.pipeline.stores.connect import Context
 from tests.support import ggufs
 

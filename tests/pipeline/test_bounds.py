@@ -8,12 +8,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from reshard.pipeline.arguments import parse_size
 from reshard.pipeline.catalogs.definition import parse
 from reshard.pipeline.errors import BadCatalog, BadPlace, BadSize, RequestTooLarge, UsageError
 from reshard.pipeline.limits import GLOB_MAX, GLOBS_MAX, PATH_MAX, REQUEST_MAX, REVISION_MAX, URL_MAX
 from reshard.pipeline.places import check_revision, parse_place
 from reshard.pipeline.request import Request
+from reshard.pipeline.sizes import parse_size
 from reshard.worker.followers.schedules import Schedule
 
 LETTERS = st.text(st.sampled_from("ab.-/@{}~^:?*[\\ \r\n\t\x1b\x7fé"), min_size=1, max_size=8)

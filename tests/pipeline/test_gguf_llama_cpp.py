@@ -18,7 +18,7 @@ import gguf
 import numpy as np
 import pytest
 
-from reshard.pipeline.arguments import SINGLE
+from reshard.pipeline.sizes import SINGLE
 from tests.pipeline.conftest import Run
 
 LIBRARIES = os.environ.get("LLAMA_CPP_LIBRARIES", "")

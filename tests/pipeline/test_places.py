@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from reshard.pipeline.arguments import parse_size
 from reshard.pipeline.errors import BadPlace, BadSize
 from reshard.pipeline.places import NOWHERE, PLACES, AnyPlace, Bucket, Folder, Hub, HubBucket, parse_place
 from reshard.pipeline.request import Request
+from reshard.pipeline.sizes import parse_size
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import pytest
 
 from reshard.client.queue import Queue
 from reshard.client.served import Served
-from reshard.pipeline.arguments import parse_size
 from reshard.pipeline.errors import EndpointNotAllowed
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Options, Request
+from reshard.pipeline.sizes import parse_size
 from reshard.worker.settings import Settings
 
 NONE = cast(Queue, None)  # nothing is queued here

@@ -22,8 +22,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from reshard.pipeline.arguments import parse_size
 from reshard.pipeline.errors import BadLimit, BadSchedule, BadSize, WorkerNotFound
+from reshard.pipeline.sizes import parse_size
 from reshard.worker.cron import next_after
 from reshard.worker.fleet.bandwidth import SHARE, Share
 from reshard.worker.fleet.window import MIDNIGHT, Window, check_zone, last_due
