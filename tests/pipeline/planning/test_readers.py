@@ -39,10 +39,13 @@ def test_ranks_of_deepseek_v3_read_what_they_need(typed: str, in_a_node: int) ->
     sizes = {shard.path: shard.size for shard in cut.shards}
     share = shares(names_of(cut), Readers.of(typed)).of
     common = sum(entry.size for shard in cut.shards for entry in shard.entries if entry.name not in share)
-    for first in range(0, len(after), in_a_node):
+    nodes = read_of(cut, f"ep{len(after) // in_a_node}")
+    for first, whole in zip(range(0, len(after), in_a_node), nodes, strict=True):
         node = after[first : first + in_a_node]
         needed = common + sum(one.needed - common for one in node)
-        assert sum(sizes[path] for path in {path for one in node for path in one.files}) < 1.001 * needed
+        files = {path for one in node for path in one.files}
+        assert {*whole.files} == files, "docs/layouts.md: a node takes the patterns of a rank of fewer"
+        assert whole.needed == needed and sum(sizes[path] for path in files) < 1.001 * needed
 
 
 def mixture(layers: int, experts: int, size: int = 40) -> Shapes:
