@@ -91,8 +91,44 @@ def test_a_cast_has_the_digests_of_both_sides(made: Path) -> None:
 def test_renamed_tensors_are_told(made: Path) -> None:
     output = publish(made, "renamed", rename=[("^norm", "scale")])
     assert checked(made / "source", output) == [
-        "scale.half: the list makes ['scale.half', [40], 'F16'] of ['norm.half', [40], 'F16']"
+        "scale.half: not the source's tensor of that name, shape and dtype, or there twice",
+        "norm.half: in model-00002-of-00002.safetensors, but not so in the output",
     ]
+
+
+def test_checkpoints_that_share_names_and_a_file_that_is_copied_whole_pass(tmp_path: Path) -> None:
+    """As in a pipeline with two text encoders, and beside a file that only its author's own code reads."""
+    random = np.random.default_rng(1)
+    for part in ("", "text_encoder", "text_encoder_2"):
+        tensors = {f"layer.{i}.w": random.standard_normal((25, 40), np.float32) for i in range(4)}
+        save_sharded(tmp_path / "source" / part, numbered(tensors, 2))
+    save_file({"w": np.zeros(4)}, tmp_path / "source" / "consolidated.safetensors")
+    (tmp_path / "source" / "model_index.json").write_text('{"_class_name": "Two"}')
+    output = publish(tmp_path, "out")
+    assert checked(tmp_path / "source", output) == []
+    flip(output / "consolidated.safetensors")
+    assert checked(tmp_path / "source", output) == ["consolidated.safetensors: not in the list, or not in the folder"]
+    one, other = (first(output / part) for part in ("text_encoder", "text_encoder_2"))
+    names = [file.relative_to(output).as_posix() for file in (one, other)]
+    content = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+    told(tmp_path, lambda statement: exchange_files(statement, *names))
+    found = checked(tmp_path / "source", output)
+    assert "layer.0.w: not the source's tensor of that name, shape and dtype, or there twice" in found
+
+
+def exchange_files(statement: dict[str, Any], one: str, other: str) -> None:
+    tensors = statement["predicate"]["tensors"]
+    tensors[one], tensors[other] = tensors[other], tensors[one]
+    subjects = {subject["name"]: subject["digest"] for subject in statement["subject"]}
+    for subject in statement["subject"]:
+        subject["digest"] = subjects[{one: other, other: one}.get(subject["name"], subject["name"])]
+
+
+def test_without_two_folders_it_says_what_is_missing(made: Path) -> None:
+    done = subprocess.run([sys.executable, CHECKER, made / "source"], capture_output=True, text=True)
+    assert done.returncode == 1 and "missing 1 required positional argument: 'output'" in done.stderr
 
 
 def test_it_needs_a_key(made: Path) -> None:
@@ -133,9 +169,9 @@ def rewritten(file: Path, change: Callable[[dict[str, Any]], object], framework:
     save_file(tensors, file, metadata={"format": framework})
 
 
-def consistent(made: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """The output's first file with other tensors, and a list that says so: only the source contradicts it."""
-    file = first(made / "out")
+def consistent(made: Path, change: Callable[[dict[str, Any]], object], holds: str = "layer.0.w") -> None:
+    """The file of a tensor with other tensors, and a list that says so: only the source contradicts it."""
+    file = next(file for file in sorted((made / "out").glob("*.safetensors")) if holds in load_file(file))
     rewritten(file, change)
 
     def follow(statement: dict[str, Any]) -> None:
@@ -165,6 +201,12 @@ def listed(statement: dict[str, Any]) -> dict[str, Any]:
     """Of the first file."""
     found: dict[str, Any] = min(statement["predicate"]["tensors"].items())[1]
     return found
+
+
+def another(statement: dict[str, Any], path: str) -> list[int]:
+    """A file more that the list says is the source's, and where 24 bytes in it are."""
+    statement["predicate"]["files"].append({"path": path, "verified": "checked"})
+    return [len(statement["predicate"]["files"]) - 1, 0, 24]
 
 
 def swap(tensors: dict[str, Any]) -> None:
@@ -207,6 +249,26 @@ MUTATIONS: dict[str, Callable[[Path], object]] = {
     "the list has another place": lambda made: told(
         made, lambda s: listed(s)["layer.0.w"].update({"from": [[0, 8, 4008]]})
     ),
+    "the list makes an empty tensor of nothing": lambda made: consistent(made, lambda t: t.update(x=np.zeros((0, 9)))),
+    "the list makes a tensor of the config": lambda made: (
+        (made / "source" / "config.json").write_bytes(bytes(24)),
+        consistent(made, lambda t: t.update(x=np.zeros(3))),
+        told(made, lambda s: listed(s)["x"].update({"from": [another(s, "config.json")]})),
+    ),
+    "the list makes a tensor of a file of the output": lambda made: (
+        (made / "out" / "more.bin").write_bytes(bytes(24)),
+        consistent(made, lambda t: t.update(x=np.zeros(3))),
+        told(made, lambda s: listed(s)["x"].update({"from": [another(s, "../out/more.bin")]})),
+    ),
+    "the list makes a tensor of weights that no loader takes": lambda made: (
+        (made / "source" / "pytorch_model.bin").write_bytes(bytes(24)),
+        consistent(made, lambda t: t.update(x=np.zeros(3))),
+        told(made, lambda s: listed(s)["x"].update({"from": [another(s, "pytorch_model.bin")]})),
+    ),
+    "the list counts files from the end": lambda made: told(
+        made, lambda s: listed(s)["layer.0.w"]["from"][0].__setitem__(0, -len(s["predicate"]["files"]))
+    ),
+    "an empty tensor is lost, as the list says": lambda made: consistent(made, lambda t: t.pop("empty", None), "empty"),
     "the list has no place": lambda made: told(made, lambda s: listed(s)["layer.0.w"].pop("from")),
     "the list hides a change in a cast": lambda made: (
         consistent(made, lambda t: t["layer.0.w"].fill(1)),
