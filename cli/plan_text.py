@@ -68,7 +68,9 @@ def summary_text(plan: Plan, stream: TextIO | None = None) -> str:
 def plan_text(plan: Plan, most: Shown = SHORT, stream: TextIO | None = None) -> str:
     """The plan for people: figures first, then the files, then what becomes of the rest; laid out for ``stream``."""
     if plan.published:
-        return f"{_head(plan)}\nNothing to do: the target already has this"
+        told = [f"{_head(plan)}\nNothing to do: the target already has this"]
+        notes = [("note", note) for note in _first(plan.notes, most.notes)]
+        return "\n".join([*told, lines(notes, stream=stream)] if notes else told)
     files = plan.files
     groups = f", copied in {count(len(plan.groups), 'group')}" if len(plan.groups) > 1 else ""
     weights = f"{count(plan.tensors, 'tensor')} in {_weights(plan, lambda size: count(size, 'byte'))}{groups}"

@@ -127,3 +127,5 @@ def test_a_plan_says_how_much_moves_and_by_what(transports: tuple[str, str], for
 def test_a_published_plan_has_nothing_to_do() -> None:
     said = plan_text(plan(published="c" * 40))
     assert said == "them/m@0123456789ab -> us/m\nNothing to do: the target already has this"
+    noted = plan_text(plan(published="c" * 40, notes=["theirs.txt: not covered by the signature"]))
+    assert noted == f"{said}\nnote  theirs.txt: not covered by the signature"
