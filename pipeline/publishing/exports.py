@@ -81,8 +81,8 @@ def _bom(facts: dict[str, Any], pin: Pin) -> dict[str, Any]:
             namespace, name_there = name.split("/", 1)
             purl = PackageURL("huggingface", namespace, name_there, commit, other)
         return Component(
-            name=name, version=commit, type=ComponentType.MACHINE_LEARNING_MODEL, purl=purl, bom_ref=f"{name}@{commit}",
-            **more,
+            name=name, version=commit, type=ComponentType.MACHINE_LEARNING_MODEL, purl=purl,
+            bom_ref=f"{name}@{commit}" if commit else name, **more,
         )  # fmt: skip
 
     source = facts["source"]

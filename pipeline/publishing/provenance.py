@@ -173,11 +173,9 @@ def _slsa(
 ) -> dict[str, Any]:
     """``builder`` None: nobody vouches for it."""
     run: dict[str, Any] = {
-        "builder": {"id": builder or UNNAMED_BUILDER, "version": {"reshard": by or version("reshard")}}
+        "builder": {"id": builder or UNNAMED_BUILDER, "version": {"reshard": by or version("reshard")}},
+        "metadata": {"finishedOn": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"} if builder is not None else {},
     }
-    run["metadata"] = {"invocationId": plan}
-    if builder is not None:
-        run["metadata"]["finishedOn"] = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     return {
         "_type": STATEMENT,
         "subject": [{"name": path, "digest": {"sha256": digest}} for path, digest in files.items()],

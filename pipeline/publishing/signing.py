@@ -73,6 +73,8 @@ class Signer:
         if certificates:
             if certificates[0].public_key() != private.public_key():
                 raise BadSignKey(key=key, why="its first certificate belongs to another key")
+            if not _may_sign(certificates[0]):
+                raise BadSignKey(key=key, why="its certificate has neither usage digitalSignature nor codeSigning")
             if not certificates[0].not_valid_before_utc <= datetime.now(UTC) <= certificates[0].not_valid_after_utc:
                 raise CertificateExpired(key=key, until=f"{certificates[0].not_valid_after_utc:%Y-%m-%d}")
         return cls(path, builder, private, certificates)
@@ -220,6 +222,8 @@ class Trusted:
         leaf, *chain = (load_der_x509_certificate(b64decode(one["rawBytes"])) for one in told)
         public: Any = leaf.public_key()
         if not any(key == public for _, key in self.keys):
+            if not _may_sign(leaf):
+                raise BadSignature(file=what, why="its certificate is not for signing")
             store = X509Store()
             store.set_flags(X509StoreFlags.PARTIAL_CHAIN)  # each is trusted, also one that is no root
             for authority in self.authorities:
@@ -245,6 +249,18 @@ def _certificates(pem: bytes) -> tuple[Certificate, ...]:
     from cryptography.x509 import load_pem_x509_certificates
 
     return tuple(load_pem_x509_certificates(pem)) if b"-----BEGIN CERTIFICATE-----" in pem else ()
+
+
+def _may_sign(certificate: Certificate) -> bool:
+    """What the package asks of the signer's own certificate (``_verify_certificates``, model-signing 1.1)."""
+    from cryptography.x509 import ExtendedKeyUsage, KeyUsage
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    return any(
+        (isinstance(usage, KeyUsage) and usage.digital_signature)
+        or (isinstance(usage, ExtendedKeyUsage) and ExtendedKeyUsageOID.CODE_SIGNING in usage)
+        for usage in (extension.value for extension in certificate.extensions)
+    )
 
 
 def _hint(key: EllipticCurvePublicKey) -> str:

@@ -10,10 +10,18 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-from cryptography.x509.oid import NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from model_signing import verifying
 
 DAY = timedelta(days=1)
+
+
+def _usage(which: int) -> x509.KeyUsage:
+    return x509.KeyUsage(*(index == which for index in range(9)))
+
+
+DIGITAL = _usage(0)  # signatures
+CODE = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CODE_SIGNING])
 
 
 class Pair(NamedTuple):
@@ -31,12 +39,13 @@ def make_pair(folder: Path, name: str = "release", curve: ec.EllipticCurve | Non
     return pair
 
 
-def make_certified(folder: Path, until: datetime | None = None) -> Pair:
+def make_certified(folder: Path, until: datetime | None = None, usage: x509.ExtensionType | None = DIGITAL) -> Pair:
     """A key with its certificate in one file, and the certificate of the authority that issued it."""
     folder.mkdir(parents=True, exist_ok=True)
     root, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     end = until or datetime.now(UTC) + 30 * DAY
-    authority, own = _certificate("Root", root, root, end, True), _certificate("Releases", key, root, end, False)
+    authority = _certificate("Root", root, root, end, True, _usage(5))
+    own = _certificate("Releases", key, root, end, False, usage)
     pair = Pair(folder / "certified.pem", folder / "root.pem")
     pair.private.write_bytes(_private(key) + own.public_bytes(Encoding.PEM))
     pair.public.write_bytes(authority.public_bytes(Encoding.PEM))
@@ -47,17 +56,19 @@ def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def _certificate(name: str, key: Any, issuer: Any, until: datetime, authority: bool) -> x509.Certificate:
+def _certificate(
+    name: str, key: Any, issuer: Any, until: datetime, authority: bool, usage: x509.ExtensionType | None
+) -> x509.Certificate:
     names = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, one)]) for one in (name, "Root")]
-    usage = [index == (5 if authority else 0) for index in range(9)]  # certificates, or digital signatures
-    return (
+    builder = (
         x509.CertificateBuilder(names[1], names[0], key.public_key(), x509.random_serial_number())
         .not_valid_before(until - 60 * DAY)
         .not_valid_after(until)
         .add_extension(x509.BasicConstraints(authority, None), critical=True)
-        .add_extension(x509.KeyUsage(*usage), critical=True)
-        .sign(issuer, hashes.SHA256())
     )
+    if usage:
+        builder = builder.add_extension(usage, critical=True)
+    return builder.sign(issuer, hashes.SHA256())
 
 
 def refusal(folder: Path, pair: Pair) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509 import ExtensionType
 from huggingface_hub import snapshot_download
 
 from reshard.pipeline.errors import BadSignKey, CertificateExpired, ReshardError, SignExtraMissing, UsageError
@@ -21,7 +22,7 @@ from reshard.pipeline.planning.model import MANIFEST, PROVENANCE, SIGNATURE
 from reshard.pipeline.request import Options
 from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import Run, upload
-from tests.support.keys import Pair, make_certified, make_pair, refusal
+from tests.support.keys import CODE, DIGITAL, Pair, make_certified, make_pair, refusal
 from tests.support.models import arrays, numbered, save_sharded
 
 SIZE = 20_000
@@ -163,8 +164,9 @@ def test_a_sources_signature_is_not_passed_on(signed: Path, tmp_path: Path, go: 
     assert {one.path for one in report.plan.left_out} >= {SIGNATURE, PROVENANCE}
 
 
-def test_a_certificate_signs(model: Path, tmp_path: Path, go: Run) -> None:
-    certified = make_certified(tmp_path / "keys")
+@pytest.mark.parametrize("usage", [DIGITAL, CODE])
+def test_a_certificate_signs(usage: ExtensionType, model: Path, tmp_path: Path, go: Run) -> None:
+    certified = make_certified(tmp_path / "keys", usage=usage)
     go(model, tmp_path / "out", size=SIZE, sign=str(certified.private))
     assert refusal(tmp_path / "out", certified) == ""
     flipped(tmp_path / "out", "config.json")
@@ -183,6 +185,8 @@ def bad_key(folder: Path, kind: str) -> Path:
     if kind == "another's certificate":
         parts = [make_certified(folder / name).private.read_text().partition("-----BEGIN CERT") for name in "ab"]
         file.write_text(parts[0][0] + "".join(parts[1][1:]))
+    if kind == "not for signatures":
+        return make_certified(folder, usage=None).private
     if kind == "expired":
         return make_certified(folder, datetime(2020, 1, 2, tzinfo=UTC)).private
     return file
@@ -196,6 +200,7 @@ def bad_key(folder: Path, kind: str) -> Path:
         ("its public half", BadSignKey, "not a private key"),
         ("a curve that is not signed with", BadSignKey, "P-256"),
         ("another's certificate", BadSignKey, "belongs to another key"),
+        ("not for signatures", BadSignKey, "neither usage digitalSignature nor codeSigning"),
         ("expired", CertificateExpired, "valid until 2020-01-02"),
     ],
 )

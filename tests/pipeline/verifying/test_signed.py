@@ -26,7 +26,7 @@ from reshard.pipeline.stores.connect import Context, open_source
 from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import Run, upload
 from tests.support.checker import from_hub
-from tests.support.keys import Pair, make_certified, make_pair
+from tests.support.keys import Pair, make_certified, make_pair, refusal
 from tests.support.models import arrays, numbered, save_sharded
 
 SIZE = 20_000
@@ -251,3 +251,13 @@ def test_an_expired_certificate_is_told(model: Path, tmp_path: Path, go: Run) ->
     assert "(its certificate expired on 2020-01-02)" in looked(tmp_path / "out", old, certified)[0].reason
     with pytest.raises(BadSignature, match="its certificate is not trusted"):
         looked(tmp_path / "out", certified)
+
+
+def test_a_certificate_that_is_not_for_signing_is_refused_as_the_package_refuses_it(
+    model: Path, tmp_path: Path
+) -> None:
+    certified = make_certified(tmp_path / "keys", usage=None)
+    sign_as_its_author(model, certified)
+    assert "cannot be used for signing" in refusal(model, certified)
+    with pytest.raises(BadSignature, match="its certificate is not for signing"):
+        looked(model, certified)
