@@ -59,7 +59,7 @@ def flag(name: str, help: str, section: str | None = None) -> Any:
 
 def read_output(
     json: Annotated[bool, flag("--json", "Print JSON, one document per line, including errors.", OUTPUT)] = False,
-    quiet: Annotated[bool, flag("--quiet/-q", "Print only what a script needs.", OUTPUT)] = False,
+    quiet: Annotated[bool, flag("--quiet/-q", "Print only the essential values, for use in scripts.", OUTPUT)] = False,
 ) -> Output:
     if json and quiet:
         raise UsageError(what="--json and --quiet cannot be used together")
@@ -122,18 +122,18 @@ def read_request(
         str | None,
         value(
             "USE",
-            f"Set --size for a use ({USES}), or group tensors by rank (ep8, pp4).",
+            f"Preset for --size ({USES}), or ranks to group tensors by (ep8, pp4).",
             "--for",
             section=WEIGHTS,
         ),
     ] = None,
-    single: Annotated[bool, flag("--single", "Write all weights to one file instead of --size.", WEIGHTS)] = False,
+    single: Annotated[bool, flag("--single", "Write all weights to one file, regardless of --size.", WEIGHTS)] = False,
     revision: Annotated[str | None, value("REV", "Branch, tag or commit of the source.")] = None,
     credential: Annotated[
-        str | None, value("NAME", "Read SRC with this credential from RESHARD_CREDENTIALS.", section=ACCESS)
+        str | None, value("NAME", "Use this credential from RESHARD_CREDENTIALS to read SRC.", section=ACCESS)
     ] = None,
     to_credential: Annotated[
-        str | None, value("NAME", "Write DST with this credential from RESHARD_CREDENTIALS.", section=ACCESS)
+        str | None, value("NAME", "Use this credential from RESHARD_CREDENTIALS to write DST.", section=ACCESS)
     ] = None,
     public: Annotated[
         bool, flag("--public", "Create the target as a public repository, even if SRC is private or gated.", PUBLISHING)
@@ -178,13 +178,15 @@ def _source(value: str, revision: str | None) -> AnyPlace:
     if revision is None:
         return place
     if not place.branch:
-        raise UsageError(what=f"--revision {revision}: only repositories have revisions, and {value} is not one")
+        raise UsageError(
+            what=f"--revision {revision}: only repositories have revisions, and {value} is not a repository"
+        )
     try:
         check_revision(revision)
     except ValueError as error:
         raise UsageError(what=f"--revision {shortened(revision)}: {error}") from None
     if place not in (place.at(None), place.at(revision)):
-        raise UsageError(what=f"{value} and --revision {revision} are two revisions")
+        raise UsageError(what=f"{value} and --revision {revision} name different revisions")
     return place.at(revision)
 
 
@@ -209,7 +211,7 @@ def _by(option: str, credential: str | None, place: P) -> P:
     if credential is None:
         return place
     if "credential" not in type(place).model_fields:
-        raise UsageError(what=f"{option}: credentials are only for repositories, and {place} is not one")
+        raise UsageError(what=f"{option}: credentials are only for repositories, and {place} is not a repository")
     try:
         return place.model_copy(update={"credential": check_credential(credential)})
     except ValueError as error:
@@ -224,7 +226,7 @@ def read_plan(**typed: Any) -> Request:
 
 def read_limits(
     *,
-    at_once: Annotated[int | None, value("N", "Run this many of its jobs at a time (default: 8).", min=1)] = None,
+    at_once: Annotated[int | None, value("N", "Maximum number of its jobs to run at once (default: 8).", min=1)] = None,
     max_failures: Annotated[int | None, value("N", "Stop the catalog after more than N failures.", min=0)] = None,
     max_bytes: Annotated[str | None, value("SIZE", "Stop the catalog after reading this much weight data.")] = None,
 ) -> dict[str, int]:
@@ -245,9 +247,9 @@ def read_request_or_catalog(**typed: Any) -> Request | tuple[Path, dict[str, int
             raise UsageError(what=f"--catalog FILE defines the whole submission; remove {', '.join(given)}")
         return typed["catalog"], read_limits(**limits)
     if not given and not limited:
-        raise UsageError(what="nothing to submit: give SRC and --to, or --catalog FILE")
+        raise UsageError(what="nothing to submit: pass SRC and --to, or --catalog FILE")
     if limited:
-        raise UsageError(what=f"{', '.join(limited)}: only for catalogs; use --catalog FILE, or remove it")
+        raise UsageError(what=f"{', '.join(limited)}: only valid with --catalog FILE")
     if typed["source"] is None:
         raise UsageError(what="SRC is missing" if typed["to"] else "SRC and --to are missing")
     if typed["to"] is None:
@@ -286,11 +288,11 @@ def read_choice(
     jobs: Annotated[
         list[str] | None, argument("JOB", "Job IDs, or their first characters.", autocompletion=completion.jobs)
     ] = None,
-    all_: Annotated[bool, flag("--all", "Select all jobs that qualify.")] = False,
+    all_: Annotated[bool, flag("--all", "Apply the command to all eligible jobs.")] = False,
     older_than: Annotated[
-        str | None, value("AGE", "Only jobs that have been in their state at least this long, such as 30d.")
+        str | None, value("AGE", "Only jobs that have been in their current state at least this long, such as 30d.")
     ] = None,
-    dry_run: Annotated[bool, flag("--dry-run", "Show which jobs qualify; change nothing.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Show which jobs would be affected, without changing them.")] = False,
     yes: Annotated[bool, flag("--yes/-y", "Skip the confirmation prompt for selected jobs.")] = False,
     **filter: Any,
 ) -> Choice:
@@ -299,7 +301,7 @@ def read_choice(
     if older_than:
         fields["age"] = parse_age(older_than, "--older-than")
     if sum(map(bool, (jobs, fields, all_))) != 1:
-        raise UsageError(what="give JOBs, select them with --state, --source or another filter, or use --all")
+        raise UsageError(what="pass JOB IDs, select jobs with --state, --source or another filter, or use --all")
     return Choice(jobs or [], fields or {"all": True}, dry_run, yes)
 
 
@@ -309,7 +311,7 @@ _SECONDS = {"min": 60, "h": 3600, "d": 86400, "w": 604800}
 def parse_age(text: str, option: str) -> float:
     """Seconds; raises UsageError."""
     if (match := re.fullmatch(r"(\d{1,9}) ?(min|h|d|w)", text.strip(), re.ASCII)) is None:
-        raise UsageError(what=f"{option} {text}: not a duration such as 30min, 12h, 7d or 4w")
+        raise UsageError(what=f"{option} {text}: invalid duration; use a value such as 30min, 12h, 7d or 4w")
     return float(match[1]) * _SECONDS[match[2]]
 
 
@@ -325,13 +327,13 @@ Jobs = Annotated[
     int | None,
     value(
         "N",
-        "Maximum source files to copy at once; fewer if memory or disk is short (default: half the CPU cores).",
+        "Maximum number of source files to copy at once; lower if memory or disk is low (default: half the CPU cores).",
         section=ACCESS,
         min=1,
         max=JOBS_MAX,
     ),
 ]
-Verbose = Annotated[bool, flag("--verbose/-v", "Show the whole plan and the figures of each check.", OUTPUT)]
+Verbose = Annotated[bool, flag("--verbose/-v", "Show the full plan and the details of each check.", OUTPUT)]
 Command = Callable[..., None]
 
 

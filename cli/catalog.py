@@ -71,7 +71,7 @@ def read_submission(file: Path, limits: Mapping[str, int]) -> tuple[str, Submiss
 
 @command("check")
 def check(file: File, output: Output) -> None:
-    """Show what a catalog would do now; queue nothing.
+    """Show what a catalog would do now, without queueing jobs.
 
     Calls the Hub with your own token.
 
@@ -98,12 +98,12 @@ def submit(
     *,
     file: File,
     limits: dict[str, int],
-    watch: Annotated[bool, Option("--watch", help="Follow the catalog, as `reshard catalog watch` does.")] = False,
+    watch: Annotated[bool, Option("--watch", help="Follow the catalog, like `reshard catalog watch`.")] = False,
     output: Output,
 ) -> None:
     """Queue the models in a catalog that have changed.
 
-    Returns at once unless --watch is given. Jobs run a few at a time (--at-once).
+    Returns immediately unless --watch is set. Jobs run a few at a time (--at-once).
 
     Example: reshard catalog submit models.yaml --watch
     """
@@ -115,7 +115,7 @@ def submit(
         text = f"Catalog {name} is already running" if done.existed else f"Submitted catalog {name}"
         for schedule in done.outdated_schedules:
             update = f"reshard schedule set {schedule} --catalog {shlex.quote(str(file))}"
-            text += f"\nSchedule {schedule} still submits an older version; update it with `{update}`"
+            text += f"\nSchedule {schedule} still submits an older version; to update it, run `{update}`"
         text += "" if watch else f"\nFollow it with `reshard catalog watch {name}`"
         output.result(done, text, name)
         if watch:
@@ -211,7 +211,7 @@ def failures(name: Name, output: Output) -> None:
         rows += [("", f"{len(group) - SHOWN:,} more", "use --json to show all")] if len(group) > SHOWN else []
     then = [f"{code}: {SUBMIT_AGAIN}" for code in groups if code in IN_FILE]
     if len(then) < len(groups):
-        then.insert(0, f"once fixed, run `reshard catalog retry {name} --only CODE`")
+        then.insert(0, f"after fixing the cause, run `reshard catalog retry {name} --only CODE`")
     rows += [("" if i else "next", "", step) for i, step in enumerate(then)]
     output.result(seen, lines(rows) or "No failures", "\n".join(groups))
 
@@ -253,7 +253,7 @@ def pause(name: Name, output: Output) -> None:
 def resume(name: Name, output: Output) -> None:
     """Resume a catalog that was paused or stopped by a limit.
 
-    Its limits start again from zero.
+    Its limits are counted from zero again.
 
     Example: reshard catalog resume nightly
     """
@@ -334,25 +334,25 @@ _WRONG = "{0.repo}: {0.code}: {0.message} ({0.hint})".format
 def _summary(found: CatalogChecked) -> list[tuple[str, str]]:
     unchanged = "unknown without a broker"
     if found.unchanged is not None:
-        unchanged = f"{found.unchanged:,} since their last job (no job needed)"
+        unchanged = f"{found.unchanged:,} since their last job, so not queued"
     return [
         ("catalog", found.name),
         ("models", f"{found.models:,} ({found.ready:,} ready)"),
         ("targets", f"{found.new:,} new, {found.ready - found.new:,} existing"),
-        ("bytes", f"{human_bytes(found.bytes)} stored by the sources, including past commits"),
+        ("bytes", f"{human_bytes(found.bytes)} in the source repositories, including past commits"),
         ("growth", f"up to {human_bytes(found.growth)} (less after deduplication)"),
         ("calls", f"{count(found.calls, 'Hub call')} for this check"),
         ("unchanged", unchanged),
         *_listed("warning", found.empty, finds_none),
-        *_listed("warning", found.unwritable, "{} (control and workers may use another token)".format),
-        *_listed("drift", found.drift or (), "the target of {} has new commits since its last job here".format),
+        *_listed("warning", found.unwritable, "{} (workers and the control process may use another token)".format),
+        *_listed("drift", found.drift or (), "the target of {} has new commits since its last job".format),
         *_listed("gated", found.gated, str),
-        *_listed("wrong", found.wrong, _WRONG),
+        *_listed("invalid", found.wrong, _WRONG),
     ]
 
 
 # Why a model gets a job, by how it stands against its last one.
-_MOVED = {"source": ": new source commit", "target": ": the target has new commits since its last job here"}
+_MOVED = {"source": ": new source commit", "target": ": the target has new commits since its last job"}
 
 
 def would_do(found: CatalogChecked) -> list[tuple[str, str]]:
@@ -362,11 +362,11 @@ def would_do(found: CatalogChecked) -> list[tuple[str, str]]:
     jobs = [f"{entry.repo} -> {entry.target}{_MOVED.get(entry.standing, '')}" for entry in changed]
     return [
         ("catalog", found.name),
-        ("models", f"{found.models:,} ({len(jobs):,} would get a job)"),
+        ("models", f"{found.models:,} ({len(jobs):,} would be queued)"),
         *_listed("job", jobs, str),
         ("unchanged", count(len(ready) - len(jobs), "model")),
         *_listed("warning", found.empty, finds_none),
-        *_listed("wrong", found.wrong, _WRONG),
+        *_listed("invalid", found.wrong, _WRONG),
     ]
 
 

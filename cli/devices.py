@@ -73,14 +73,14 @@ def read_device_map(value: str) -> str | dict[str, str]:
     except (ValueError, RecursionError) as error:
         raise UsageError(what=f"--device-map {path}: not JSON: {error}") from error
     if not isinstance(pairs, tuple):
-        raise UsageError(what=f"--device-map {path}: not a JSON object of devices by module")
+        raise UsageError(what=f"--device-map {path}: not a JSON object that maps modules to devices")
     devices: dict[str, str] = {}
     for module, device in pairs:
         if module in devices:
             raise UsageError(what=f"--device-map {path} has duplicate key {json.dumps(module)}")
         if isinstance(device, bool) or not isinstance(device, int | str) or not _DEVICE.fullmatch(str(device)):
             where = json.dumps(dict(device) if isinstance(device, tuple) else device)
-            why = f"{json.dumps(module)} is on {where}; use a number, cpu, disk or a name like cuda:0"
+            why = f"{json.dumps(module)} is mapped to {where}; use a number, cpu, disk or a name like cuda:0"
             raise UsageError(what=f"--device-map {path}: {why}")
         devices[module] = str(device)
     return devices
@@ -102,7 +102,7 @@ def _made(
 
     name = str(output.name)
     if output.config is None:
-        return plans.DeviceMap(checkpoint=name, result="skipped", reason="no config.json names its class")
+        return plans.DeviceMap(checkpoint=name, result="skipped", reason="no config.json with a model class")
     shards = [plan.shards[number] for number in output.shards]
     specs = {e.name: (e.as_dtype, e.tensor.shape) for shard in shards for e in shard.entries}
     files = {e.name: shard.path for shard in shards for e in shard.entries}

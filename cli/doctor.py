@@ -28,9 +28,9 @@ def doctor(
     place: Annotated[
         str | None, argument("REPO_OR_DIR", "A repository or folder (default: this installation and its queue).")
     ] = None,
-    notify: Annotated[bool, Option("--notify", help="Only send a test notice to the configured hooks.")] = False,
+    notify: Annotated[bool, Option("--notify", help="Only send a test notification to the configured hooks.")] = False,
     layout: Annotated[
-        bool, Option("--layout", help="Only show what loaders of a repository suffer from its layout of files.")
+        bool, Option("--layout", help="Only check how the layout of a repository's files affects loaders.")
     ] = False,
     output: Output,
 ) -> None:
@@ -42,7 +42,7 @@ def doctor(
     """
     if layout:
         if place is None or notify:
-            raise UsageError(what="--layout checks a repository or folder; add REPO_OR_DIR, and no --notify")
+            raise UsageError(what="--layout requires REPO_OR_DIR, and cannot be used with --notify")
         show_health(place, output)
     elif place is None:
         _installation(output, notify)

@@ -86,7 +86,8 @@ def _known(typed: TyperException, command: str, words: Sequence[str]) -> UsageEr
         return NoTarget()
     if command == "reshard rollback" and getattr(typed, "option_name", None) == "--pr":
         return UsageError(
-            what=f"--pr: the pull request is part of the name: `{command} user/repo@refs/pr/N`", command=command
+            what=f"--pr: name the pull request in the argument instead: `{command} user/repo@refs/pr/N`",
+            command=command,
         )
     size = re.search(r"(--[\w-]+)[= ]([\d.]+ [kMGT]?i?B(?:/s)?)(?!\S)", " ".join(words))
     if size and "unexpected extra argument" in typed.format_message():
@@ -108,4 +109,4 @@ def _meant(error: ReshardError, typed: Sequence[str]) -> str:
         return ""
     # os.path, as Path raises for a name that is too long. Without a slash, it is a command, or told of already.
     here = next((text for text in typed if re.match(r"[^-./~].*/", text) and os.path.isdir(text)), None)  # noqa: PTH112
-    return f"; for the folder of that name, use ./{here}" if here else ""
+    return f"; to use the folder with that name, type ./{here}" if here else ""

@@ -63,7 +63,7 @@ def status(output: Output) -> None:
 @command("pause")
 def pause(
     *,
-    reason: Annotated[str | None, value("TEXT", "The reason to show with waiting jobs.")] = None,
+    reason: Annotated[str | None, value("TEXT", "Reason to show next to waiting jobs.")] = None,
     output: Output,
 ) -> None:
     """Pause all workers until `reshard fleet resume`.
@@ -91,7 +91,7 @@ def resume(output: Output) -> None:
 
 @command("drain")
 def drain(worker: Worker, output: Output) -> None:
-    """Drain a worker: it returns its work and takes no more.
+    """Drain a worker: it returns its tasks and accepts no more.
 
     It stays drained until it exits or you run `reshard fleet undrain`.
 
@@ -99,29 +99,29 @@ def drain(worker: Worker, output: Output) -> None:
     """
     with connect() as session:
         done = operations.drain(session, worker)
-    then = "Stop it once `reshard fleet status` shows no work for it, or undo with `reshard fleet undrain`"
+    then = "Stop it once `reshard fleet status` shows no tasks for it; to undo this, run `reshard fleet undrain`"
     output.result(done, f"Drained worker {done.name}\n{then}", done.name)
 
 
 @command("undrain")
 def undrain(worker: Worker, output: Output) -> None:
-    """Let a drained worker take work again.
+    """Let a drained worker accept tasks again.
 
     Example: reshard fleet undrain gpu-7
     """
     with connect() as session:
         done = operations.undrain(session, worker)
-    text = "takes work again" if done.was_drained else "was not drained"
+    text = "accepts work again" if done.was_drained else "was not drained"
     output.result(done, f"Worker {done.name} {text}", done.name)
 
 
 @takes(output=read_output)
 def usage(
     *,
-    by: Annotated[Literal["submitter", "catalog", "day"], Option(help="Group usage by this.")] = "submitter",
+    by: Annotated[Literal["submitter", "catalog", "day"], Option(help="How to group usage.")] = "submitter",
     days: Annotated[
         int,
-        Option(metavar="N", min=1, max=operations.USAGE_DAYS_MAX, help="Number of days up to today (UTC)."),
+        Option(metavar="N", min=1, max=operations.USAGE_DAYS_MAX, help="Number of days to show, ending today (UTC)."),
     ] = operations.USAGE_DAYS,
     output: Output,
 ) -> None:
@@ -144,22 +144,32 @@ def _used(used: Used) -> tuple[str, ...]:
 
 
 def _limit(metavar: str, help: str) -> Any:
-    return Option(metavar=metavar, help=f"{help}, or none.", show_default=False)
+    return Option(metavar=metavar, help=help, show_default=False)
 
 
 @command("limit")
 def limit(
     *,
-    bandwidth: Annotated[str | None, _limit("RATE", "Total bandwidth of all copies, such as 200MB/s")] = None,
-    night_bytes: Annotated[str | None, _limit("SIZE", "Data that bulk jobs read per day, such as 2TB")] = None,
-    window: Annotated[str | None, _limit("HOURS", "Hours in which bulk jobs run, such as 22:00-06:00")] = None,
-    closed: Annotated[str | None, _limit("HOURS", "Hours in which bulk jobs do not run, such as 08:00-18:00")] = None,
-    tz: Annotated[str | None, _limit("ZONE", "Time zone of hours and days, such as Europe/Berlin")] = None,
+    bandwidth: Annotated[
+        str | None, _limit("RATE", "Total bandwidth limit for all copies, such as 200MB/s, or none for no limit.")
+    ] = None,
+    night_bytes: Annotated[
+        str | None, _limit("SIZE", "Limit on data that bulk jobs read per day, such as 2TB, or none for no limit.")
+    ] = None,
+    window: Annotated[
+        str | None, _limit("HOURS", "Hours when bulk jobs can run, such as 22:00-06:00, or none for all day.")
+    ] = None,
+    closed: Annotated[
+        str | None, _limit("HOURS", "Hours when bulk jobs cannot run, such as 08:00-18:00, or none to allow all hours.")
+    ] = None,
+    tz: Annotated[
+        str | None, _limit("ZONE", "Time zone for hours and days, such as Europe/Berlin, or none for UTC.")
+    ] = None,
     output: Output,
 ) -> None:
     """Set limits for all workers together.
 
-    Limits that you do not set are unchanged; `none` removes one. A day begins with --window, or at midnight.
+    Limits that you do not set are unchanged. A day begins when --window does, or at midnight.
 
     Example: reshard fleet limit --bandwidth 200MB/s --window 22:00-06:00
     """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from reshard.client.models.jobs import Finished, Job, JobDone, JobNow, JobReport
     from reshard.client.models.records import Check, Commit, Problem
 
-FOUND = "the target already had this; nothing was published"
+FOUND = "the target was already up to date; nothing was published"
 SHORT_ROWS = 6  # below the summary; --verbose has all
 
 Rows = list[tuple[str, str]]
@@ -46,7 +46,7 @@ def summary(done: Finished | JobDone, target: AnyPlace, files: int, size: int) -
     where = page(target, published.ref)
     if published.found and not done.checks:
         commit = f", commit {published.commit[:12]}" if target.branch else ""
-        return f"Nothing to do: {where} already has this{commit} ({lasted(done.seconds)})"
+        return f"Nothing to do: {where} is up to date{commit} ({lasted(done.seconds)})"
     results = Counter(check.result for check in done.checks)
     passed = count(results.pop("passed", 0), "check")
     verb = "Wrote" if target.local else "Published"

@@ -44,7 +44,7 @@ LIST_HEAD = ("JOB", "STATE", "SUBMITTED", "TOOK", "SOURCE -> TARGET")
 
 _JOB = argument("JOB", "A job ID, or its first characters.", autocompletion=completion.jobs)
 Job = Annotated[str, _JOB]
-Watch = Annotated[bool, Option("--watch", help="Follow the job to its end and exit with its exit code.")]
+Watch = Annotated[bool, Option("--watch", help="Follow the job until it ends; exit with its exit code.")]
 
 
 @takes(request=read_request, output=read_output)
@@ -52,7 +52,7 @@ def submit(
     *,
     request: Request,
     priority: Annotated[
-        Priority, Option(help="Run interactive jobs before bulk jobs.", rich_help_panel=ACCESS)
+        Priority, Option(help="Priority of the job; interactive jobs run before bulk jobs.", rich_help_panel=ACCESS)
     ] = "interactive",
     watch: Watch = False,
     verbose: Verbose = False,
@@ -73,7 +73,7 @@ def submit(
         places = (request.source, request.options.config_from, request.target)
         if folders := [str(place) for place in places if place and place.local]:
             where = f"{' and '.join(folders)} {'is' if len(folders) == 1 else 'are'} resolved on the worker"
-            output.say(f"warning: {where}, within its RESHARD_ALLOWED_FOLDERS; for local folders use `reshard run`")
+            output.say(f"warning: {where}, within its RESHARD_ALLOWED_FOLDERS; for local folders, use `reshard run`")
         if done.waits:
             output.waits(done.waits)
         output.result(done, text, job)
@@ -87,7 +87,7 @@ def submit(
 def status(
     *,
     job: Annotated[str | None, _JOB] = None,
-    report: Annotated[bool, Option("--report", help="Show the figures and findings of each check.")] = False,
+    report: Annotated[bool, Option("--report", help="Show the details and findings of each check.")] = False,
     output: Output,
 ) -> None:
     """Show a job, or the queue and its workers.
@@ -172,7 +172,7 @@ def row(job: JobNow) -> tuple[str, ...]:
 
 @takes(output=read_output)
 def watch(*, job: Job, verbose: Verbose = False, output: Output) -> None:
-    """Follow a job to its end and exit with its exit code.
+    """Follow a job until it ends; exit with its exit code.
 
     Example: reshard watch pkgd
     """
@@ -194,9 +194,9 @@ def logs(*, job: Job, output: Output) -> None:
         log = operations.log(session, job)
     older = log.logged - len(log.lines)
     if older and log.lines:
-        output.say(f"{count(older, 'older line', 'is gone')}")
+        output.say(f"{count(older, 'older line', 'is')} no longer available")
     rows = [(when(line.at, "%b %d %H:%M:%S"), line.level, line.unit, line.text) for line in log.lines]
-    none = "its log is no longer kept" if older else f"no worker has logged anything for job {log.id}"
+    none = "the log is no longer available" if older else f"no worker has logged anything for job {log.id}"
     output.result(log, lines(rows) or none, "\n".join(line.text for line in log.lines))
 
 
@@ -204,7 +204,7 @@ def logs(*, job: Job, output: Output) -> None:
 def cancel(*, choice: Choice, output: Output) -> None:
     """Cancel jobs before they publish.
 
-    What they have copied is kept for `reshard retry`.
+    Files that are already copied are kept for `reshard retry`.
 
     Example: reshard cancel --state queued --catalog nightly
     """
@@ -227,11 +227,11 @@ def retry(
         bool,
         Option(
             "--anew",
-            help="Plan again from the current source and target; keep a commit that only needs to be confirmed.",
+            help="Plan again from the current source and target; a commit that only needs to be confirmed is kept.",
         ),
     ] = False,
     overwrite: Annotated[
-        bool, Option("--overwrite", help="Plan again, and replace what others have changed in the target since.")
+        bool, Option("--overwrite", help="Plan again, and replace files that others have changed in the target since.")
     ] = False,
     follow_it: Watch = False,
     output: Output,
@@ -292,9 +292,9 @@ class Act(NamedTuple):
     body: type[operations.Chosen] = operations.Chosen
 
 
-CANCEL = Act("cancel", "cancelled", CANCELLABLE, "such a job has ended, or its commit is in progress")
-RETRY = Act("retry", "retried", operations.RETRIABLE, "there is nothing to retry", operations.ChosenAgain)
-DELETE = Act("delete", "deleted", ENDED, "such a job has not ended; `reshard cancel` it first")
+CANCEL = Act("cancel", "cancelled", CANCELLABLE, "these jobs have ended, or their commit is in progress")
+RETRY = Act("retry", "retried", operations.RETRIABLE, "these jobs cannot be retried", operations.ChosenAgain)
+DELETE = Act("delete", "deleted", ENDED, "these jobs have not ended; run `reshard cancel` first")
 
 
 def _looks(choice: Choice, output: Output, act: Act, do: Callable[[dict[str, Any]], D]) -> list[D]:
@@ -334,8 +334,8 @@ def rollback(
 ) -> None:
     """Undo the commit of a job, or reshard's last commit to DST.
 
-    This adds a commit, using your token (or the service's, for a JOB with RESHARD_API_URL). Fails if others have
-    changed any of the commit's files since.
+    This adds a commit, using your token (or the service's, for a JOB with RESHARD_API_URL). It fails if others
+    have changed any of the commit's files since.
 
     Example: reshard rollback you/gpt2-200MB
     """

@@ -20,19 +20,21 @@ from reshard.pipeline.places import parse_place
 from reshard.pipeline.sizes import parse_size
 from reshard.pipeline.stores.connect import Context, open_source
 
-PLACE = Annotated[str, argument("REPO_OR_DIR", "A repository, a folder or a URL, reshard's or not.")]
+PLACE = Annotated[str, argument("REPO_OR_DIR", "A repository, folder or URL, published by reshard or not.")]
 
 
 @takes(output=read_output)
 def layout(
     *,
     place: PLACE,
-    ranks: Annotated[str, value("RANKS", "Ranks that each read a part: ep8 for experts, pp4 for stages.")],
+    ranks: Annotated[
+        str, value("RANKS", "How ranks divide the model: ep8 for 8 expert ranks, pp4 for 4 pipeline stages.")
+    ],
     output: Output,
 ) -> None:
     """Show which files each rank of a model reads.
 
-    Reads headers only. Each rank gets its patterns for `hf download`, and reads against needs.
+    Reads headers only. For each rank, shows its patterns for `hf download`, and how much it reads and needs.
 
     Example: reshard layout mistralai/Mixtral-8x7B-v0.1 --ranks ep8
     """
@@ -55,7 +57,7 @@ _RULES = {
     "runai": "Run:ai streamer (element)",
     "512": "direct reads (512 bytes)",
     "4096": "direct reads, GPUDirect (4,096 bytes)",
-    "16384": "pages of Metal (16 KiB)",
+    "16384": "Metal pages (16 KiB)",
 }
 
 
@@ -71,9 +73,9 @@ def _health_text(found: LayoutHealth) -> str:
     rows = [("", "now", "then"), *((name, text, then.get(name, "")) for name, text in now.items())]
     told = [head, lines(rows if then else [row[:2] for row in rows[1:]])]
     if found.index_seeks is not None:
-        seeks = f"{count(found.index_seeks, 'seek')} of a reader that follows the index"
-        told.append(f"{seeks}, {found.now.files:,} of one that follows the files")
-    told.append(f"next: {found.command}" if found.command else "no cut would improve this layout")
+        by_index, by_files = count(found.index_seeks, "time"), count(found.now.files, "time")
+        told.append(f"a reader that follows the index seeks {by_index}; one that follows the files, {by_files}")
+    told.append(f"next: {found.command}" if found.command else "no other split would improve this layout")
     return "\n".join(told)
 
 
@@ -81,7 +83,7 @@ def _figures(of: LayoutFigures) -> dict[str, str]:
     found = {"files": f"{of.files:,}", "files under 50 MB": f"{of.small_files:,}"}
     for one in of.misaligned:
         found[f"misaligned: {_RULES[one.rule]}"] = f"{count(one.tensors, 'tensor')}, {human_bytes(one.bytes)}"
-    found["layers in several files"] = f"{of.spread_layers:,} of {of.layers:,}"
+    found["layers split across files"] = f"{of.spread_layers:,} of {of.layers:,}"
     for rank in of.reads:
         found[f"a rank of {rank.ranks}"] = f"reads {human_bytes(rank.bytes)}, needs {human_bytes(rank.needed)}"
     return found
@@ -93,14 +95,14 @@ def advise(
     place: PLACE,
     loader: Annotated[Loader, Option(help="The program that loads the model.")] = "transformers",
     ranks: Annotated[
-        str | None, value("RANKS", "Ranks that each read a part, such as ep8 (default: one reader).")
+        str | None, value("RANKS", "How ranks divide the model, such as ep8 (default: one reader).")
     ] = None,
-    link: Annotated[str | None, value("RATE", "Speed of the download, such as 50MB/s (default: 1Gbit/s).")] = None,
+    link: Annotated[str | None, value("RATE", "Download speed, such as 50MB/s (default: 1Gbit/s).")] = None,
     output: Output,
 ) -> None:
     """Compare layouts of a model and recommend one.
 
-    Reads headers only. Shows what each costs to download over HTTP, and the peak memory of loading.
+    Reads headers only. For each layout, shows the cost of a download over HTTP and the peak memory while loading.
 
     Example: reshard advise openai-community/gpt2 --loader browser
     """
@@ -133,4 +135,6 @@ def _advice_text(found: Advice) -> str:
     (best,) = (one for one in found.layouts if one.recommended)
     head = f"{found.place} for {found.loader}, {reader}, at {human_rate(found.link)}"
     table = lines(rows, right={1, 2, 3, 4, 5, 6})
-    return "\n".join([head, table, f"next: {best.command}" if best.command else "no new layout saves much: keep it"])
+    return "\n".join(
+        [head, table, f"next: {best.command}" if best.command else "keep the current layout: no other saves much"]
+    )

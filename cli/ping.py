@@ -21,7 +21,7 @@ PROBES = (
 
 
 def ping() -> None:
-    """Check that the local worker, control or web page is up.
+    """Check that a local worker, control process or page is up.
 
     Requests /healthz on RESHARD_HEALTH_PORT, RESHARD_METRICS_PORT or
     RESHARD_WEB_PORT. Does not need the broker.

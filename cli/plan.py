@@ -21,7 +21,11 @@ def plan(
     request: Request,
     max_memory: Annotated[
         str | None,
-        value("DEVICE=SIZE,...", "Also show which device gets each block, such as 0=10GiB,cpu=30GiB.", section=DEVICES),
+        value(
+            "DEVICE=SIZE,...",
+            "Memory per device, such as 0=10GiB,cpu=30GiB; also shows which device gets each block.",
+            section=DEVICES,
+        ),
     ] = None,
     device_map: Annotated[
         str | None,
@@ -31,12 +35,12 @@ def plan(
             section=DEVICES,
         ),
     ] = None,
-    all_: Annotated[bool, flag("--all", "Show every file and name, however long the plan.", OUTPUT)] = False,
+    all_: Annotated[bool, flag("--all", "Show every file and name, even if the plan is long.", OUTPUT)] = False,
     output: Output,
 ) -> None:
-    """Show what a job would write and delete; change nothing.
+    """Show what a job would write and delete, without doing it.
 
-    Without --to, only the split of SRC is planned. If a disk is too small, the command fails as `run` would.
+    Without --to, only the split of SRC is planned. If there is not enough disk space, the command fails, like `run`.
 
     Example: reshard plan openai-community/gpt2 --size 200MB
     """

@@ -68,7 +68,7 @@ def summary_text(plan: Plan, stream: TextIO | None = None) -> str:
 def plan_text(plan: Plan, most: Shown = SHORT, stream: TextIO | None = None) -> str:
     """The plan for people: figures first, then the files, then what becomes of the rest; laid out for ``stream``."""
     if plan.published:
-        told = [f"{_head(plan)}\nNothing to do: the target already has this"]
+        told = [f"{_head(plan)}\nNothing to do: target is up to date"]
         notes = [("note", note) for note in _first(plan.notes, most.notes)]
         return "\n".join([*told, lines(notes, stream=stream)] if notes else told)
     files = plan.files
@@ -81,7 +81,7 @@ def plan_text(plan: Plan, most: Shown = SHORT, stream: TextIO | None = None) -> 
         *rank_rows(plan.ranks or [], most.ranks),
         *(("index", path) for path in plan.indexes),
         *([("manifest", plan.manifest)] if plan.manifest else []),
-        ("card", f"{plan.card}, with a block that says where the weights came from"),
+        ("card", f"{plan.card}, with a section that says where the weights came from"),
         *_names("copied", [carried.path for carried in plan.carried], most.names),
         *(("edited", f"{path}, to match --dtype") for path in plan.edited),
         *(("skipped", one) for one in _first(skipped, most.left_out)),
@@ -188,7 +188,7 @@ def occupied(plan: Plan, most: int) -> list[tuple[str, str]]:
         return []
     goes = "nothing is replaced until the pull request is merged"
     if plan.undo is None and plan.into == plan.target:
-        goes = "nothing brings back what is replaced there"
+        goes = "replaced files cannot be restored"
     elif plan.undo is not None:
         goes = undo_with(plan.undo, plan.transports.target == "file")
     if plan.in_place:
@@ -196,7 +196,7 @@ def occupied(plan: Plan, most: int) -> list[tuple[str, str]]:
         return [("warning", f"this changes the source itself ({changed}); {goes}")]
     if not plan.may_replace:
         goes = f"{REFUSES} to replace them"
-    what = f"{count(len(plan.occupied), 'file')} in the target not published by reshard for this source"
+    what = f"{count(len(plan.occupied), 'file')} in the target, not published by reshard from this source"
     return [("warning", f"{what}: {some(plan.occupied, most)}; {goes}")]
 
 
@@ -205,7 +205,7 @@ def _drift(plan: Plan, most: int) -> list[tuple[str, str]]:
     if not plan.drift:
         return []
     goes = "they will be replaced" if plan.overwrite else f"{REFUSES} to replace them"
-    warning = f"others changed {count(len(plan.drift), 'file')} in the target since reshard published; {goes}"
+    warning = f"others changed {count(len(plan.drift), 'file')} in the target since reshard last published; {goes}"
     return [("warning", warning), *(("drift", path) for path in (_first(plan.drift, most) if most else ()))]
 
 

@@ -14,13 +14,13 @@ from reshard.pipeline.publishing.exports import Format
 @takes(output=read_output)
 def provenance(
     *,
-    place: Annotated[str, argument("REPO_OR_DIR", f"The publication: {PLACE}")],
-    format_: Annotated[Format, value(None, "The form of the answer (default: slsa).", "--format")] = "slsa",
+    place: Annotated[str, argument("REPO_OR_DIR", f"Where the checkpoint was published: {PLACE}")],
+    format_: Annotated[Format, value(None, "Output format (default: slsa).", "--format")] = "slsa",
     output: Output,
 ) -> None:
-    """Show what a publication was made from.
+    """Show what a published checkpoint was made from.
 
-    Reads the published statement, or the manifest, and checks no signature; `reshard verify --signed-by KEY` does.
+    Reads the published statement or the manifest. To check signatures as well, run `reshard verify --signed-by KEY`.
 
     Example: reshard provenance you/gpt2-200MB --format cyclonedx
     """

@@ -17,7 +17,7 @@ def process_text(process: ProcessNow) -> str:
     text = f"version {process.version}, started {dated(process.started)}"
     if process.kind == "worker":
         state = state_text(worker_state(process, process.drained, process.resting))
-        text = f"{state}, up to {count(process.concurrency, 'copy')} at once, {text}"
+        text = f"{state}, up to {count(process.concurrency, 'copy')} at a time, {text}"
     return f"{process.name}: {text}"
 
 

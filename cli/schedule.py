@@ -50,7 +50,8 @@ def add(
     cron: Annotated[str, value("CRON", "Cron expression, such as '0 3 * * *' or @daily.")],
     tz: Annotated[str, Option(metavar="ZONE", help="Time zone of CRON, such as Europe/Berlin.")] = "UTC",
     missed: Annotated[
-        Literal["once", "skip"], Option(help="After times missed while control was down, run once or skip them.")
+        Literal["once", "skip"],
+        Option(help="For times missed while the control process was down, run once or skip them."),
     ] = "once",
     output: Output,
 ) -> None:
@@ -75,7 +76,9 @@ def add(
     with connect() as session:
         done = operations.add_schedule(session, operations.Kept.model_validate(typed | sent))
         if "control" in missing({process.kind for process in service(session).processes}):
-            output.say(f"warning: control is not running, so schedules won't fire: {START.format('control')}")
+            output.say(
+                f"warning: the control process is not running, so schedules won't fire: {START.format('control')}"
+            )
     output.result(done, f"Added schedule {name}: {_what(schedule)}, first run {_next(done.next, tz)}", name)
 
 
@@ -153,7 +156,9 @@ def next_(
     *,
     name: Name,
     count: Annotated[int, Option("--count", "-n", metavar="N", min=1, max=1000, help="Number of times to show.")] = 1,
-    dry_run: Annotated[bool, Option("--dry-run", help="Also show what it would submit now; submit nothing.")] = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Also show what the schedule would submit now, without submitting it.")
+    ] = False,
     output: Output,
 ) -> None:
     """Show when a schedule runs next, and what it would do.
@@ -189,7 +194,7 @@ def run(name: Name, output: Output) -> None:
 
 @command("pause")
 def pause(name: Name, output: Output) -> None:
-    """Pause a schedule; a job that it started continues.
+    """Pause a schedule; jobs it has already started keep running.
 
     Example: reshard schedule pause nightly
     """
@@ -214,7 +219,7 @@ def resume(name: Name, output: Output) -> None:
 
 @command("remove")
 def remove(name: Name, output: Output) -> None:
-    """Remove a schedule; a job that it started continues.
+    """Remove a schedule; jobs it has already started keep running.
 
     Example: reshard schedule remove nightly
     """
@@ -240,7 +245,7 @@ def _would(kept: Schedule, preview: SchedulePreview) -> tuple[Would, list[tuple[
         one = of_request(kept.request, context)
     if one.published:
         commit = f", commit {one.published[:12]}" if kept.request.target.branch else ""
-        rows.append(("unchanged", f"{one.target} already has this{commit}"))
+        rows.append(("unchanged", f"{one.target} is up to date{commit}"))
     else:
         rows.append(("job", f"{one.source} -> {one.target}: {count_of(one.files, 'file')}, {human_bytes(one.bytes)}"))
     return Would(outcome=outcome, job=job, request=one), rows
@@ -249,7 +254,7 @@ def _would(kept: Schedule, preview: SchedulePreview) -> tuple[Would, list[tuple[
 def _outdated(seen: Schedule | ScheduleRow) -> str:
     assert seen.catalog is not None, "a request is not outdated"
     update = f"reshard schedule set {seen.name} --catalog FILE"
-    return f"a newer version of catalog {seen.catalog.name} has been submitted; update this one with `{update}`"
+    return f"a newer version of catalog {seen.catalog.name} has been submitted; to update this one, run `{update}`"
 
 
 def _what(kept: Schedule | Checked) -> str:

@@ -35,13 +35,16 @@ def _settings(log_format: Format | None) -> Settings:
 @takes(output=read_output)
 def up(
     *,
-    restart: Annotated[bool, Option("--restart", help="Replace a worker or control that is stopped or hung.")] = False,
+    restart: Annotated[
+        bool, Option("--restart", help="Replace a worker or control process that is stopped or hung.")
+    ] = False,
     log_format: LogFormat = None,
     output: Output,
 ) -> None:
-    """Start broker, worker, control and web page on this machine.
+    """Start the broker, worker, control process and web page.
 
-    Processes that are already running are left alone. The web page needs the `web` extra.
+    Runs everything on this machine. Processes that are already running are left alone. The web page requires the `web`
+    extra.
 
     Example: reshard up
     """
@@ -52,7 +55,7 @@ def up(
     has_token = any(known.credential for known in Credentials.from_env().references())
     service = local.up(_settings(log_format), _page(), restart)
     link, no_link = _signing_in(service)
-    own = [f"jobs can use your folders: {', '.join(service.folders)} (set RESHARD_ALLOWED_FOLDERS to change this)"]
+    own = [f"jobs can access your folders: {', '.join(service.folders)} (set RESHARD_ALLOWED_FOLDERS to change this)"]
     notes = [
         *service.silent,
         *(own if service.folders else []),
@@ -63,7 +66,7 @@ def up(
     rows += [("started", ", ".join(service.started))] if service.started else []
     rows += [("running", ", ".join(service.found))] if service.found else []
     rows += [("logs", str(service.log_dir)), *([("page", service.page)] if service.page else [])]
-    rows += [("sign in", f"{link} (works once, for 10 minutes)")] if link else []
+    rows += [("sign in", f"{link} (works once, expires in 10 minutes)")] if link else []
     rows += [("note", note) for note in notes]
     folders = {"data_dir": str(service.data_dir), "log_dir": str(service.log_dir)}
     output.result(Up.of(service, **folders, notes=notes, sign_in=link), lines(rows), service.broker)
@@ -120,7 +123,7 @@ def _notes(started: Sequence[str], found: Sequence[str], has_token: bool) -> lis
     if kept := [name for name in found if name != "broker"]:
         were, keep = ("were", "keep their") if len(kept) > 1 else ("was", "keeps its")
         named = " and ".join(filter(None, (", ".join(kept[:-1]), kept[-1])))
-        again = "to use this shell's, run `reshard down`, then `reshard up`"
+        again = "to use this shell's environment, run `reshard down`, then `reshard up`"
         notes.append(f"{named} {were} already running and {keep} environment; {again}")
     if "worker" in started and not has_token:
         again = "run `hf auth login`, then `reshard down` and `reshard up`"
@@ -153,7 +156,7 @@ def worker(
         ),
     ] = None,
     priority: Annotated[
-        Priority | None, Option(help="Take only jobs of this priority (default: both).", show_default=False)
+        Priority | None, Option(help="Accept only jobs with this priority (default: both).", show_default=False)
     ] = None,
     until_idle: Annotated[bool, Option("--until-idle", help="Exit when no jobs are left, for batch systems.")] = False,
     log_format: LogFormat = None,
@@ -172,7 +175,7 @@ def worker(
 def control(log_format: LogFormat = None) -> None:
     """Run the scheduler in the foreground.
 
-    Control wakes workers for waiting jobs, and starts schedules and catalogs.
+    This control process wakes workers for waiting jobs, and starts scheduled jobs and catalogs.
 
     Example: reshard control
     """

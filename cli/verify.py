@@ -78,15 +78,15 @@ def read_load(
 def verify(
     *,
     place: Annotated[str, argument("REPO_OR_DIR", f"The checkpoint: {PLACE}")],
-    against: Annotated[str | None, value("SRC", "The source to compare with, however it is split.")] = None,
+    against: Annotated[str | None, value("SRC", "The source to compare with; it can be split differently.")] = None,
     expected: Expected,
-    deep: Annotated[bool, flag("--deep", "Read and check every byte, each side once.")] = False,
+    deep: Annotated[bool, flag("--deep", "Read and check every byte, once on each side.")] = False,
     loads: LoadOptions | None,
     signed_by: Annotated[
-        list[str] | None, value("KEY", "Check who signed it: a public key or a certificate (PEM). Can be repeated.")
+        list[str] | None, value("KEY", "Require a signature by this public key or certificate (PEM). Can be repeated.")
     ] = None,
-    builder: Annotated[str | None, value("ID", "With --signed-by, require that this builder made it.")] = None,
-    verbose: Annotated[bool, flag("--verbose/-v", "Show the figures of each check.", OUTPUT)] = False,
+    builder: Annotated[str | None, value("ID", "With --signed-by, require this builder ID in the provenance.")] = None,
+    verbose: Annotated[bool, flag("--verbose/-v", "Show the details of each check.", OUTPUT)] = False,
     output: Output,
 ) -> None:
     """Check a checkpoint, optionally against its source.

@@ -157,7 +157,9 @@ class _Follower:
         elif event.kind in {"trouble", "voided"} and event.error:
             self._bar.say(f"{event.fields['unit']}: {event.error.message}; retrying")
         elif event.kind == "lost":
-            self._bar.say(f"{event.fields['unit']}: lost worker {event.fields['worker']}; another one takes over")
+            self._bar.say(
+                f"{event.fields['unit']}: lost worker {event.fields['worker']}; another worker will take over"
+            )
 
 
 class CatalogFollower:

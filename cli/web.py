@@ -60,7 +60,7 @@ def web(
 @takes(output=read_output)
 def token(
     *,
-    name: Annotated[str, argument("NAME", "The person it is for, shown as the submitter.")],
+    name: Annotated[str, argument("NAME", "Name of the token's owner, shown as the submitter of their jobs.")],
     act: Annotated[
         bool, Option("--act", help="Grant write access (submit, cancel and edit), not just read access.")
     ] = False,
@@ -68,7 +68,7 @@ def token(
 ) -> None:
     """Create a token for the web page and the API.
 
-    It is shown only once; the file RESHARD_WEB_TOKENS stores its hash. To revoke a token, delete its line there.
+    The token is shown only once; the file RESHARD_WEB_TOKENS stores its hash. To revoke it, delete its line there.
 
     Example: reshard token ada --act
     """

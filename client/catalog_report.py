@@ -23,8 +23,8 @@ def markdown(seen: Catalog) -> str:
 def _head(seen: Catalog) -> Iterator[str]:
     yield f"# Catalog {seen.name}: {seen.state}\n"
     took = f"{seen.state} since {clock(seen.since)} UTC (after {lasted(seen.since - seen.started)})"
-    yield f"Started {clock(seen.started)} UTC, {took}. Submitted by {seen.asked_by or '(unknown)'}, digest"
-    yield f"`{seen.digest[:12]}`."
+    yield f"Started {clock(seen.started)} UTC, {took}."
+    yield f"Submitted by {seen.asked_by or '(unknown)'} (digest `{seen.digest[:12]}`)."
     yield from (f"**{text}**" for text in (seen.note, *map(finds_none, seen.empty)) if text)
 
 

@@ -86,9 +86,9 @@ def last_run(queue: Queue, seen: ScheduleStatus) -> str:
         if run.outcome == "fired" and run.job is not None:
             return f"job {run.job}, {queue.jobs.get(run.job).state}"
     except CatalogNotFound as error:
-        return f"catalog {error.facts['name']}, removed since"
+        return f"catalog {error.facts['name']} (since removed)"
     except JobNotFound:
-        return f"job {run.job}, deleted since"
+        return f"job {run.job} (since deleted)"
     return outcome_text(run)
 
 
@@ -118,8 +118,8 @@ def outcome_text(run: Run | records.Run | ScheduleFired | SchedulePreview | Woul
     was = "is" if now else "was"
     return {
         "fired": f"submitted job {run.job}" if run.job else "submitted its catalog",
-        "missed": "missed: control was not running",
+        "missed": "missed: the control process was not running",
         "overlap": f"skipped: previous {f'job {run.job}' if run.job else 'run'} {was} still in progress",
         "full": "skipped: its submitter already has the maximum number of queued jobs",
-        "busy": f"skipped: job {run.job} {was} using the target for a different request",
+        "busy": f"skipped: job {run.job} {was} writing to the target for a different request",
     }.get(run.outcome, run.outcome)  # a newer release's

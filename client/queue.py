@@ -111,13 +111,13 @@ class Queue:
         processes = [process for process in alive if process.kind != "worker" or queue in process.queues]
         workers = [process.name for process in processes if process.kind == "worker"]
         if not workers and len(processes) < len(alive):
-            return f"no worker takes {queue} jobs: {START.format('worker')}"
+            return f"no worker accepts {queue} jobs: {START.format('worker')}"
         drained, resting = self.fleet.all_drained(), self.fleet.resting()
         if workers and drained.issuperset(workers):
             return f"all workers are drained; to undo that, run `reshard fleet undrain {workers[0]}`"
         if workers and (drained | resting.keys()).issuperset(workers):
             fault = next(fault for worker, fault in resting.items() if worker in workers)
-            return f"all workers paused themselves after errors, until they recover: {fault.message} ({fault.hint})"
+            return f"all workers paused themselves after errors and wait to recover: {fault.message} ({fault.hint})"
         return (self._bulk_waits() if bulk else None) or _lacking(processes, self.silent)
 
     def silent(self) -> list[Silent]:
@@ -130,7 +130,7 @@ class Queue:
         try:
             seen = self.fleet.seen()
         except BadSchedule as error:
-            return f"cannot tell whether bulk jobs are allowed now: {error}"
+            return f"cannot determine whether bulk jobs are allowed now: {error}"
         return f"bulk jobs are {bulk_text(seen.closed, seen.limits.tz)}" if seen.closed is not None else None
 
 
@@ -189,6 +189,7 @@ def open_queue() -> Iterator[Queue]:
 # ---------------------------------------------------------------------------------------------------- in words
 
 START = "start one with `reshard {0}`, or everything with `reshard up`"
+NAMES = {"worker": "worker", "control": "control process"}  # of the kinds of process, for people
 
 
 def missing(kinds: Collection[str]) -> list[str]:
@@ -200,10 +201,10 @@ def _lacking(processes: Sequence[Process], silent: Callable[[], list[Silent]]) -
     lacking = missing({process.kind for process in processes})
     for one in silent() if lacking else []:
         if one.process.kind in lacking:
-            return f"no {one.process.kind} is working: {one}"
+            return f"no {NAMES[one.process.kind]} is working: {one}"
     if len(lacking) > 1:
-        return "no worker or control is running: start both with `reshard up`"
-    return f"no {lacking[0]} is running: {START.format(lacking[0])}" if lacking else None
+        return "no worker or control process is running: start both with `reshard up`"
+    return f"no {NAMES[lacking[0]]} is running: {START.format(lacking[0])}" if lacking else None
 
 
 def worker_state(process: Process | records.Process, drained: bool, resting: bool) -> str:
@@ -214,6 +215,8 @@ def worker_state(process: Process | records.Process, drained: bool, resting: boo
 
 def state_text(state: str) -> str:
     """A worker's state for people; documents keep its name."""
+    if state.startswith("takes ") and state != "takes work":
+        return f"ready ({state.removeprefix('takes ')} only)"
     return {"takes work": "ready", "resting": "paused itself"}.get(state, state)
 
 

@@ -89,9 +89,9 @@ class Remote:
         if document is None:
             if response.status_code in AWAY:
                 raise ApiUnavailable(url=self._url, why=f"HTTP {response.status_code}")
-            raise NotTheApi(url=self._url, why=f"HTTP {response.status_code} without an API document")
+            raise NotTheApi(url=self._url, why=f"HTTP {response.status_code}, but the response is not an API document")
         if (schema := document.pop("schema")) != SCHEMA:
-            raise NotTheApi(url=self._url, why=f"it uses schema {schema}, and this release supports {SCHEMA}")
+            raise NotTheApi(url=self._url, why=f"it uses schema {schema}, but this release supports {SCHEMA}")
         if "error" in document and not response.is_success:
             raise ReshardError.from_dict(document["error"])
         return document

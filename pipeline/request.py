@@ -140,8 +140,8 @@ class Options(Strict):
         Literal[8, 512, 4096], BeforeValidator(lambda typed: int(typed) if str(typed).isdecimal() else typed)
     ] = _option(
         8,
-        "Align tensors to multiples of this many bytes, as far as their sizes allow; loaders that bypass the cache, or"
-        " map pages to a GPU, copy unaligned ones.",
+        "Align tensors to multiples of this many bytes where their sizes allow. Loaders that bypass the page cache or"
+        " map pages to a GPU have to make an extra copy of unaligned tensors.",
         WEIGHTS,
         decides="weights",
         late=True,
@@ -214,7 +214,7 @@ class Options(Strict):
         FILES,
         "PLACE",
         decides="content",
-        expect="Where the files that SRC lacks came from.",
+        expect="Where files that SRC does not have were copied from.",
     )
     include: tuple[Glob, ...] = _option(
         (), "Also copy files that match this glob.", FILES, "GLOB", limits={"max_length": GLOBS_MAX}, decides="content"
@@ -226,25 +226,25 @@ class Options(Strict):
         "GLOB",
         limits={"max_length": GLOBS_MAX},
         decides="content",
-        expect="Files of SRC that `reshard run` skipped.",
+        expect="Files in SRC that `reshard run` skipped.",
     )
     branch: Revision = _option(None, "Commit to this branch of the target.", PUBLISHING, "BRANCH")
     pr: bool = _option(False, "Open a pull request on the target instead of committing to it.", PUBLISHING)
     visibility: Literal["as-source", "public", "private"] = _option(
-        "as-source", "Visibility of the target; as-source makes a new one private unless SRC is public."
+        "as-source", "Visibility of the target; as-source makes a new target private unless SRC is public."
     )
     prune: bool = _option(
         False, "Also delete files from the target that the source does not have.", FILES, decides="content"
     )
     overwrite: bool = _option(False, "Replace files in the target that others added or changed.")
-    lineage: bool = _option(False, "Set base_model to the source in the model card.", FILES, decides="content")
+    lineage: bool = _option(False, "Set base_model in the model card to the source.", FILES, decides="content")
     # It decides the weights' files for their index, which holds its root.
     manifest: bool = _option(
         True, "Publish a manifest, so that the result can be verified without its source.", decides="weights"
     )
     sign: SignKey | None = _option(
         None,
-        "Sign the result with this key: the path of a PEM file, or its name in RESHARD_SIGN_KEYS.",
+        "Sign the result with this key: a path to a PEM file, or the name of a file in RESHARD_SIGN_KEYS.",
         PUBLISHING,
         "KEY",
         decides="content",
@@ -259,7 +259,7 @@ class Options(Strict):
     )
     force: bool = _option(False, "Copy and publish again even if the same result was published before.", PUBLISHING)
     require: Literal["any", "model"] = _option(
-        "any", "With model, publish only if the model's own class can check the result.", PUBLISHING
+        "any", "Level of check required to publish: any, or model (a check with the model's own class).", PUBLISHING
     )
     transport: Transport = _option("auto", "How to transfer weights; auto uses Xet where the Hub offers it.", ACCESS)
 

@@ -63,5 +63,5 @@ def test_a_count_and_its_noun(number: int, noun: str, text: str) -> None:
 
 
 def test_errors_count_alike() -> None:
-    assert str(PickleCutShort(file="a.bin", bytes=1)) == "a.bin: a pickle is truncated after 1 byte"
+    assert str(PickleCutShort(file="a.bin", bytes=1)) == "a.bin: truncated pickle: it ends after 1 byte"
     assert str(PickleCutShort(file="a.bin", bytes=1001)).endswith("after 1,001 bytes")

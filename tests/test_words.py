@@ -32,7 +32,9 @@ BANNED = re.compile(
     | (may|might)\ (see|read|write|act|not)\b | be\ (let|lent) | (is|are)\ to\ be | as\ delivered | attest(s|ed)?
     | nights? | units?\ (of\ work|that|is|are|was) | its\ owner's | lets?\ (be|it) | there\ for | in\ vain
     | (some|every)body | unasked | (tells?|told|says|said)\ of | hangs?\ on | in\ (its|their)\ turn
-    | takes?\ (it|them)\ up
+    | takes?\ (it|them)\ up | already\ (has|had)\ this | plain\ weights | of\ one's\ own | (is|are)\ not\ one(?!\ of)
+    | the\ Hub's\ limit | picture | form\ of\ the\ answer | notice(?!\ (missing|that))s?
+    | (?<!reshard\ )(?<!remote\ )(?<!\.)control(?!\ (process|killed|character|or\ bidi))
     )\b""",
     re.IGNORECASE | re.VERBOSE,
 )
@@ -225,6 +227,9 @@ def test_an_error_says_one_thing_in_a_sentence(kind: Any) -> None:
 def test_what_is_banned_is_found() -> None:
     assert list(wrong("who asks is not known here"))
     assert list(wrong("Make quantised weights plain"))
+    assert list(wrong("Without control, no notice is sent")) and not list(
+        wrong("The control process sends a notification")
+    )
     assert list(wrong("the file is no checkpoint"))
     assert list(wrong("it is not there", STRICT)) and not list(wrong("it is not there"))
     assert not list(wrong("`nobody` and {nobody} are code; the file is no longer there"))

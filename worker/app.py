@@ -122,7 +122,9 @@ def send(queue: str, job: str) -> None:
     try:
         app.send_task(WAKE, (job,), queue=queue, retry=False)
     except (OperationalError, redis.RedisError) as error:
-        log.warning("cannot wake a worker for job %s; control will: %s", job, error, extra={"job": job})
+        log.warning(
+            "cannot wake a worker for job %s; the control process will do it: %s", job, error, extra={"job": job}
+        )
 
 
 class Worker(worker_program.Worker):  # type: ignore[misc]  # Celery has no types

@@ -49,7 +49,7 @@ def broker_url(settings: Settings) -> str:
         return _with_password(settings.broker_url.get_secret_value(), settings.broker_password)
     running = _daemon(settings).running()
     if running is None:
-        raise NoBroker(why=f"RESHARD_BROKER_URL is not set, and none is running in {settings.data_dir}")
+        raise NoBroker(why=f"RESHARD_BROKER_URL is not set, and no broker is running in {settings.data_dir}")
     return _url(running)
 
 

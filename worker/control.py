@@ -91,7 +91,7 @@ class Control:
         host, pid = socket.gethostname(), os.getpid()
         name, release = f"control@{host}:{pid}", version("reshard")
         self._self = Process(name, "control", release, host, pid, 0, time.time(), False, queues=[])
-        self._contained = Contained("control's work on")
+        self._contained = Contained("the control process's work on")
         self._readable = False
         self._sent = 0
         self._turned = time.monotonic()

@@ -47,14 +47,14 @@ def notices(settings: Settings) -> Iterator[Probe]:
     """Each hook that is set, tried with a notice that says that it is a test."""
     tried = hooks(settings)
     if not tried:
-        lost = "no notices are sent: set RESHARD_NOTIFY_COMMAND, RESHARD_NOTIFY_URL or RESHARD_NOTIFY_APPRISE"
+        lost = "no notifications are sent: set RESHARD_NOTIFY_COMMAND, RESHARD_NOTIFY_URL or RESHARD_NOTIFY_APPRISE"
         yield Probe("notices", "no hook is set", lost)
     for hook in tried:
         try:
             hook.tell(Notice.test())
-            yield Probe(f"notify {hook.name}", "test notice delivered")
+            yield Probe(f"notify {hook.name}", "test notification sent")
         except NoticeFailed as error:
-            yield Probe(f"notify {hook.name}", "test notice failed", error=error)
+            yield Probe(f"notify {hook.name}", "test notification failed", error=error)
 
 
 def durability(client: redis.Redis, url: str) -> Probe:

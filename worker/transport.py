@@ -42,7 +42,7 @@ class Channel(redis.Channel):
 
     def basic_reject(self, delivery_tag: str, requeue: bool = False) -> None:
         if self.closed:  # a child died just before the connection was lost
-            log.warning("a wake was not put back: its connection is closed; control sends it again")
+            log.warning("a wake was not put back: its connection is closed; the control process will send it again")
         else:
             reject: Any = super().basic_reject
             reject(delivery_tag, requeue=requeue)

@@ -75,7 +75,9 @@ class Layout(Document):
     ranks: list[RankReads]
     files: int
     bytes: Bytes = Field(description="of all weight files")
-    command: str | None = Field(default=None, description="that lets each rank read its own alone; null: they do")
+    command: str | None = Field(
+        default=None, description="the command that lets each rank read only its own files; null if they can"
+    )
     notes: list[str]
 
 
@@ -87,8 +89,8 @@ class Misaligned(Document):
 
 class RanksRead(Document):
     ranks: str
-    bytes: Bytes = Field(description="that the rank reads which reads most")
-    needed: Bytes = Field(description="of the tensors of that rank")
+    bytes: Bytes = Field(description="read by the rank that reads the most")
+    needed: Bytes = Field(description="size of that rank's tensors")
 
 
 class LayoutFigures(Document):
@@ -101,7 +103,7 @@ class LayoutFigures(Document):
 
 
 class LayoutHealth(Document):
-    """What loaders suffer from a layout, and the command that heals it."""
+    """How a layout affects loaders, and the command that improves it."""
 
     place: str
     commit: str
@@ -109,16 +111,16 @@ class LayoutHealth(Document):
     bytes: Bytes
     tensors: int
     now: LayoutFigures
-    index_seeks: int | None = Field(description="of a reader that goes by the index; null without one")
+    index_seeks: int | None = Field(description="by a reader that follows the index; null without an index")
     command: str | None
-    then: LayoutFigures | None = Field(description="as the command leaves it")
+    then: LayoutFigures | None = Field(description="after running the command; null without one")
 
 
 class AdvisedLayout(Document):
     """What it costs one reader to download and load a model in this layout."""
 
     name: str
-    command: str | None = Field(description="that makes it; null: as it is")
+    command: str | None = Field(description="the command that creates this layout; null for the current one")
     files: int = Field(description="weight files that the reader needs")
     largest: Bytes = Field(description="of the largest of them")
     bytes: Bytes = Field(description="to download, small files included")
@@ -157,11 +159,11 @@ class Plan(Document):
     source: str
     target: str | None = Field(description="null if only the split is planned")
     into: str | None = Field(description="the target as text, with its branch or pull request")
-    undo: str | None = Field(description="the target as `reshard rollback` takes it")
+    undo: str | None = Field(description="the target, as passed to `reshard rollback`")
     commit: str | None = Field(description="commit of the source")
     base: str | None = Field(description="the target's commit that the plan was made for")
     digest: str
-    published: str | None = Field(description="the commit that already has this result")
+    published: str | None = Field(description="the existing commit with the same result")
     size: Bytes
     tensors: int
     bytes_read: Bytes

@@ -112,7 +112,7 @@ class Process(Document):
 
 
 class SilentProcess(Process):
-    """A worker or control that stopped responding without shutting down."""
+    """A worker or control process that stopped responding without shutting down."""
 
     told: Moment = Field(description="when it last responded")
     why: Literal["stopped", "hangs", "unknown"] = Field(description="`unknown`: it is on another machine")

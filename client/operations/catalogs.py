@@ -108,7 +108,7 @@ def submit_catalog(session: InProcess, body: Submission) -> catalogs.CatalogSubm
 
 @operation("POST", "/catalogs/check")
 def check_catalog(session: InProcess, body: Submission) -> catalogs.CatalogChecked:
-    """Show what a catalog would do now, using the service's token; queue nothing."""
+    """Show what a catalog would do now, using the service's token, without queueing jobs."""
     from reshard.client.dry_run import of_catalog
     from reshard.pipeline.catalogs.definition import parse
 

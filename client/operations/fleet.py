@@ -142,12 +142,12 @@ def resume_fleet(session: InProcess) -> fleet.FleetResumed:
 
 @operation("POST", "/fleet/workers/{worker}/drain")
 def drain(session: InProcess, worker: str) -> fleet.Drained:
-    """Drain a worker: it returns its work and takes no more."""
+    """Drain a worker: it returns its tasks and accepts no more."""
     return fleet.Drained(name=session.queue.fleet.drain(worker), drained=True)
 
 
 @operation("POST", "/fleet/workers/{worker}/undrain")
 def undrain(session: InProcess, worker: str) -> fleet.Undrained:
-    """Let a drained worker take work again."""
+    """Let a drained worker accept tasks again."""
     name, was = session.queue.fleet.undrain(worker)
     return fleet.Undrained(name=name, drained=False, was_drained=was)

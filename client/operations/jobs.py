@@ -43,7 +43,7 @@ ID_MAX = 100  # characters of an id that is typed; one has ten
 AGE_MAX = 1e11  # seconds; 3,000 years
 RETRIABLE = ENDED - {JobState.done}
 Glob = Annotated[str, Field(max_length=FIELD_MAX)]
-AWAITED = "control has recorded the result in the catalog"
+AWAITED = "the control process has recorded the result in the catalog"
 
 
 class JobRequest(Body):
@@ -124,7 +124,7 @@ class Since(Body):
 class Again(Body):
     anew: bool = Field(default=False, description="plan again from the current source and target")
     overwrite: bool = Field(
-        default=False, description="plan again, and replace what others have changed in the target since"
+        default=False, description="plan again, and replace files that others have changed in the target since"
     )
 
 
@@ -199,7 +199,7 @@ def list_jobs(session: InProcess, query: JobsQuery) -> jobs.JobsPage:
 
 @operation("POST", "/jobs")
 def submit(session: InProcess, body: JobRequest) -> jobs.Submitted:
-    """Queue a job, or return the one that already has this request."""
+    """Queue a job, or return the existing job for the same request."""
     request = body.request(session.caller)
     session.allow(request)
     return jobs.Submitted.of(session.queue.jobs.submit(request), waits=session.queue.waits(request.priority == "bulk"))
@@ -292,7 +292,7 @@ def show_plan(session: InProcess, job: str) -> Plan:
     found, plan = session.queue.jobs.get(job), session.queue.jobs.plan(job)
     if plan is None:
         why = "it ended before it had a plan" if found.state.ended else "it has no plan yet"
-        why = "its plan is gone" if session.queue.jobs.plan_digest(found.id) else why
+        why = "its plan is no longer stored" if session.queue.jobs.plan_digest(found.id) else why
         raise WrongState(job=found.id, state=found.state, why=why)
     return document_of(found.request, plan)
 

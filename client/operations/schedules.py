@@ -48,7 +48,7 @@ class Edited(Body):
         description="time zone of `cron`, such as Europe/Berlin",
     )
     missed: Literal["once", "skip"] = Field(
-        default="once", description="after times missed while control was down: run once, or skip them"
+        default="once", description="for times missed while the control process was down: run once, or skip them"
     )
     request: JobRequest | None = None
     catalog: Submission | None = None
@@ -155,7 +155,7 @@ def run_schedule(session: InProcess, name: str) -> catalogs.ScheduleFired:
 
 @operation("POST", "/schedules/{name}/pause")
 def pause_schedule(session: InProcess, name: str) -> catalogs.ScheduleNext:
-    """Pause a schedule; a job that it started continues."""
+    """Pause a schedule; jobs it has already started keep running."""
     session.queue.schedules.pause(name)
     return catalogs.ScheduleNext(name=name, next=None)
 
@@ -168,6 +168,6 @@ def resume_schedule(session: InProcess, name: str) -> catalogs.ScheduleNext:
 
 @operation("DELETE", "/schedules/{name}")
 def remove_schedule(session: InProcess, name: str) -> catalogs.ScheduleRemoved:
-    """Remove a schedule; a job that it started continues."""
+    """Remove a schedule; jobs it has already started keep running."""
     session.queue.schedules.remove(name)
     return catalogs.ScheduleRemoved(name=name, removed=True)

@@ -367,7 +367,7 @@ def _is_map_of(content: bytes, suffixes: set[str]) -> bool:
 
 def beside_a_model(path: str, told_by: str) -> dict[str, str]:
     """What there is where nothing else is than GGUF files that go beside a model."""
-    cure = "use such a file unchanged; reshard the model it belongs to"
+    cure = "use this file unchanged; reshard the model it belongs to"
     return {"found": f" ({path} goes with another model, by its {told_by}, and is never resharded)", "cure": cure}
 
 

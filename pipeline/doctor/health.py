@@ -149,7 +149,7 @@ def _sizes(seen: _Seen) -> Iterator[Symptom]:
     read = seen.files
     for file in read:
         if file.size > HUB_FILE_MAX:
-            text = f"{file.path} has {file.size:,} bytes, and the Hub's limit is {HUB_FILE_MAX:,}"
+            text = f"{file.path} has {file.size:,} bytes, but the Hub accepts at most {HUB_FILE_MAX:,}"
             yield Symptom("size", text, "resharding splits it")
         elif file.size > HUB_HTTP_MAX:
             text = f"{file.path} has {file.size:,} bytes: clients without hf_xet can download at most {HUB_HTTP_MAX:,}"
@@ -164,7 +164,7 @@ def _sizes(seen: _Seen) -> Iterator[Symptom]:
     folders = Counter(dirname(path) for path in seen.source.files())
     for folder, count in folders.items():
         if count > HUB_FOLDER_FILES_MAX:
-            text = f"{folder or 'the root'} has {counted(count, 'file')}; the Hub's limit is {HUB_FOLDER_FILES_MAX:,}"
+            text = f"{folder or 'the root'} has {counted(count, 'file')} (maximum on the Hub: {HUB_FOLDER_FILES_MAX:,})"
             yield Symptom("size", text, "resharding with a larger --size makes fewer")
 
 

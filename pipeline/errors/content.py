@@ -17,25 +17,25 @@ class CheckpointError(ReshardError, code="checkpoint", exit_code=5):
 class BadHeader(CheckpointError, code="checkpoint.header"): ...
 class BadLength(CheckpointError, code="checkpoint.length"):
     message = "{file} is {actual} bytes, but its header requires {expected}"
-    hint = "the file was truncated or modified; get a good copy from its author"
+    hint = "the file is incomplete or was modified; get a good copy from its author"
 class BadIndex(CheckpointError, code="checkpoint.index"): ...
 class AbsentFile(BadIndex, code="checkpoint.absent_file"):
     message = "{file} refers to a missing file: {other}"
     hint = "get it from its author, or skip the index with --exclude"
 class AmbiguousWeights(BadIndex, code="checkpoint.ambiguous"):
-    message = "{file}: {other} next to it {why}"
+    message = "{file}: {other} in the same folder {why}"
     hint = "remove the outdated one, or skip one of them with --exclude"
 class UnsafePath(CheckpointError, code="checkpoint.unsafe_path", why="points outside the repository"):
     message = "{file}: unsafe path {path}: {why}"
     hint = "do not use this checkpoint unless you trust its author"
 class FolderLink(UnsafePath, code="checkpoint.unsafe_path.folder"):
-    message = "{file}: {path} is a link to a folder, and such links are not followed"
-    hint = "use {to} if that is the model; otherwise remove the link, or replace it with a copy"
+    message = "{file}: {path} is a symbolic link to a folder, and reshard does not follow those"
+    hint = "if {to} is the model, pass that path; otherwise, remove the link or replace it with a copy"
 class UnsafeName(CheckpointError, code="checkpoint.unsafe_name"):
-    message = "{file}: tensor name {tensor} has control or bidirectional characters, which cannot be published to a Hub"
-    hint = "do not use this checkpoint unless you trust its author; a folder as the target accepts any name"
+    message = "{file}: cannot publish tensor name {tensor} to a Hub: it has control or bidirectional characters"
+    hint = "do not use this checkpoint unless you trust its author; to keep the name, publish to a folder"
 class NameTooLong(CheckpointError, code="checkpoint.name_too_long"):
-    message = "{file}: a part of its path is {bytes} bytes long, but file systems allow {most}"
+    message = "{file}: one component of its path is {bytes} bytes long, but file systems allow at most {most}"
     hint = "rename the source file it is named after, or skip it with --exclude"
 class PathTaken(CheckpointError, code="checkpoint.path_taken"):
     message = "{file} and {other} cannot both be written: {why}"
@@ -47,16 +47,16 @@ class BadScale(CheckpointError, code="checkpoint.scale"):
     hint = "the source is corrupt, or its quantization is not supported; remove --dequantize to copy it unchanged"
 class UnsafePickle(CheckpointError, code="checkpoint.unsafe_pickle"):
     message = "{file} would run {what} when unpickled; nothing was run"
-    hint = "do not load it with any tool unless you trust its author; for a model pickled whole, ask for its state dict"
+    hint = "do not load it with any tool unless you trust its author; if a whole model was pickled, get its state dict"
 class BadPickle(CheckpointError, code="checkpoint.pickle"): ...
 class PickleCutShort(BadPickle, code="checkpoint.pickle.cut"):
-    message = "{file}: a pickle is truncated after {bytes} bytes"
-    hint = "the file was truncated or modified; get a good copy from its author"
+    message = "{file}: truncated pickle: it ends after {bytes} bytes"
+    hint = "the file is incomplete or was modified; get a good copy from its author"
 class BadArchive(CheckpointError, code="checkpoint.archive"): ...
 class BadTiling(CheckpointError, code="checkpoint.tiling"):
     message = "{file}: the parts of {tensor} do not add up to the whole: {why}"
 class BadManifest(CheckpointError, code="checkpoint.manifest"):
-    hint = "publish again with `reshard run`, or use a release of reshard that supports it"
+    hint = "publish again with `reshard run`, or install a reshard release that supports this manifest"
 class LfsPointer(CheckpointError, code="checkpoint.pointer"):
     message = "{file} is a Git LFS pointer, not the file itself"
     hint = "run `git lfs install` and `git lfs pull` in that clone, or use the repository instead of the folder"
@@ -74,7 +74,7 @@ class ProofError(ReshardError, code="proof", exit_code=6):
     """The fact ``checks``, where it has one: what was checked until then, the failed check last (check.py)."""
 
     message = "{what}"
-    hint = "nothing was published; to read everything again, {again}"
+    hint = "nothing was published; to start over and re-read all files, {again}"
 
 
 # What errors say was read instead: a hash would tell of what a redirect led to, which may be nobody else's business.
@@ -82,10 +82,10 @@ OTHER_BYTES = "different bytes"
 
 
 class SourceCorrupt(ProofError, code="proof.source_corrupt"):
-    message = "{file} at {place} does not match its checksum: expected {expected}, read {actual}"
-    hint = "nothing was published; {again}; if it fails again, the stored file is damaged, so tell its owner"
+    message = "{file} at {place} does not match its checksum: expected {expected}, got {actual}"
+    hint = "nothing was published; {again}; if that fails too, the stored file is corrupt: report it to its owner"
 class DigestsDiffer(ProofError, code="proof.taps"):
-    message = "{tensor}: digest on read is {read}, digest on write is {written}"
+    message = "{tensor}: digest on read ({read}) does not match digest on write ({written})"
 class ReceiptWrong(ProofError, code="proof.receipt"):
     message = "{file}: {why}"
 
@@ -93,27 +93,27 @@ class ReceiptWrong(ProofError, code="proof.receipt"):
         super().__init__(**facts)
         self.void = frozenset(void)  # digests of the shards that are to be copied again
 class ReloadFailed(ProofError, code="proof.reload"):
-    message = "on the meta device, the result does not load as the source does: {why}"
+    message = "the result does not load the same way as the source (checked on the meta device): {why}"
     hint = "nothing was published; {findings}"
 class ModelCheckRequired(
     ProofError,
     code="proof.model_required",
-    cure="use a model whose class is in transformers, or remove --require to check only its structure",
+    cure="use a model that transformers has a class for, or remove --require to check only the structure",
 ):
     message = "--require model is set, but only the structure can be checked: {why}"
     hint = "{cure}"
 class ReadBackDiffers(ProofError, code="proof.read_back"):
     message = "{place} at {commit} differs from the plan: {why}"
-    hint = "it was published; {findings}; if it is wrong, undo it with {undo}"
+    hint = "the result was published; {findings}; to undo it, use {undo}"
 class ChangeOverwritten(ProofError, code="proof.overwritten"):
     message = "{target}: commit {commit} overwrote a concurrent change to {paths}, and the Hub did not reject it"
-    hint = "that change is in commit {parent}; restore it, or undo ours with {undo}"
+    hint = "the overwritten change is in commit {parent}; restore it from there, or undo commit {commit} with {undo}"
 class BadSignature(ProofError, code="proof.signature"):
     message = "{file}: {why}"
-    hint = "get the signer's current public key; if it is the right one, do not trust these files"
+    hint = "check that you are using the signer's current public key; if you are, do not trust these files"
 class SignedElsewhere(BadSignature, code="proof.signature.elsewhere"):
-    message = "{file} at {place} is the signature of {name}"
-    hint = "verify {name} instead; if {place} is its new name, sign it there again with --sign and --force"
+    message = "{file} in {place} is the signature for {name}"
+    hint = "verify {name} instead; if it was renamed to {place}, sign it again with --sign and --force"
 class VerifyFailed(ProofError, code="proof.verify"):
     message = "{place}: {failed} of {checks} checks failed; first finding: {first}"
     hint = "use --json for every finding; docs/verification.md explains each check"

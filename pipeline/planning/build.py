@@ -275,7 +275,7 @@ def _refuse_too_large(shards: Sequence[Shard], carried: Sequence[StoredFile]) ->
         if shard.size > HUB_FILE_MAX:
             if len(shard.entries) > 1:
                 raise BadSize(
-                    value=f"{shard.size:,} bytes", why=f"the Hub's limit for a file is {HUB_FILE_MAX:,} bytes"
+                    value=f"{shard.size:,} bytes", why=f"the Hub accepts files of at most {HUB_FILE_MAX:,} bytes"
                 )
             raise TooLargeForHub(tensor=shard.entries[0].name, bytes=shard.size, most=HUB_FILE_MAX)
     for file in carried:
@@ -430,14 +430,14 @@ def _warnings(shards: Sequence[Shard], carried: Sequence[StoredFile], known: Kno
     notes = []
     for path, size in [*((s.path, s.size) for s in shards), *((f.path, f.size) for f in carried)]:
         if size > HUB_FILE_MAX:
-            notes.append(f"{path} is {size:,} bytes, and the Hub's limit for a file is {HUB_FILE_MAX:,}")
+            notes.append(f"{path} is {size:,} bytes, but the Hub accepts at most {HUB_FILE_MAX:,}")
         elif size > HUB_HTTP_MAX:
             notes.append(f"{path} is {size:,} bytes: clients without hf_xet can download at most {HUB_HTTP_MAX:,}")
     folders: dict[str, int] = {}
     for shard in shards:
         folders[dirname(shard.path)] = folders.get(dirname(shard.path), 0) + 1
     return notes + [
-        f"{folder or 'the root'} gets {counted(count, 'file')}, and the Hub's limit is {HUB_FOLDER_FILES_MAX:,}"
+        f"{folder or 'the root'} gets {counted(count, 'file')}, but the Hub accepts at most {HUB_FOLDER_FILES_MAX:,}"
         for folder, count in folders.items()
         if count > HUB_FOLDER_FILES_MAX
     ]

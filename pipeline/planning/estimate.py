@@ -199,5 +199,5 @@ def warnings(
         found.append(f"a run will fail: the target needs {needed} next to {target.path} ({free} free)")
     if need.api_calls > HUB_CALLS_MAX or need.resolver_calls > HUB_RESOLVES_MAX:
         limit = f"{HUB_CALLS_MAX:,} calls and {HUB_RESOLVES_MAX:,} files in {HUB_WINDOW:.0f} s"
-        found.append(f"the Hub's limit without a paid plan is {limit}; the job will wait when it reaches it")
+        found.append(f"without a paid plan, the Hub allows {limit}; the job will wait when it reaches that limit")
     return found

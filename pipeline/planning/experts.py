@@ -111,7 +111,7 @@ def _check(layer: str, tensors: Sequence[Tensor], gate: Sequence[int], down: Seq
         raise BadExperts(layer=layer, why=why)
     dtypes = {tensor.dtype for tensor in tensors}
     if len(dtypes) > 1 or DTYPE_BITS[min(dtypes)] < 16:
-        raise BadExperts(layer=layer, why=f"they are quantized or have several dtypes: {', '.join(sorted(dtypes))}")
+        raise BadExperts(layer=layer, why=f"they are quantized or have different dtypes: {', '.join(sorted(dtypes))}")
 
 
 def _placed(tensor: Tensor, number: int, row: int) -> list[Piece]:

@@ -28,9 +28,7 @@ def refuse_to_drop_the_original(target: Target, now: Source, options: Options) -
     except NoWeights:
         return
     except CheckpointError as error:
-        raise KeptOriginal(
-            target=str(target.place), kept=str(kept.place), what=f"a form that cannot be read ({error})"
-        ) from error
+        raise KeptOriginal(target=str(target.place), kept=str(kept.place), what=f"not readable: {error}") from error
     cast = {dtype for name, dtype in were.items() if there.get(name, dtype) != dtype}
     if lost := cast | ({*were.values()} - {*there.values()}):
         raise KeptOriginal(target=str(target.place), kept=str(kept.place), what=", ".join(sorted(lost)))

@@ -44,7 +44,7 @@ def _undo(target: Target, commit: str, head: str, token: str) -> Change | str:
         raise NothingToRollBack(commit=said, why="reshard did not make it")
     past = _past(target, before[0].id) if before else None
     if past is None:
-        cure = "a folder keeps only files that reshard did not write, until the next run into it"
+        cure = "a folder keeps only files that reshard did not write, and only until the next run"
         why, kept = "no earlier version was kept", {"cure": cure} if target.place.local else {}
         raise NothingToRollBack(commit=said, why=why, **kept)
     present, now = target.at(commit), target.at(head)

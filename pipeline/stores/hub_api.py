@@ -159,10 +159,10 @@ class HubApi:
             return answer
         except ValidationError as error:
             first = first_problem(error)
-            why = f"invalid answer{f' at {first.where}' if first.where else ''}: {first.why}; is it a Hub?"
+            why = f"invalid response{f' at {first.where}' if first.where else ''}: {first.why}; is this a Hub?"
             cause: Exception = error
         except (ValueError, RecursionError) as error:
-            why, cause = "its answer is not JSON; is it a Hub?", error
+            why, cause = "the response is not JSON; is this a Hub?", error
         what = f"{response.request.method} {urlsplit(str(response.request.url)).path}"
         raise HubRefused(endpoint=self.endpoint, what=what, why=why) from cause
 
@@ -357,7 +357,7 @@ class HubApi:
                     raise HubRefused(endpoint=self.endpoint, what=f"the object {item.oid}", why=item.error.message)
                 found[item.oid] = item.actions if item.actions and item.actions.upload else None
         if unanswered := [o.sha256 for o in objects if o.sha256 not in found]:
-            why = f"no answer for object {unanswered[0]}"
+            why = f"no response for object {unanswered[0]}"
             raise HubRefused(endpoint=self.endpoint, what=f"POST {path}", why=why)
         return found
 

@@ -90,9 +90,11 @@ def compare_loads(meta_loader: MetaLoader, source: Path, output: Path, options: 
     if after.result != "loaded":
         return after
     if before.output != after.output:
-        return replace(after, result="failed", reason="one forward pass gives a different output from the source's")
+        return replace(after, result="failed", reason="one forward pass produces a different output than the source")
     same = f"; {counted(len(after.in_no_file), 'parameter', 'is')} in no file of either" if after.in_no_file else ""
-    return replace(after, result="equal", reason=f"one forward pass gives the source's output bit for bit{same}")
+    return replace(
+        after, result="equal", reason=f"one forward pass produces the same output as the source, bit for bit{same}"
+    )
 
 
 def check_load(

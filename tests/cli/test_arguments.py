@@ -64,7 +64,7 @@ def test_what_is_no_place_is_refused(place: str) -> None:
         ({"to": "/folder", "branch": "b"}, "no branches or pull requests"),
         ({"to": "b/model@main"}, "--branch"),
         ({"source": "/folder", "revision": "v1"}, "only repositories have revisions"),
-        ({"source": "a/model@v1", "revision": "v2"}, "two revisions"),
+        ({"source": "a/model@v1", "revision": "v2"}, "name different revisions"),
         ({"revision": "v 1"}, "--revision v 1: not a valid branch, tag or commit"),
         (
             {"source": "/folder", "credential": "reader"},

@@ -55,7 +55,7 @@ def test_check_says_what_can_be_done_and_queues_nothing(reshard: Run, namespace:
     assert reads.code == 0
     assert (
         f"HF_TOKEN ({namespace.name}) cannot write to {namespace.name} on {namespace.endpoint}:"
-        f" {namespace.repo('one-cut')} and 2 more (control and workers may use another token)\n"
+        f" {namespace.repo('one-cut')} and 2 more (workers and the control process may use another token)\n"
     ) in reads.out
     none = reshard("catalog", "check", file, env={"HF_ENDPOINT": namespace.endpoint}).out
     assert f"no token to write to {namespace.name} on {namespace.endpoint}: " in none
@@ -70,10 +70,10 @@ def test_check_says_what_can_be_done_and_queues_nothing(reshard: Run, namespace:
     assert "access.credential_unknown: RESHARD_CREDENTIALS on the worker has no" in wrong.out
     assert wrong.err.splitlines() == [
         f"error[usage.entries]: {file}: 2 models cannot be resharded",
-        "hint: fix the entries listed as wrong; the other models can still be resharded",
+        "hint: fix the entries marked invalid; the other models can still be resharded",
     ]
     file.write_text(f"name: mine\nentries:\n- {{repo: {namespace.repo('none')}, to: {namespace.repo('other')}}}\n")
-    assert reshard("catalog", "check", file, env=env).err.endswith("hint: fix the entries listed as wrong\n")
+    assert reshard("catalog", "check", file, env=env).err.endswith("hint: fix the entries marked invalid\n")
 
 
 def test_a_file_with_an_error_is_one_line_with_its_fix(reshard: Run, tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_catalog_from_its_submission_to_its_end(queue: Queue, tmp_path: Path) 
     assert refused.startswith("error[usage.size]: --max-bytes lots: ")
     submitted = queue("catalog", "submit", file, "--max-bytes", "1GB")
     assert submitted.out.startswith("Submitted catalog mine\n")
-    assert "no worker or control is running" in submitted.err
+    assert "no worker or control process is running" in submitted.err
     (again,) = queue("catalog", "submit", file, "--json").documents
     assert again["existed"] is True
     (seen,) = queue("catalog", "status", "mine", "--json").documents
@@ -157,7 +157,7 @@ def test_a_catalog_from_its_submission_to_its_end(queue: Queue, tmp_path: Path) 
     assert seen["state"] == "expanding"
     bogus = queue("catalog", "retry", "mine", "--only", "bogus")
     assert bogus.code == 2
-    assert bogus.err.startswith("error[usage.only]: --only bogus: no model of mine failed with this code (codes: none)")
+    assert "--only bogus: no model in mine failed with this code (codes found: none)" in bogus.err
     report = tmp_path / "report.md"
     assert queue("catalog", "cancel", "mine").out == "Cancelled catalog mine and 0 jobs\n"
     assert queue("catalog", "status", "mine", "--report", report, "--quiet").out == "cancelled\n"
@@ -179,7 +179,7 @@ def test_a_schedule_submits_a_catalog_or_a_request_but_not_both(queue: Queue, tm
     file.write_text("name: mine\nentries:\n- {repo: a/b, to: c/d}\n")
     add = ("schedule", "add", "nightly", "--cron", "0 3 * * *")
     for wrong, says in (
-        ((), "[usage]: nothing to submit: give SRC and --to, or --catalog FILE"),
+        ((), "[usage]: nothing to submit: pass SRC and --to, or --catalog FILE"),
         (("a/b",), "[usage.no_target]: --to is required"),
         (("--size", "1MB"), "[usage]: SRC and --to are missing"),
         (
@@ -190,7 +190,7 @@ def test_a_schedule_submits_a_catalog_or_a_request_but_not_both(queue: Queue, tm
             ("--catalog", file, "--size", "1MB", "--pr"),
             "[usage]: --catalog FILE defines the whole submission; remove --size, --pr",
         ),
-        (("a/b", "--to", "c/d", "--at-once", "2"), "[usage]: --at-once: only for catalogs"),
+        (("a/b", "--to", "c/d", "--at-once", "2"), "[usage]: --at-once: only valid with --catalog FILE"),
     ):
         refused = queue(*add, *wrong)
         assert (refused.code, refused.err.startswith(f"error{says}")) == (2, True), refused.err
@@ -212,7 +212,7 @@ def test_a_schedule_submits_a_catalog_or_a_request_but_not_both(queue: Queue, tm
     queue("catalog", "cancel", "mine")
     removed = queue("catalog", "remove", "mine").out
     assert "Schedule nightly will submit it again; to stop that, run `reshard schedule remove nightly`" in removed
-    assert "catalog mine, removed since" in queue("schedule", "list").out
+    assert "catalog mine (since removed)" in queue("schedule", "list").out
 
 
 @pytest.mark.slow
@@ -229,12 +229,14 @@ def test_a_schedule_with_an_older_text_is_said_until_the_command_that_is_named_u
     file.write_text(text + "- {repo: a/e, to: c/f}\n")
     submitted = queue("catalog", "submit", file)
     update = f"reshard schedule set nightly --catalog {shlex.quote(str(file))}"
-    assert f"Schedule nightly still submits an older version; update it with `{update}`\n" in submitted.out
+    assert f"Schedule nightly still submits an older version; to update it, run `{update}`\n" in submitted.out
     (again,) = queue("catalog", "submit", file, "--json").documents
     assert again["outdated_schedules"] == ["nightly"], "each time"
     assert queue("catalog", "cancel", "mine").code == 0
     for _ in range(2):
-        newer = "a newer version of catalog mine has been submitted; update this one with `reshard schedule set nightly"
+        newer = (
+            "a newer version of catalog mine has been submitted; to update this one, run `reshard schedule set nightly"
+        )
         assert f"schedule nightly: {newer}" in queue("schedule", "list").out
         assert newer in queue("schedule", "show", "nightly").out
         assert queue("schedule", "run", "nightly").code == 0  # and it brings the older text back
@@ -296,11 +298,11 @@ def test_a_dry_run_of_a_schedule_says_which_models_would_get_a_job_and_queues_no
     assert dict(rows[:-1]) == {
         "now": "would be submitted",
         "catalog": "mine",
-        "models": "3 (1 would get a job)",
+        "models": "3 (1 would be queued)",
         "job": f"{namespace.repo('two')} -> {namespace.repo('two-cut')}",
         "unchanged": "1 model",
     }, "as the last commit of the target says, of which the broker knows nothing"
-    assert rows[-1][0] == "wrong" and "source.not_found" in rows[-1][1]
+    assert rows[-1][0] == "invalid" and "source.not_found" in rows[-1][1]
     (facts,) = reshard("schedule", "next", "nightly", "--dry-run", "--json", env=env).documents
     assert (facts["would"]["outcome"], facts["would"]["catalog"]["unchanged"]) == ("fired", 1)
     assert reshard("catalog", "status", env=env).out == "No catalogs\n"

@@ -39,7 +39,10 @@ def test_what_only_the_file_can_mend_is_left_out_and_said(queue: Queue) -> None:
         re.M,
     )
     said = queue("catalog", "failures", "mirror").out.splitlines()
-    assert said[-2].split(maxsplit=1) == ["next", "once fixed, run `reshard catalog retry mirror --only CODE`"]
+    assert said[-2].split(maxsplit=1) == [
+        "next",
+        "after fixing the cause, run `reshard catalog retry mirror --only CODE`",
+    ]
     assert said[-1].strip() == "usage.collision: fix the file, then run `reshard catalog submit FILE`"
     first, second = queue("catalog", "retry", "mirror").out.splitlines()
     assert first == "Retrying 1 model of catalog mirror"

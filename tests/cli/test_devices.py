@@ -122,7 +122,7 @@ def test_a_device_that_is_none_is_named_with_its_module(tmp_path: Path, device: 
     (tmp_path / "map.json").write_text(json.dumps({"model": 0, "lm_head": device}))
     with pytest.raises(UsageError) as refused:
         read_device_map(str(tmp_path / "map.json"))
-    assert f'"lm_head" is on {json.dumps(device)}; ' in str(refused.value)
+    assert f'"lm_head" is mapped to {json.dumps(device)}; ' in str(refused.value)
 
 
 def test_devices_go_by_number_or_name_and_a_module_is_given_once(tmp_path: Path) -> None:

@@ -61,11 +61,11 @@ def test_what_only_require_model_refuses_is_no_problem_and_told(reshard: Run, mo
 
 def test_hooks_are_tried_when_asked(reshard: Run, tmp_path: Path) -> None:
     none = reshard("doctor", "--notify")
-    assert none.code == 0 and "no notices are sent" in none.out
+    assert none.code == 0 and "no notifications are sent" in none.out
     took = reshard("doctor", "--notify", env={"RESHARD_NOTIFY_COMMAND": f"tee {tmp_path / 'notice'}"})
-    assert took.code == 0 and "test notice delivered" in took.out
+    assert took.code == 0 and "test notification sent" in took.out
     assert json.loads((tmp_path / "notice").read_text())["kind"] == "test"
-    assert "a test notice from reshard" not in took.out, "what a hook writes goes to stderr"
+    assert "a test notification from reshard" not in took.out, "what a hook writes goes to stderr"
     away = reshard("doctor", "--notify", "--json", env={"RESHARD_NOTIFY_URL": "http://127.0.0.1:9/s3cr3t"})
     assert away.code == 10 and "s3cr3t" not in away.out + away.err
     assert away.documents[0]["probes"][0]["error"]["code"] == "queue.notice"

@@ -58,7 +58,7 @@ def test_a_folder_here_that_no_repository_can_be_called_is_pointed_at(reshard: R
     done = reshard("plan", typed)
     assert done.code == 2
     assert done.err.startswith("error[usage.place]: ")
-    assert done.err.endswith(f"; for the folder of that name, use ./{typed}\n")
+    assert done.err.endswith(f"; to use the folder with that name, type ./{typed}\n")
 
 
 @pytest.mark.parametrize("typed", ["mine/model/", "gpt2", "mine/" + "x" * 300])
@@ -66,7 +66,7 @@ def test_no_folder_is_pointed_at_that_is_not_there_or_was_told_of(reshard: Run, 
     (tmp_path / "gpt2").mkdir()
     done = reshard("plan", typed)
     assert done.err.startswith("error[usage.place]: ")
-    assert "for the folder of that name" not in done.err
+    assert "the folder with that name" not in done.err
 
 
 def test_a_folder_that_is_called_as_a_command_is_not_pointed_at(
@@ -76,7 +76,7 @@ def test_a_folder_that_is_called_as_a_command_is_not_pointed_at(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["reshard", "plan", "them/model"])
     assert code_of(SourceNotFound(repo="them/model", endpoint="https://hub.example")) == 3
-    assert "for the folder of that name" not in capsys.readouterr().err
+    assert "the folder with that name" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [[], ["catalog"], ["schedule"], ["fleet"]])

@@ -94,10 +94,10 @@ def test_limits_are_set_shown_and_taken_off(queue: Queue) -> None:
 
 def test_what_is_wrong_is_said_in_one_line(queue: Queue) -> None:
     for options, said in (
-        (("limit",), "error[usage.limit]: give at least one limit"),
+        (("limit",), "error[usage.limit]: set at least one limit"),
         (("limit", "--bandwidth", "200MB"), "error[usage.limit]: --bandwidth 200MB: use bytes per second"),
         (("limit", "--tz", "Mars/Base"), "error[usage.limit]: --tz 'Mars/Base' is not a time zone"),
-        (("drain", "nobody"), "error[queue.no_worker]: no worker is named nobody (workers: none)"),
+        (("drain", "nobody"), "error[queue.no_worker]: no worker matches nobody (workers: none)"),
     ):
         done = queue("fleet", *options)
         assert done.code in {2, 10}
@@ -131,7 +131,7 @@ def test_a_worker_is_drained_and_shown_so(queue: Queue, url: str) -> None:
 
         assert alive("fleet", "drain", "he", "--quiet").out == "here:7\n"
         shown = alive("status").out
-        assert re.search(rf"here:7: drained, up to 2 copies at once, version 1, started {WHEN} \(.* ago\)", shown), (
+        assert re.search(rf"here:7: drained, up to 2 copies at a time, version 1, started {WHEN} \(.* ago\)", shown), (
             shown
         )
         *_, head, row = (line.split() for line in alive("fleet", "status").out.splitlines())
@@ -141,7 +141,7 @@ def test_a_worker_is_drained_and_shown_so(queue: Queue, url: str) -> None:
         job = store.submit(ask("drained")).id
         said = "all workers are drained; to undo that, run `reshard fleet undrain here:7`"
         assert alive("status", job, "--json").documents[0]["waits"] == said
-        assert alive("fleet", "undrain", "here:7").out == "Worker here:7 takes work again\n"
+        assert alive("fleet", "undrain", "here:7").out == "Worker here:7 accepts work again\n"
         (facts,) = alive("fleet", "status", "--json").documents
     process = {"name": "here:7", "concurrency": 2, "started": 0.0, "version": "1"}
     assert facts["workers"] == [process | {"state": "takes work", "at": []}]

@@ -86,9 +86,9 @@ def test_one_line_says_where_the_result_is_and_what_it_took() -> None:
 
 
 def test_what_was_there_already_is_no_work_unless_this_job_did_it() -> None:
-    assert summary(done(OUT, found=True), OUT, 1, 10) == "Nothing to do: /out already has this (1 s)"
+    assert summary(done(OUT, found=True), OUT, 1, 10) == "Nothing to do: /out is up to date (1 s)"
     nothing = summary(done(HUB, found=True), HUB, 1, 10)
-    assert nothing == f"Nothing to do: https://hub.example/us/m already has this, commit {'c' * 12} (1 s)"
+    assert nothing == f"Nothing to do: https://hub.example/us/m is up to date, commit {'c' * 12} (1 s)"
     assert in_short(done(HUB, found=True), HUB, []) == [], "which says it all"
     assert summary(done(OUT, PASSED, found=True), OUT, 1, 10).startswith("Wrote /out: 1 file, ")
 

@@ -99,10 +99,10 @@ def test_the_layout_of_a_careless_writer_is_healed_by_the_command_that_doctor_na
 def test_doctor_tells_what_ranks_read_and_heals_it(reshard: Run, mixture: Path, tmp_path: Path) -> None:
     shown = reshard("doctor", mixture, "--layout")
     assert shown.code == 0, shown.err
-    assert re.search(r"^layers in several files +[1-4] of 4 ", shown.out, re.MULTILINE)
+    assert re.search(r"^layers split across files +[1-4] of 4 ", shown.out, re.MULTILINE)
     assert re.search(r"^a rank of tp8 +reads 533 kB, needs ", shown.out, re.MULTILINE)
     assert "a rank of pp4 " in shown.out and "a rank of ep8" not in shown.out, "of four experts"
-    assert "seeks of a reader that follows the index, 7 of one that follows the files" in shown.out
+    assert "times; one that follows the files, 7 times" in shown.out
     for wrong in ([], [mixture, "--notify"]):
         assert reshard("doctor", "--layout", *wrong).code == 2
 
@@ -129,7 +129,7 @@ def test_advice_is_a_table_of_five_layouts_and_the_command_for_one(reshard: Run,
     )
     assert reshard(*typed).code == 0
     again = reshard("advise", tmp_path / "mixture-ep4", "--loader", "vllm", "--ranks", "ep4", "--link", "1MB/s")
-    assert again.out.splitlines()[-1] == "no new layout saves much: keep it"
+    assert again.out.splitlines()[-1] == "keep the current layout: no other saves much"
     assert reshard("advise", mixture, "--link", "8Mbit/s", "--ranks", "ep4", "--quiet").out.startswith("reshard run ")
 
 

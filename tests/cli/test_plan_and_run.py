@@ -30,7 +30,7 @@ def test_a_plan_shows_what_would_be_written_and_writes_nothing(reshard: Run, mod
     assert "model-00001-of-00004.safetensors  3," in done.out
     assert "copied    2 files: config.json, tokenizer.json" in done.out
     assert "skipped   optimizer.pt" in done.out
-    assert "card      README.md, with a block" in done.out
+    assert "card      README.md, with a section" in done.out
     assert not (tmp_path / "out").exists()
 
 
@@ -143,7 +143,7 @@ def test_what_others_changed_in_the_target_is_a_warning_of_the_plan_and_the_end_
     typed = (model, "--to", out, "--size", "5kB")
     shown = reshard("plan", *typed)
     assert shown.code == 0, shown.err
-    assert "others changed 26 files in the target since reshard published; " in shown.out
+    assert "others changed 26 files in the target since reshard last published; " in shown.out
     assert "a run fails (exit code 7) unless you use --overwrite" in shown.out
     assert re.search(rf"^drift +{changed[0].name} was replaced$", shown.out, re.MULTILINE)
     assert re.search(r"^drift +6 more; use `reshard plan --all` to show them$", shown.out, re.MULTILINE)
@@ -265,11 +265,11 @@ def test_verbose_shows_the_figures_of_each_check(reshard: Run, model: Path, tmp_
     short = reshard("run", model, "--to", tmp_path / "short", "--size", "3300B").err
     assert re.search(r"\nweights +1 file \(10\.\d kB\) -> 4 files ", short) and "safetensors" not in short
     again = reshard("run", model, "--to", tmp_path / "out", "--size", "3300B")
-    assert re.fullmatch(rf"Nothing to do: {tmp_path}/out already has this \(\d s\)\n", again.out)
+    assert re.fullmatch(rf"Nothing to do: {tmp_path}/out is up to date \(\d s\)\n", again.out)
     told = reshard("run", model, "--to", tmp_path / "out", "--size", "3300B", "--verbose")
-    assert len(re.findall("Nothing|nothing|already", told.out + told.err)) == 2, "once, in one line"
+    assert len(re.findall("Nothing to do|up to date", told.out + told.err)) == 2, "once, in one line"
     planned = reshard("plan", model, "--to", tmp_path / "out", "--size", "3300B").out
-    assert planned.splitlines()[1:] == ["Nothing to do: the target already has this"]
+    assert planned.splitlines()[1:] == ["Nothing to do: target is up to date"]
 
 
 def test_quiet_writes_the_commit_and_nothing_else(reshard: Run, model: Path, tmp_path: Path) -> None:

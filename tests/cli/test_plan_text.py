@@ -66,8 +66,8 @@ def test_a_summary_has_at_most_eight_lines_whatever_there_is_to_tell() -> None:
     assert said[3:] == [
         "target       overwrites 1 file, deletes 2 files",
         "moves        reads 91.7 MB (3 Xet requests), uploads about 491 kB",
-        f"warning      2 files in the target not published by reshard for this source: a, b; {refuses}",
-        f"warning      others changed 9 files in the target since reshard published; {refuses}",
+        f"warning      2 files in the target, not published by reshard from this source: a, b; {refuses}",
+        f"warning      others changed 9 files in the target since reshard last published; {refuses}",
         "more         4 notes; use -v to show them",
     ]
     assert len(said) == 8
@@ -126,6 +126,6 @@ def test_a_plan_says_how_much_moves_and_by_what(transports: tuple[str, str], for
 
 def test_a_published_plan_has_nothing_to_do() -> None:
     said = plan_text(plan(published="c" * 40))
-    assert said == "them/m@0123456789ab -> us/m\nNothing to do: the target already has this"
+    assert said == "them/m@0123456789ab -> us/m\nNothing to do: target is up to date"
     noted = plan_text(plan(published="c" * 40, notes=["theirs.txt: not covered by the signature"]))
     assert noted == f"{said}\nnote  theirs.txt: not covered by the signature"

@@ -87,7 +87,7 @@ def test_a_submission_is_queued_and_says_that_nobody_works(queue: Queue) -> None
     assert done.out.startswith("Queued job ")
     job = done.out.split()[2].removesuffix(":")
     assert f"`reshard watch {job}`" in done.out
-    lacking = "no worker or control is running: start both with `reshard up`"
+    lacking = "no worker or control process is running: start both with `reshard up`"
     assert done.err == f"waiting: {lacking}\n"
     (status,) = queue("status", job, "--json").documents
     assert status["state"] == "queued" and status["waits"] == lacking
@@ -205,7 +205,7 @@ def test_a_job_that_waits_says_its_place_and_when_it_begins_or_why_it_does_not(q
         for one in alive:
             withdraw(store.redis, one)
         listed = queue("list")
-        assert "queued, 2nd of 2  " in listed.out and "no worker or control is running" in listed.err
+        assert "queued, 2nd of 2  " in listed.out and "no worker or control process is running" in listed.err
 
 
 def copying_at(store: JobStore, speed: int, mean: int) -> None:
@@ -280,7 +280,7 @@ def test_jobs_are_deleted_by_state_and_age_once_a_trial_has_shown_which(queue: Q
     assert queue("cancel", running).code == 0
 
 
-CHOOSE = "give JOBs, select them with --state, --source or another filter, or use --all"
+CHOOSE = "pass JOB IDs, select jobs with --state, --source or another filter, or use --all"
 
 
 @pytest.mark.parametrize(
@@ -289,11 +289,11 @@ CHOOSE = "give JOBs, select them with --state, --source or another filter, or us
         ("delete", CHOOSE),
         ("cancel abc --all", CHOOSE),
         ("retry abc --state failed", CHOOSE),
-        ("delete --state copying", "--state copying: such a job has not ended; `reshard cancel` it first"),
-        ("cancel --state done", "--state done: such a job has ended, or its commit is in progress"),
-        ("retry --state done", "--state done: there is nothing to retry"),
+        ("delete --state copying", "--state copying: these jobs have not ended; run `reshard cancel` first"),
+        ("cancel --state done", "--state done: these jobs have ended, or their commit is in progress"),
+        ("retry --state done", "--state done: these jobs cannot be retried"),
         ("retry abc def --watch", "--watch requires exactly one job"),
-        ("delete --older-than 6m", "--older-than 6m: not a duration such as 30min, 12h, 7d or 4w"),
+        ("delete --older-than 6m", "--older-than 6m: invalid duration; use a value such as 30min, 12h, 7d or 4w"),
     ],
 )
 def test_what_cannot_be_done_to_jobs_is_said_before_anything_is(queue: Queue, words: str, what: str) -> None:
@@ -380,7 +380,7 @@ def test_a_job_that_a_catalog_has_not_noted_yet_is_kept(queue: Queue, url: str, 
     with JobStore.at(url) as store:
         store.redis.sadd(f"{PREFIX}catalogs", "night")
         store.redis.hset(f"{PREFIX}catalog:night:active", "0", job)
-    why = "control has recorded the result in the catalog"
+    why = "the control process has recorded the result in the catalog"
     refused = queue("delete", job)
     assert (refused.code, refused.err.splitlines()[0]) == (
         11, f"error[job.state]: job {job} is cancelled: it cannot be deleted until {why}",
@@ -436,7 +436,7 @@ def test_up_submit_and_down_do_what_run_does(reshard: Run, model: Path, tmp_path
             refused = reshard("web", env=env)
         assert service["started"] == ["broker", "control", "worker"]
         own, lacking, without = service["notes"]
-        assert own == f"jobs can use your folders: {home} (set RESHARD_ALLOWED_FOLDERS to change this)"
+        assert own == f"jobs can access your folders: {home} (set RESHARD_ALLOWED_FOLDERS to change this)"
         assert lacking.startswith("the worker has no token")
         said = f"RESHARD_WEB_PORT={env['RESHARD_WEB_PORT']}: cannot listen on 127.0.0.1: Address already in use"
         assert without == f"the web page was not started: {said}" and service["page"] is None

@@ -23,7 +23,7 @@ def test_a_schedule_from_its_adding_to_its_removal(queue: Queue) -> None:
     assert added.code == 0
     assert "a/model -> b/nightly, files of at most 1,000,000 bytes, first run " in added.out
     assert " 03:00 CE" in added.out
-    assert "control is not running" in added.err
+    assert "the control process is not running" in added.err
 
     fired = queue("schedule", "run", "nightly", "--quiet").out.strip()
     (job,) = queue("status", fired, "--json").documents
@@ -64,7 +64,7 @@ def test_a_schedule_shows_that_its_last_job_was_deleted(queue: Queue) -> None:
     fired = queue("schedule", "run", "forgetful", "--quiet").out.strip()
     queue("cancel", fired)
     assert queue("delete", fired).code == 0
-    assert f"job {fired}, deleted since" in queue("schedule", "list").out
+    assert f"job {fired} (since deleted)" in queue("schedule", "list").out
     assert queue("schedule", "show", "forgetful").code == 0
     assert queue("schedule", "remove", "forgetful").code == 0
 
@@ -118,7 +118,7 @@ def test_a_dry_run_of_a_request_says_what_it_would_write_or_that_nothing_changed
     assert not (tmp_path / "out").exists()
     assert queue("run", *asked).code == 0
     *_, same = queue("schedule", "next", "folder", "--dry-run").out.splitlines()
-    assert same == f"unchanged  {tmp_path / 'out'} already has this"
+    assert same == f"unchanged  {tmp_path / 'out'} is up to date"
     fired = queue("schedule", "run", "folder", "--quiet").out.strip()
     (facts,) = queue("schedule", "next", "folder", "--dry-run", "--json").documents
     assert (facts["would"]["outcome"], facts["would"]["job"]) == ("overlap", fired)

@@ -52,7 +52,7 @@ def test_the_figures_add_up() -> None:
     assert page.startswith(
         "# Catalog mirror: failed\n\nStarted 2026-11-21 01:00:00 UTC, failed since 2026-11-21 02:12:10 UTC"
     )
-    assert " UTC (after 1 h 12 min). Submitted by ann@desk" in page
+    assert " UTC (after 1 h 12 min).\nSubmitted by ann@desk" in page
     assert "| published | 2 | 2.0 GB | 2.0 MB |" in page
     assert "| unchanged | 1 | 0 bytes | 0 bytes |" in page
     assert "| failed | 3 | 30 bytes | 0 bytes |" in page

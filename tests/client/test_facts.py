@@ -20,12 +20,16 @@ def test_what_became_of_a_run_is_told_as_it_stands_where_a_newer_release_wrote_i
     [
         ("fired", "abc", "submitted job abc", "submitted job abc"),
         ("fired", "", "submitted its catalog", "submitted its catalog"),
-        ("missed", "", "missed: control was not running", "missed: control was not running"),
+        ("missed", "", "missed: the control process was not running", "missed: the control process was not running"),
         *(
             ("overlap", job, *(f"skipped: {of} {was} still in progress" for was in ("was", "is")))
             for job, of in (("", "previous run"), ("abc", "previous job abc"))
         ),
-        ("busy", "abc", *(f"skipped: job abc {was} using the target for a different request" for was in ("was", "is"))),
+        (
+            "busy",
+            "abc",
+            *(f"skipped: job abc {was} writing to the target for a different request" for was in ("was", "is")),
+        ),
     ],
 )
 def test_what_became_of_a_run_is_told_with_why(outcome: str, job: str, past: str, present: str) -> None:

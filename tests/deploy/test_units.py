@@ -142,7 +142,7 @@ def test_the_guide_installs_it(site: Site) -> None:
             lines = f"HF_ENDPOINT={site.hub.endpoint}\\nRESHARD_WEB_PORT=8474\\n"
             site.type(f"printf '{lines}' >> /etc/reshard/reshard.env")
         site.type(block)
-    wait_for(lambda: site.processes() == {("control", NOW), ("worker", NOW)}, "workers and control", 180)
+    wait_for(lambda: site.processes() == {("control", NOW), ("worker", NOW)}, "workers and the control process", 180)
     web = "/opt/reshard/bin/python -c 'import urllib.request as u; u.urlopen(\"http://127.0.0.1:8474/readyz\")'"
     wait_for(lambda: site.type(f"{web} && echo yes || true") == "yes\n", "the page", 60)
     for unit in UNITS:

@@ -100,7 +100,7 @@ def _(folder: Path) -> Built:
 @case(
     "gpt2",
     "GPT-2 in its Hub layout",
-    "`pytorch_model.bin` of before the zip format; `--pack layers`",
+    "`pytorch_model.bin` from before the zip format; `--pack layers`",
     options={"pack": "layers"},
 )
 def _(folder: Path) -> Built:
@@ -129,7 +129,7 @@ def _(folder: Path) -> Built:
     return one(saving.as_bins(state, folder, 2), model)
 
 
-@case("bert", "BERT with the names of 2018", "`pytorch_model.bin`", expect=("vocab.txt",))
+@case("bert", "BERT with tensor names from 2018", "`pytorch_model.bin`", expect=("vocab.txt",))
 def _(folder: Path) -> Built:
     model = model_of("BertForMaskedLM")
     tokenizers.bert(folder)
@@ -222,7 +222,7 @@ def _(folder: Path) -> Built:
     return one(saving.as_safetensors(state | mtp, folder, 3), model)
 
 
-@case("stray", "Mistral with a stray `mtp.safetensors`", "safetensors, one of them in no index")
+@case("stray", "Mistral with a stray `mtp.safetensors`", "safetensors, one of them not in any index")
 def _(folder: Path) -> Built:
     model = model_of("MistralForCausalLM", torch.bfloat16)
     tokenizers.llama(folder)
@@ -400,7 +400,7 @@ _quantized("bnb-4bit", "Llama, bitsandbytes nf4", quantized.bitsandbytes_4bit)
 _quantized("compressed-tensors", "Llama, compressed-tensors w4a16", quantized.compressed_tensors)
 _quantized("fp8", "Llama, fp8 with block scales", quantized.fp8)
 _plain("fp8-plain", "Llama, fp8 with block scales", quantized.fp8, quantized.plain_fp8)
-_plain("fp8-tensor-plain", "Llama, fp8 with a scale a tensor", quantized.fp8_tensor, quantized.plain_fp8)
+_plain("fp8-tensor-plain", "Llama, fp8 with one scale per tensor", quantized.fp8_tensor, quantized.plain_fp8)
 _plain("fp8-channel-plain", "Llama, compressed-tensors fp8", quantized.fp8_channel, quantized.plain_fp8)
 _plain("fbgemm-plain", "Llama, FBGEMM fp8", quantized.fbgemm, quantized.plain_fp8)
 _quantized("mxfp4", "gpt-oss, mxfp4", quantized.mxfp4, "GptOssForCausalLM")
@@ -412,7 +412,7 @@ _plain("mxfp4-plain", "gpt-oss, mxfp4", quantized.mxfp4, quantized.plain_mxfp4, 
 
 @case(
     "renamed",
-    "Mistral, saved below a module of one's own",
+    "Mistral, saved inside a custom module",
     r"safetensors; `--rename`: `^backbone\.(model\.|lm_head)` becomes `\1`",
     options={"rename": [{r"^backbone\.(model\.|lm_head)": r"\1"}]},
 )

@@ -242,7 +242,7 @@ def _plan_lines(report: Report) -> Iterator[str]:
     indexes = [output.index.path for output in plan.outputs if output.index]
     read, written = _count(len(plan.files), "file"), _count(len(plan.shards), "file")
     yield f"{read} read, {_count(tensors, 'tensor')}, {written} written"
-    yield f"the largest {largest:,} bytes" + "".join(f", index `{path}`" for path in indexes)
+    yield f"largest file: {largest:,} bytes" + "".join(f", index `{path}`" for path in indexes)
     yield f"copied unchanged: {', '.join(f'`{f.path}`' for f in plan.carried)}"
     if plan.edits:
         yield f"changed by the cast: {', '.join(f'`{edit.path}`' for edit in plan.edits)}"

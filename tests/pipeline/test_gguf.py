@@ -280,7 +280,7 @@ def test_of_parts_and_a_whole_of_the_same_tensors_the_whole_is_taken(model: Path
     report = go(model, tmp_path / "out", size=SIZE)
     assert sorted(left.path for left in report.plan.left_out) == sorted(files_of(model).keys() - {"tiny-Q4_K_M.gguf"})
     ggufs.save(model / "tiny-Q4_K_M.gguf", {"other": ("F32", (4,))})
-    with pytest.raises(AmbiguousWeights, match="tiny-Q4_K_M.gguf next to it has different tensors$"):
+    with pytest.raises(AmbiguousWeights, match="tiny-Q4_K_M.gguf in the same folder has different tensors$"):
         go(model, tmp_path / "out", size=SIZE, force=True)
     ggufs.save(model / "tiny-Q4_K_M.gguf", ggufs.MODEL, keys={"llama.context_length": 64})
     with pytest.raises(AmbiguousWeights, match="has the same tensors, but a different key 'llama.context_length'"):
@@ -294,7 +294,7 @@ def test_of_two_cuts_by_one_name_neither_is_taken(model: Path, tmp_path: Path, g
     (model / "tiny-Q4_K_M.gguf").unlink()
     assert len(files_of(model)) == 3 + 2
     with pytest.raises(
-        AmbiguousWeights, match="tiny-Q4_K_M-00001-of-00003.gguf next to it belongs to another"
+        AmbiguousWeights, match="tiny-Q4_K_M-00001-of-00003.gguf in the same folder belongs to another"
     ) as caught:
         go(model, tmp_path / "out")
     assert "--exclude" in caught.value.next_step

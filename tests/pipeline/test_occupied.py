@@ -271,7 +271,7 @@ def test_the_only_copy_of_what_was_cast_in_place_goes_by_an_explicit_word(tmp_pa
     save_single(model, arrays(4, 4000))
     original = (model / "model.safetensors").read_bytes()
     go(model, model, size=SIZE, dtype="float16")
-    with pytest.raises(KeptOriginal, match="only copy of the original .* in F32") as refused:
+    with pytest.raises(KeptOriginal, match="only copy of the original weights .* [(]F32[)]") as refused:
         go(model, model, size=2 * SIZE)
     assert "--overwrite" in refused.value.next_step and refused.value.exit_code == 7
     assert (kept / "model.safetensors").read_bytes() == original
@@ -286,7 +286,7 @@ def test_one_tensor_that_keeps_its_dtype_hides_no_other_that_was_cast(tmp_path: 
     model.mkdir()
     (model / "model.safetensors").write_bytes(build_header(tensors, {}) + bytes(128 * 64 + 4 + 5 * 16_000))
     go(model, model, size=SIZE, dtype="bfloat16")
-    with pytest.raises(KeptOriginal, match="in F32"):
+    with pytest.raises(KeptOriginal, match="[(]F32[)]"):
         go(model, model, size=2 * SIZE)
 
 
@@ -295,10 +295,10 @@ def test_an_original_that_cannot_be_read_is_not_taken_for_nothing(tmp_path: Path
     save_single(model, arrays(4, 4000))
     (model / "broken.safetensors").write_bytes(b"cut off")
     go(model, model, size=SIZE, dtype="float16", exclude=("broken*",))
-    with pytest.raises(KeptOriginal, match="in F32"):
+    with pytest.raises(KeptOriginal, match="[(]F32[)]"):
         go(model, model, size=2 * SIZE, exclude=("broken*",))
     (kept / "model.safetensors").write_bytes(b"cut off")
-    with pytest.raises(KeptOriginal, match="a form that cannot be read"):
+    with pytest.raises(KeptOriginal, match="not readable"):
         go(model, model, size=2 * SIZE, exclude=("broken*",))
     assert kept.exists()
 

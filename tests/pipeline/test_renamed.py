@@ -78,7 +78,7 @@ def test_other_rules_in_a_manifest_make_other_names(rules: Any, source: Path, tm
 
 
 def test_rules_that_make_one_name_of_two_or_change_none_are_errors(source: Path, tmp_path: Path, go: Run) -> None:
-    with pytest.raises(RenameCollision, match=r"two tensors of model the name x: h\.0\.attn\.q and h\.0\.mlp"):
+    with pytest.raises(RenameCollision, match=r"two tensors in model to the same name, x: h\.0\.attn\.q and h\.0\.mlp"):
         go(source, tmp_path / "out", rename=[{r"^h\.0\..*": "x"}])
     with pytest.raises(RenameUnused, match=r"'\^g' -> 'x' does not change any name"):
         go(source, tmp_path / "out", rename=[*RULES, {"^g": "x"}])

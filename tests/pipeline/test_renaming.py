@@ -45,7 +45,7 @@ def test_what_each_rule_did_is_counted_with_its_first_name() -> None:
 
 
 def test_two_names_that_become_one_are_an_error_that_names_both() -> None:
-    with pytest.raises(RenameCollision, match=r"two tensors of unet/model the name x\.w: a\.w and b\.w"):
+    with pytest.raises(RenameCollision, match=r"two tensors in unet/model to the same name, x\.w: a\.w and b\.w"):
         renamed(["a.w", "b.w"], [Rule("^[ab]", "x")], "unet/model")
     assert renamed(["a", "b"], [Rule("^a$", "c"), Rule("^b$", "a"), Rule("^c$", "b")], "m")[0] == {"a": "b", "b": "a"}
 

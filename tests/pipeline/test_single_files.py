@@ -80,9 +80,9 @@ def test_a_file_that_is_one_of_several_names_the_folder(tmp_path: Path, go: Run)
     folder = tmp_path / "m"
     go(saved(tmp_path / "model.pth"), folder, size=SIZE)
     part = min(folder.glob("model-*.safetensors"))
-    with pytest.raises(PartOfCheckpoint, match="one file of a checkpoint, according to its name") as error:
+    with pytest.raises(PartOfCheckpoint, match="one shard of a checkpoint, according to its name") as error:
         go(part, tmp_path / "out")
-    assert error.value.next_step == f"use the folder: {folder}"
+    assert error.value.next_step == f"pass the folder instead: {folder}"
     odd = folder / "odd.safetensors"
     part.rename(odd)
     index = folder / "model.safetensors.index.json"

@@ -26,7 +26,8 @@ def refused(go: Run, folder: Path, space: Namespace, kind: type[ReshardError], m
 
 def test_a_tensor_that_no_file_of_the_hub_may_hold(tmp_path: Path, on_hub: Namespace, go: Run) -> None:
     save_sparse(tmp_path / "model", iter([matrix("embed.weight", 240 * GB), matrix("head.weight", GB)]), 1)
-    refused(go, tmp_path / "model", on_hub, TooLargeForHub, "embed.weight alone needs a file of 240,?000", 5 * GB)
+    too_large = "embed.weight is too large for the Hub: it needs a file of 240,?000"
+    refused(go, tmp_path / "model", on_hub, TooLargeForHub, too_large, 5 * GB)
 
 
 def test_files_of_more_than_the_hub_takes_are_refused_and_smaller_ones_are_cut(

@@ -106,7 +106,7 @@ def places(job_of: dict[JobState, str]) -> dict[str, Go]:
         **{state: partial(Browser.open, path=f"/jobs/{job}") for state, job in job_of.items()},
         "a plan that is refused": sent("/plan", "Submit", source="a/b", target="us/b", size="200Mb"),
         "a schedule that is refused": sent("/new/schedules", "Save", **asked | {"cron": "0 3 * *"}),
-        "a catalog that is refused": sent("/new/catalogs", "Try", text="name: x\nentrys: []\n"),
+        "a catalog that is refused": sent("/new/catalogs", "Preview", text="name: x\nentrys: []\n"),
         "chosen": chosen,
         "refused": refused,
     }

@@ -170,8 +170,8 @@ def test_the_fleet_is_steered_over_the_api(both: Both, api: Run, store: JobStore
     assert both("fleet", "drain", "b")[0] == {"name": "box", "drained": True}
     for command in ("drain", "undrain"):
         assert both("fleet", command, "nobody", code=10)[0]["error"]["code"] == "queue.no_worker"
-    assert api("fleet", "undrain", "box").out == "Worker box takes work again\n"
-    said = "no worker is named ../pause (workers: box)"
+    assert api("fleet", "undrain", "box").out == "Worker box accepts work again\n"
+    said = "no worker matches ../pause (workers: box)"
     assert both("fleet", "drain", "../pause", code=10)[0]["error"]["message"] == said
     assert api("fleet", "pause", scope="read").err.startswith("error[access.scope]: ")
 

@@ -104,7 +104,7 @@ def test_an_edit_keeps_what_a_form_cannot_say(site: Site, schedules: Schedules) 
         ({"name": "My Own"}, "name", "“Name”: use small letters, digits, dots, - and _, at most 63."),
         ({"source": ""}, "source", "“Source”: the model is missing."),
         ({"target": "us/b/c"}, "target", "us/b/c: "),
-        ({"size": "5Gb"}, "size", "“Largest file” 5Gb: Gb means bits, not bytes."),
+        ({"size": "5Gb"}, "size", "“Maximum file size” 5Gb: Gb means bits, not bytes."),
         ({"rename": "- '(?=a)': b"}, "rename", "“Rename” of the form: rule 1: "),
         ({"source": "/etc/<b>"}, "source", "/etc/<b> is outside the folders that workers are allowed to use"),
     ],
@@ -163,7 +163,8 @@ def test_a_catalog_is_edited_and_scheduled_from_what_was_submitted(site: Site, s
         assert kept == definition(2, at_once=3, max_failures=5, asked_by="acter")
         client.post("/catalogs/mirror/cancel")
         assert client.post("/catalogs", data={"text": newer}).url.path == "/catalogs/mirror"
-        (take,) = re.findall('href="(/schedules/nightly/edit[^"]+)">Use that file', client.get("/schedules").text)
+        newer_link = 'href="(/schedules/nightly/edit[^"]+)">Use the newer version'
+        (take,) = re.findall(newer_link, client.get("/schedules").text)
         client.post("/schedules/nightly", data=form(client.get(take)))
         kept = Schedules(store).get("nightly").schedule.catalog
         assert kept and (kept.text, kept.at_once, kept.max_failures) == (newer, 8, None)
@@ -198,7 +199,9 @@ def test_a_schedule_is_tried_before_it_is_kept(
     with signed_in(site) as client:
         tried = client.post("/new/schedules", data=typed)
         assert tried.status_code == 200, tried.text
-        assert tried.text.count(" 02:00 JST") == 5 and "A job: " in tried.text and "2 files" in tried.text
+        assert (
+            tried.text.count(" 02:00 JST") == 5 and "A job would be queued: " in tried.text and "2 files" in tried.text
+        )
         assert form(tried).items() >= typed.items()
         assert schedules.all() == [] and store.recent() == []
         client.post("/schedules", data=typed)
@@ -229,12 +232,12 @@ def test_a_catalog_is_tried_before_it_is_submitted(before_a_hub: Site, store: Jo
         assert tried.status_code == 200, tried.text
         rows = re.findall(r'<td class="places">(.*?)</tr>', tried.text)
         told = {row.partition(" ")[0]: re.sub("<[^>]+>", "", row.partition("</td>")[2]) for row in rows}
-        assert told["them/m0"] == "a job1.0 kB" and told["them/m1"].startswith("Repository not found on ")
+        assert told["them/m0"] == "new job1.0 kB" and told["them/m1"].startswith("Repository not found on ")
         assert "not allowed to read closed/m2 (allowed sources: them)" in told["closed/m2"]
         assert "kB" not in told["closed/m2"], "of what is not allowed nothing is told"
         assert form(tried)["text"] == text
         scheduled = client.post("/new/schedules", data={"name": "x", "cron": "@daily", "text": text})
-        assert "Its catalog would be submitted." in scheduled.text and "Repository not found on " in scheduled.text
+        assert "The catalog would be submitted." in scheduled.text and "Repository not found on " in scheduled.text
     found = before_a_hub.post("/api/v1/catalogs/check", {"text": text})
     assert (found["models"], found["ready"], found["calls"] > 0) == (3, 1, True)
     assert Cursor(store).names() == [] and Schedules(store).all() == []

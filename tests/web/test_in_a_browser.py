@@ -216,7 +216,7 @@ def test_what_happens_before_a_page_is_live_is_shown(browser: Browser, store: Jo
 def test_a_catalog_is_submitted_and_watched(browser: Browser, store: JobStore) -> None:
     browser.open("/new/catalogs")
     browser.fill(text=CATALOG)
-    browser.press("Try")
+    browser.press("Preview")
     assert "Repository not found on " in browser.text("#result") and store.redis.scard("reshard:catalogs") == 0
     browser.press("Submit")
     shows(browser, "failed", "h1")
@@ -230,8 +230,11 @@ def test_a_schedule_is_tried_saved_and_edited(browser: Browser, store: JobStore)
     browser.fill(
         name="nightly", cron="0 2 * * *", tz="Asia/Tokyo", source="them/model", target="you/nightly", size="1MB"
     )
-    browser.press("Try")
-    assert "A job: them/model to you/nightly, 1 file" in browser.text("#result") and Schedules(store).all() == []
+    browser.press("Preview")
+    assert (
+        "A job would be queued: them/model to you/nightly, 1 file" in browser.text("#result")
+        and Schedules(store).all() == []
+    )
     browser.press("Save")
     assert browser.text("#s-nightly").count(" 02:00 JST") == 5
     browser.chrome.find_element(By.CSS_SELECTOR, "#s-nightly a[href$='/edit']").click()

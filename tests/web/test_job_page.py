@@ -143,11 +143,11 @@ def test_files_and_checks_stay_as_long_as_the_job_and_what_is_gone_says_so(
     assert [one["tensors"] for one in files(site, job)] == [len(shard.entries) for shard in plan.shards]
     assert {one["state"] for one in files(site, job)} == {"sealed"}
     assert "<b>structure</b>" in page and "<b>read back</b>" in page
-    assert "<path" not in page and "The picture was removed an hour after the job ended." in page
-    assert "The log was removed an hour after the job ended." in page
-    assert "The events were removed an hour after the job ended." in page
+    assert "<path" not in page and "The diagram of this plan is no longer available" in page
+    assert "The log is no longer available" in page
+    assert "The events are no longer available" in page
     with site.client("read") as client:
-        assert "its plan is gone" in client.get(f"/api/v1/jobs/{job}/plan").text
+        assert "its plan is no longer stored" in client.get(f"/api/v1/jobs/{job}/plan").text
     store.delete([job])
     assert store.redis.keys(job_key(job) + "*") == []
 
@@ -217,4 +217,4 @@ def test_the_log_is_text_the_newest_last_and_as_the_api_has_it(
     assert [one["text"] for one in found["lines"]][::2] == [SCRIPT, "last"] and found["logged"] == 3
     assert leases.log(lease, [line("more") for _ in range(200)]) == "ok"
     page = seen(browser, lease.job)
-    assert page.count("<code>more</code>") == 200 and "<p>3 older lines not kept.</p>" in page
+    assert page.count("<code>more</code>") == 200 and "<p>3 older lines not shown.</p>" in page

@@ -124,7 +124,7 @@ def test_the_service_is_paused_and_says_so_on_every_page(site: Site, store: JobS
         assert all("disks are changed" in client.get(path).text for path in PAGES)
         client.post("/fleet/resume")
         assert "disks are changed" not in client.get("/").text
-        assert "no worker or control is running" in client.get("/").text
+        assert "no worker or control process is running" in client.get("/").text
 
 
 def test_errors_are_pages_with_their_status(site: Site, store: JobStore) -> None:
@@ -354,7 +354,7 @@ def test_a_schedule_shows_its_times_and_results(site: Site, store: JobStore, lea
         assert f'href="/jobs/{job.id}" class="cell n-failed"' in seen
         client.post("/schedules/nightly/pause")
         paused = client.get("/schedules").text
-        assert "<h3>Next times, once resumed</h3>" in paused and paused.count(" 02:00 UTC</td>") == 5
+        assert "<h3>Next runs, once resumed</h3>" in paused and paused.count(" 02:00 UTC</td>") == 5
         assert "once resumed" not in seen
         client.post("/schedules/nightly/remove")
         assert Schedules(store).all() == []

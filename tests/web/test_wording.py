@@ -69,8 +69,8 @@ def test_the_page_of_an_error_speaks_of_the_page() -> None:
     assert said(NoSuchPage(method="GET", path="/x")) == ("Page not found.", 'Go to <a href="/">the overview</a>.')
     message, hint = said(ScopeMissing(name="ada", what="POST /jobs"))
     assert message == "ada has read-only access."
-    assert hint == f"Ask the operator for a token with it: <code>reshard token ada --act</code>{COPY}"
-    assert said(BadBody(where="request.options.size", why="unknown unit"))[0] == "“Largest file”: unknown unit."
+    assert hint == f"Ask the operator for a token with that scope: <code>reshard token ada --act</code>{COPY}"
+    assert said(BadBody(where="request.options.size", why="unknown unit"))[0] == "“Maximum file size”: unknown unit."
 
 
 def test_hints_of_a_job_lead_to_its_buttons() -> None:
@@ -137,7 +137,7 @@ def test_pages_of_a_job_name_no_option(site: Site, store: JobStore, tmp_path: Pa
     with signed_in(site) as client:
         pages = [client.get(path).text for path in (f"/jobs/{job}", "/", "/jobs", f"/jobs?code={Oversize.code}")]
         pages += [client.post("/plan", data=typed | more).text for more in ({}, {"oversize": "fail"})]
-    assert pages[0].count("over “Largest file” 5") == 2 and "gets its own file" in pages[4]
+    assert pages[0].count("over “Maximum file size” 5") == 2 and "gets its own file" in pages[4]
     assert [OPTION.findall(shown(page)) for page in pages] == [[]] * len(pages)
 
 

@@ -91,8 +91,8 @@ def test_a_worker_with_the_queue_of_one_class_leaves_the_jobs_of_the_other(site:
     site.assert_published_once(site.submit("after"), "after")
     assert site.store.waiting()["bulk"] == 1 and site.store.get(bulk).state == JobState.queued
     queue_ = Queue(site.store)
-    assert queue_.waits(bulk=False) is None and "no worker takes bulk jobs" in str(queue_.waits(bulk=True))
-    told = "takes interactive jobs"
+    assert queue_.waits(bulk=False) is None and "no worker accepts bulk jobs" in str(queue_.waits(bulk=True))
+    told = "ready (interactive jobs only)"
     wait_for(lambda: told in site.machine.run("fleet", "status").stdout, "a sign of life that says so")
 
     other = site.machine.start("worker", [*CELERY, "worker", "-X", "interactive"])

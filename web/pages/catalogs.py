@@ -13,7 +13,7 @@ from reshard.web.pages.forms import LIMITS, TEXT, Button, Form, as_typed, defaul
 from reshard.web.pages.site import Call, Fields, Page, Reply, Text, act, page
 
 GRID_MAX = 1000  # models of a grid; those that failed come first
-FORM = Form("Submit a catalog", [TEXT, LIMITS], [], Button("Try", "/new/catalogs"), Button("Submit", "/catalogs"))
+FORM = Form("Submit a catalog", [TEXT, LIMITS], [], Button("Preview", "/new/catalogs"), Button("Submit", "/catalogs"))
 
 
 @page("GET", "/catalogs")

@@ -74,7 +74,7 @@ def _input(model: type[BaseModel], name: str) -> Input:
     kinds = get_args(field.annotation) if get_origin(field.annotation) in {Union, UnionType} else [field.annotation]
     kind = next(one for one in kinds if one is not NoneType)
     about, required = field.description or "", field.is_required()
-    for typed, ours in (("SRC", "the source"), ("SIZE", "“Largest file”")):
+    for typed, ours in (("SRC", "the source"), ("SIZE", "“Maximum file size”")):
         about = about.replace(typed, ours)
     default = "" if required or field.default in (None, ()) else str(field.default)
     if get_origin(kind) is Literal:

@@ -80,7 +80,7 @@ def _form(of_catalog: bool, name: str = "") -> Form:
     what = [times, TEXT, LIMITS] if of_catalog else [times, [*PLACES, *SIZE]]
     at = f"/schedules/{quote(name)}" if name else ""
     title = f"Schedule {name}" if name else f"Schedule a {'catalog' if of_catalog else 'job'}"
-    tries, does = Button("Try", f"{at}/edit" if name else "/new/schedules"), Button("Save", at or "/schedules")
+    tries, does = Button("Preview", f"{at}/edit" if name else "/new/schedules"), Button("Save", at or "/schedules")
     return Form(title, what, [] if of_catalog else OPTIONS, tries, does)
 
 
@@ -148,14 +148,14 @@ def _now(found: ScheduleTimes) -> str:
     would = found.would
     assert would is not None, "it was asked for"
     if would.outcome != "fired":
-        return f"Nothing: {outcome_text(would, now=True)}."
+        return f"Nothing would be submitted ({outcome_text(would, now=True)})."
     if would.job:
-        return f"Job {would.job} is at work on this already."
+        return f"Job {would.job} is already doing this."
     if (one := would.request) is None:
-        return "Its catalog would be submitted."
+        return "The catalog would be submitted."
     if one.published:
-        return f"Nothing: {one.target} has it already."
-    return f"A job: {one.source} to {one.target}, {count(one.files, 'file')}, {human_bytes(one.bytes)}."
+        return f"Nothing to do: {one.target} is up to date."
+    return f"A job would be queued: {one.source} to {one.target}, {count(one.files, 'file')}, {human_bytes(one.bytes)}."
 
 
 def _page(form: Form, typed: dict[str, str], error: ReshardError | None = None, **found: Any) -> Page:

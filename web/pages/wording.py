@@ -13,7 +13,7 @@ from reshard.pipeline.text import printable
 
 # What fields are called whose names do not say it.
 LABELS = {
-    "size": "Largest file", "to": "Target", "priority": "Lane", "pr": "Pull request", "text": "Catalog",
+    "size": "Maximum file size", "to": "Target", "pr": "Pull request", "text": "Catalog",
     "cron": "When", "tz": "Time zone", "missed": "Missed times", "at_once": "Jobs at once",
     "max_failures": "Stop after failures", "max_bytes": "Stop after bytes read",
 }  # fmt: skip

@@ -96,9 +96,9 @@ def parse_limits(given: Mapping[str, str]) -> dict[str, str | None]:
     ``closed`` is the window that is left when these hours are taken from the day.
     """
     if not given:
-        raise BadLimit(what="give at least one limit")
+        raise BadLimit(what="set at least one limit")
     if {"window", "closed"} <= given.keys():
-        raise BadLimit(what="--window and --closed cannot be used together: each defines the other")
+        raise BadLimit(what="--window and --closed cannot be used together: each implies the other")
     return {
         "window" if name == "closed" else name: None if text.strip().lower() == OFF else _parse(name, text)
         for name, text in given.items()

@@ -163,7 +163,7 @@ class SelfCheck:
             try:
                 found = {name: value for name, value in found.items() if name in _FACTS} | json.loads(said)
             except ValueError:
-                log.warning("self-check gave an invalid answer: %r", said[:200])
+                log.warning("self-check returned an invalid result: %r", said[:200])
         self._rest(found)
 
     def _unseen(self) -> bool:

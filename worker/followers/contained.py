@@ -33,7 +33,9 @@ class Contained:
             if name not in self._broken:
                 # A newer release's, or a time zone that is unknown here.
                 if isinstance(error, ValidationError | ScheduleUnreadable | BadSchedule):
-                    log.error("cannot read %s %s here; leaving it to another control: %s", self._what, name, error)
+                    log.error(
+                        "cannot read %s %s here; leaving it to another control process: %s", self._what, name, error
+                    )
                 else:
                     log.exception("%s %s failed for an unknown reason and waits", self._what, name)
             self._broken.add(name)

@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 EXPAND_LEASE = 30.0  # seconds after which another control expands what a dead one began
 CLOCK_SLACK = 1.0  # seconds that the broker's clock may be put back by, to correct it
-WAITS = "waiting: it already has {most} queued jobs, the limit for one submitter"  # the note of a run
+WAITS = "waiting: it already has {most} queued jobs, the limit per submitter"  # the note of a run
 FILL = 500  # entries written in one step, so that none keeps Redis busy for long
 
 
@@ -106,7 +106,7 @@ class Cursor(Catalogs):
 
     def refuse(self, name: str, run: str, token: str, error: ReshardError) -> None:
         """This run cannot be expanded. Raises CatalogState when it is not this control's to expand any more."""
-        why = "another control expands it now"
+        why = "another control process is expanding it"
         self._turn(name, "failed", why, f"{error} ({error.next_step})", run, token)
 
     def fill(

@@ -43,7 +43,7 @@ def expanded(definition: Definition, context: Context, catalogs: Cursor) -> tupl
     for one, _ in wanted:
         if one.error is not None:
             again = f"run `reshard catalog retry {definition.name}`"
-            one.error.facts |= {"again": again, "where": " for control and restart it"}
+            one.error.facts |= {"again": again, "where": " for the control process and restart it"}
     return [(entry, one.error) for one, entry in wanted], found.empty
 
 

@@ -81,10 +81,10 @@ class Metrics(Collector):
             yield _histogram(f"{what}_seconds", about, label, _under(f"times:{what}", totals))
         yield from self._waiting()
         left = notices.waiting(self._redis).items()
-        yield _gauges("notices_waiting", "Undelivered notices.", "hook", left)
+        yield _gauges("notices_waiting", "Undelivered notifications.", "hook", left)
         results = product(HOOKS, ("told", "failed", "dropped"))
         rows = [(hook, result, totals[f"notices:{hook}:{result}"]) for hook, result in results]
-        yield _counters("notices", "Notices by result; failed counts attempts.", "hook result", rows)
+        yield _counters("notices", "Notifications by result; failed counts attempts.", "hook result", rows)
 
     def _waiting(self) -> Iterator[Metric]:
         """What a scaler needs."""

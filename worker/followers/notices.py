@@ -85,7 +85,7 @@ class Notice:
     def test(cls) -> Notice:
         now = datetime.now(UTC)
         id = f"test-{now.timestamp() * 1000:.0f}"
-        return cls(id, now.timestamp(), "test", "hook", "test", "a test notice from reshard: no problems found", "")
+        return cls(id, now.timestamp(), "test", "hook", "test", "a test notification from reshard", "")
 
     @classmethod
     def read(cls, fields: Mapping[str, str]) -> Notice:
@@ -129,11 +129,11 @@ def _text(fields: Mapping[str, str], error: dict[str, Any] | None, codes: Mappin
 
 
 _MISSED = {
-    "fired": "fired late, as no control was running",
-    "missed": "skipped, as no control was running",
+    "fired": "fired late: no control process was running",
+    "missed": "skipped: no control process was running",
     "overlap": "skipped: previous run still in progress",
-    "full": "skipped: it has reached the limit of queued jobs for one submitter",
-    "busy": "skipped: job {job} is working on the target, with a different request",
+    "full": "skipped: it has reached the limit of queued jobs per submitter",
+    "busy": "skipped: job {job} is writing to the target for a different request",
 }
 
 
@@ -287,9 +287,9 @@ class Notifier:
                 while not ending.is_set() and self.tell(hook):
                     pass
             except BROKER_UNAVAILABLE as error:
-                log.warning("notices are waiting for the broker: %s", error)
+                log.warning("notifications are waiting for the broker: %s", error)
             except Exception:
-                log.exception("the %s hook failed on a notice for an unknown reason; trying again", hook.name)
+                log.exception("the %s hook failed to send a notification for an unknown reason; retrying", hook.name)
 
     def tell(self, hook: Hook) -> str | None:
         """Try the next notice whose time has come; returns ``told``, ``again`` or ``dropped``, None when none has.

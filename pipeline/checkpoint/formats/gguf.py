@@ -134,7 +134,7 @@ class _Parser:
         self._at = 0
         refuse_pointer(memoryview(self._data)[:64], self._file)
         if bytes(self._data[:4]) != MAGIC:
-            raise self._bad("not a GGUF file: wrong first bytes")
+            raise self._bad("not a GGUF file: invalid magic bytes")
         self._take(len(MAGIC))
         version = self._int32()
         if version in {2 << 24, 3 << 24}:

@@ -72,7 +72,7 @@ def read_torch_legacy(read: Read, file: StoredFile, number: int) -> Contents:
     stream = _Stream(read, file)
     magic, protocol, _machine = (stream.next().value for _ in range(3))
     if type(magic) is not int or magic != _MAGIC_NUMBER or type(protocol) is not int or protocol != _PROTOCOL_VERSION:
-        raise BadArchive(file=file.path, why="starts like a torch file, but is not one")
+        raise BadArchive(file=file.path, why="starts like a torch file, but is invalid")
     state = stream.next()
     starts = _starts(read, file, state, stream.next().value, stream.at)
     settings, kept_back = settings_of(state.value, file.path)

@@ -121,7 +121,7 @@ def read_answer(here: int, said: bytearray, parent: Connection, pid: int, allowe
             if not part:
                 return ""
             if len(said) > limits.RELOAD_ANSWER:
-                return f"the reload's answer exceeds {limits.RELOAD_ANSWER:,} bytes"
+                return f"the reload's output exceeds {limits.RELOAD_ANSWER:,} bytes"
         elif ready:
             return None
         if allowed.rss is not None and _held(pid) > allowed.rss:

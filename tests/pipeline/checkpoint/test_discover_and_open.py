@@ -117,7 +117,7 @@ def test_of_a_single_file_and_an_equal_set_the_single_file_is_taken_as_loaders_d
 def test_a_single_file_beside_a_different_set_is_no_guess(folder: Path) -> None:
     save_sharded(folder, numbered(arrays(2, 100), 2))
     save_single(folder, arrays(1, 100))
-    with pytest.raises(AmbiguousWeights, match="model.safetensors next to it has different tensors") as caught:
+    with pytest.raises(AmbiguousWeights, match="model.safetensors in the same folder has different tensors") as caught:
         checkpoints(folder)
     assert "--exclude" in caught.value.next_step
 

@@ -110,8 +110,18 @@ def test_optimizers_without_a_model_are_no_checkpoint() -> None:
 @pytest.mark.parametrize(
     ("paths", "latest", "error", "why"),
     [
-        (step("a/") + step("b/"), None, AmbiguousWeights, "a: b next to it is another step, and no file `latest` says"),
-        (step("a/") + step("b/") + step("c/"), None, AmbiguousWeights, "a: b, c next to it are other steps, and no"),
+        (
+            step("a/") + step("b/"),
+            None,
+            AmbiguousWeights,
+            "a: b in the same folder is another step, and no file `latest` says",
+        ),
+        (
+            step("a/") + step("b/") + step("c/"),
+            None,
+            AmbiguousWeights,
+            "a: b, c in the same folder are other steps, and no",
+        ),
         (step("a/"), "b", AbsentFile, "latest refers to a missing file: b"),
         (step("a/"), "../a", AbsentFile, r"latest refers to a missing file: \.\./a"),
         (step("a/"), "\x1b[2J", AbsentFile, r"refers to a missing file: \\x1b\[2J"),

@@ -123,7 +123,7 @@ def test_many_small_files_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("size", "told"),
     [
-        (250 * GB, "limit is 200,000,000,000"),
+        (250 * GB, "at most 200,000,000,000"),
         (60 * GB, "clients without hf_xet can download at most 50,000,000,000"),
     ],
 )

@@ -59,8 +59,7 @@ def test_a_file_that_the_hub_does_not_take_is_refused_and_a_folder_takes_it(
         planned_for(ON_HUB, size, sizes, carried)
     assert not planned_for(Folder(path="/out"), size, sizes, carried).notes[len(sizes) :]
     assert any(
-        "the Hub's limit for a file is 200,000,000,000" in note
-        for note in planned_for(NOWHERE, size, sizes, carried).notes
+        "the Hub accepts at most 200,000,000,000" in note for note in planned_for(NOWHERE, size, sizes, carried).notes
     )
 
 

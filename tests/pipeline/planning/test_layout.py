@@ -141,6 +141,6 @@ def test_a_model_without_such_parts_beside_one_that_has_them_is_read_by_all() ->
     beside = Laid("vae.safetensors", 300, Name("", "vae"), (Placed("conv.w", 100, 200, 1, 1),))
     found, (note,) = read_by([*files, beside], Readers.of("pp2"), {})
     assert all(beside.path in one.files and one.needed == 300 for one in found)
-    assert note.startswith("vae: ranks pp2: ") and note.endswith("every rank reads all of it")
+    assert note.startswith("vae: cannot use ranks pp2: ") and note.endswith("every rank reads all of it")
     with pytest.raises(BadRanks):
         read_by([beside, beside._replace(model=Name("", "other"))], Readers.of("pp2"), {})

@@ -300,5 +300,5 @@ def test_no_weight_is_renamed_to_a_scale_that_is_read_under_its_own_name() -> No
     rename = [{r"b\.weight": "a.weight_scale_inv"}]
     options = Options.model_validate({"dtype": "bfloat16", "dequantize": True, "rename": rename})
     texts = {"config.json": json.dumps({"quantization_config": FP8})}
-    with pytest.raises(RenameCollision, match="two tensors of model the name a.weight_scale_inv"):
+    with pytest.raises(RenameCollision, match="two tensors in model to the same name, a.weight_scale_inv"):
         select(Checkpoint(Name("", "model"), (0,), tuple(tensors)), options, {}, texts)

@@ -173,9 +173,9 @@ def test_a_link_to_a_folder_inside_gets_a_hint_that_fits_and_one_out_of_it_a_war
     """As trainers leave `latest` beside their steps."""
     write_files(tmp_path / "run", {"step-500/model.safetensors": b"weights"})
     (tmp_path / "run" / "latest").symlink_to("step-500")
-    with pytest.raises(FolderLink, match="latest is a link to a folder") as inside:
+    with pytest.raises(FolderLink, match="latest is a symbolic link to a folder") as inside:
         opened(tmp_path / "run")
-    assert f"use {tmp_path}/run/step-500 if that is the model" in inside.value.next_step
+    assert f"if {tmp_path}/run/step-500 is the model" in inside.value.next_step
     assert "trust its author" not in inside.value.next_step
     (tmp_path / "run" / "latest").unlink()
     (tmp_path / "run" / "latest").symlink_to(tmp_path)

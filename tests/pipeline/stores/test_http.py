@@ -351,7 +351,7 @@ def test_an_endpoint_that_is_no_url_is_not_tried_again(context: Context, pace: I
 
 def test_a_server_that_is_no_hub_is_told_so(context: Context) -> None:
     page = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 6\r\n\r\n<html>"
-    with answering(page) as odd, pytest.raises(HubRefused, match="is it a Hub?"):
+    with answering(page) as odd, pytest.raises(HubRefused, match="is this a Hub?"):
         open_source(Hub(repo="a/b", endpoint=str(odd.pin.endpoint)), context)
 
 

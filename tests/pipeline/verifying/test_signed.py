@@ -173,7 +173,7 @@ def test_the_signature_of_another_repository_is_refused(
     for path in on_hub.admin.files(on_hub.repo("target")):
         (copied / path).write_bytes(fetch(path) or b"")
     elsewhere = upload(on_hub, "elsewhere", copied)
-    with pytest.raises(SignedElsewhere, match=f"{elsewhere} is the signature of {on_hub.repo('target')}"):
+    with pytest.raises(SignedElsewhere, match=f"{elsewhere} is the signature for {on_hub.repo('target')}"):
         looked(elsewhere, pair)
     assert looked(copied, pair)[0].result == "passed", "a download may be in any folder"
 

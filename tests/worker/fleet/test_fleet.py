@@ -121,7 +121,7 @@ def test_limits_are_kept_as_they_were_meant() -> None:
 @pytest.mark.parametrize(
     "given_, said",
     [
-        ({}, "give at least one limit"),
+        ({}, "set at least one limit"),
         ({"bandwidth": "200MB"}, "bytes per second"),
         ({"bandwidth": "200Mb/s"}, "--bandwidth 200Mb/s: Mb means bits"),
         ({"bandwidth": "0MB/s"}, "greater than zero"),
@@ -461,10 +461,10 @@ def test_a_drained_worker_takes_work_again_when_told_so(store: JobStore, wakes: 
 @pytest.mark.parametrize(
     "name, said",
     [
-        ("there", "no worker is named there (workers: here:7, here:8, other:1)"),
-        ("here", "more than one worker is named here (workers: here:7, here:8)"),
-        ("", "no worker is named ''"),
-        ("control@here:1", "no worker is named control@here:1"),
+        ("there", "no worker matches there (workers: here:7, here:8, other:1)"),
+        ("here", "more than one worker matches here (workers: here:7, here:8)"),
+        ("", "no worker matches ''"),
+        ("control@here:1", "no worker matches control@here:1"),
     ],
 )
 def test_a_worker_that_is_not_one_is_refused_with_those_there_are(

@@ -131,7 +131,7 @@ def test_what_ended_one_control_does_not_end_who_took_over(catalogs: Cursor, sto
     run = catalogs.claim("mirror", "slow")
     store.redis.hset(f"{PREFIX}catalog:mirror", "expander_until", 0)
     assert catalogs.claim("mirror", "next") == run
-    with pytest.raises(CatalogState, match="mirror is expanding: another control expands it now"):
+    with pytest.raises(CatalogState, match="mirror is expanding: another control process is expanding it"):
         catalogs.refuse("mirror", run, "slow", SourceNotFound(repo="them/gone", endpoint="https://hub"))
     assert catalogs.get("mirror").state == "expanding"
     catalogs.refuse("mirror", run, "next", SourceNotFound(repo="them/gone", endpoint="https://hub"))

@@ -328,8 +328,8 @@ def test_a_night_that_did_not_happen_is_told_with_the_reason(
     clock.now = schedules.add(nightly("skip", ask("skip"), missed="skip")) + LATE + 1
     schedules.fire_due()
     late, left_out = sorted(told(store, notifier, receiver), key=lambda notice: notice["name"])
-    assert late["text"] == "schedule once, due on 2026-06-02 03:00 UTC: fired late, as no control was running"
-    assert left_out["text"].endswith("skipped, as no control was running")
+    assert late["text"] == "schedule once, due on 2026-06-02 03:00 UTC: fired late: no control process was running"
+    assert left_out["text"].endswith("skipped: no control process was running")
     assert (late["kind"], late["next"]) == ("missed", "reshard schedule show once")
     assert [job.request.target.repo for job in store.recent()] == ["us/once"]
 
@@ -338,7 +338,7 @@ def test_a_night_that_did_not_happen_is_told_with_the_reason(
     schedules.fire_due()
     overlap, busy = sorted(told(store, notifier, receiver), key=lambda notice: notice["name"])
     assert overlap["text"].endswith("skipped: previous run still in progress")
-    assert busy["text"].endswith(f"skipped: job {other} is working on the target, with a different request")
+    assert busy["text"].endswith(f"skipped: job {other} is writing to the target for a different request")
 
     finish(leases, store.recent()[-1].id)  # late, and done
     (recovered,) = told(store, notifier, receiver)
@@ -360,7 +360,7 @@ def test_what_is_refused_is_told_again_later_under_the_same_id(
     assert notifier.tell(url) == "told"
     assert notifier.tell(url) is None
     assert len(set(receiver.ids)) == 1 and len(receiver.ids) == 3, "a redirect is not followed"
-    assert "attempt 1: cannot deliver a notice to the url: HTTP 503; trying again in 10 s" in caplog.text
+    assert "attempt 1: cannot send a notification to the url: HTTP 503; trying again in 10 s" in caplog.text
     assert SECRET not in caplog.text
     assert waiting(store.redis)["url"] == 0
 

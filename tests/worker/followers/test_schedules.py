@@ -346,7 +346,7 @@ def test_real_processes_fire_a_missed_night_once_and_carry_it_out(
             "schedule", "add", "nightly", str(folder / "model"), "--to", str(folder / "out"), "--cron", "0 3 * * *"
         )
         assert added.returncode == 0, added.stderr
-        assert "control is not running" in added.stderr
+        assert "the control process is not running" in added.stderr
         broker.kill()
         broker.start()  # what is kept outlives its broker
         with JobStore.at(broker.url) as store:

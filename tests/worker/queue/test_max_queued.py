@@ -80,7 +80,7 @@ def test_a_catalog_waits_and_loses_no_entry(store: JobStore, leases: Leases) -> 
     catalogs = Cursor(store)
     begin(catalogs, definition(5, at_once=5))
     jobs(catalogs)
-    assert catalogs.get("mirror").note == "waiting: it already has 2 queued jobs, the limit for one submitter"
+    assert catalogs.get("mirror").note == "waiting: it already has 2 queued jobs, the limit per submitter"
     seen = list[str]()
     for _ in range(5):
         at_work = jobs(catalogs)
