@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from reshard.pipeline.auditing.audit import audit
 from reshard.pipeline.auditing.examine import Audited, Subject
@@ -29,6 +31,7 @@ from tests.pipeline.auditing.planted import (
     publish,
 )
 from tests.pipeline.stores.conftest import Impatient
+from tests.pipeline.verifying.models import save as save_tied
 
 __all__ = ["hub", "hub_process", "namespace"]
 
@@ -95,6 +98,30 @@ def test_of_a_thousand_models_with_faults_of_every_kind_all_are_found_and_none_i
     sources, wrong = plant(space, 1000)
     assert kinds(audited(of(space, sources))) == wrong
     assert len(wrong) == 876 and len({kind for _, kind in wrong}) == len(PLANTED)
+
+
+def test_a_tensor_that_only_the_index_still_has_is_lost_and_one_of_an_unread_file_is_not(space: Namespace) -> None:
+    publish(space, "source", files_of(*model()))
+    healthy, lacks = files_of(*model()), PLANTED["tensors-lost"](0)
+    publish(space, "ghost", {**healthy, SECOND: lacks[SECOND]})
+    publish(space, "short", {**lacks, SECOND: lacks[SECOND][:-1]})
+    assert kinds(audited(of(space, dict.fromkeys(("ghost", "short"), "source")))) == {
+        ("ghost", "index-ghost"), ("ghost", "tensors-lost"), ("ghost", "metadata-misfit"), ("short", "file-short"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("copy", "lost"), [("lm_head.weight", set()), ("head.weight", {("m", "tensors-lost")})])
+def test_a_copy_that_the_class_ties_to_another_tensor_is_not_lost(
+    tmp_path: Path, copy: str, lost: set[tuple[str, str]]
+) -> None:
+    output, source = tmp_path / "to" / "m", tmp_path / "from" / "m"
+    save_tied("llama-tied", output)
+    (output / "model.sig").touch()
+    shutil.copytree(output, source)
+    tensors = load_file(source / "model.safetensors")
+    both = {**tensors, copy: tensors["model.embed_tokens.weight"]}
+    save_file(both, source / "model.safetensors", metadata={"format": "pt"})
+    assert kinds(audited(of_folder(tmp_path / "to", f"{tmp_path}/from/{{name}}"))) == lost
 
 
 def test_what_a_manifest_says_is_held_against_the_files_and_the_map(space: Namespace) -> None:
