@@ -110,6 +110,13 @@ def test_a_tensor_that_only_the_index_still_has_is_lost_and_one_of_an_unread_fil
     }  # fmt: skip
 
 
+def test_another_header_over_the_same_tensors_is_no_proof_of_other_bytes(space: Namespace) -> None:
+    publish(space, "source", files_of(*model()))
+    healthy = files_of(*model())
+    publish(space, "copy", {**healthy, SECOND: healthy[SECOND].replace(b'"pt"', b'"np"')})
+    assert kinds(audited(of(space, {"copy": "source"}))) == set()
+
+
 @pytest.mark.parametrize(("copy", "lost"), [("lm_head.weight", set()), ("head.weight", {("m", "tensors-lost")})])
 def test_a_copy_that_the_class_ties_to_another_tensor_is_not_lost(
     tmp_path: Path, copy: str, lost: set[tuple[str, str]]
