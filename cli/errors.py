@@ -18,7 +18,7 @@ from reshard.pipeline.text import printable, printable_lines
 
 INTERRUPTED = 130  # exit code; 128 + SIGINT, as shells count it
 # The long commands that change nothing; others say what is left.
-LOOKING = {"reshard doctor", "reshard plan", "reshard verify"}
+LOOKING = {"reshard doctor", "reshard plan", "reshard verify", "reshard audit"}
 SERVICES = {"reshard worker", "reshard control", "reshard web"}
 PIPE_CLOSED = 141  # exit code; 128 + SIGPIPE
 

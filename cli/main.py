@@ -28,6 +28,7 @@ COMMANDS = {
     "plan": CommandListing(RESHARD, "plan:plan", "Show what a job would write and delete, without doing it."),
     "run": CommandListing(RESHARD, "run:run", "Reshard SRC into DST on this machine, without a queue."),
     "verify": CommandListing(RESHARD, "verify:verify", "Check a checkpoint, optionally against its source."),
+    "audit": CommandListing(RESHARD, "audit:audit", "Find out which of many models are wrong, worst first."),
     "provenance": CommandListing(RESHARD, "provenance:provenance", "Show what a published checkpoint was made from."),
     "doctor": CommandListing(RESHARD, "doctor:doctor", "Check this installation or a repository for problems."),
     "layout": CommandListing(RESHARD, "layout:layout", "Show which files each rank of a model reads."),

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from reshard.client import SCHEMA
-from reshard.client.models import catalogs, fleet, jobs, plans
+from reshard.client.models import audits, catalogs, fleet, jobs, plans
 
 # What each command writes: one of these, or first any number of those on the way.
 _FOLLOWED = (jobs.PlanMade, jobs.Event, jobs.Waits, jobs.JobDone)
@@ -17,6 +17,7 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
     "plan": (plans.Planned,),
     "run": (jobs.PlanMade, jobs.Waits, jobs.Finished),
     "verify": (jobs.Verified,),
+    "audit": (audits.Audit,),
     "provenance": (jobs.Provenance,),
     "doctor": (jobs.Installation, jobs.Repository, plans.LayoutHealth),
     "layout": (plans.Layout,),

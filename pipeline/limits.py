@@ -74,6 +74,9 @@ JOBS_MAX = 16  # source files copied side by side; a process runs the Python bet
 # --------------------------------------------------------------------------------------------------------- doctor
 SMALL_FILE = 50 * MB  # bytes; a file below it takes longer to ask for than to send
 PROBE_TIMEOUT = 10.0  # seconds; a Hub that takes longer to say who we are is as good as away
+AUDIT_JOBS = 4  # models examined side by side; each reads its headers on HEADER_READERS threads of its own
+AUDIT_HEADERS = 64 * MIB  # bytes of the headers and indexes of one model that are kept while it is examined
+AUDIT_SOURCES = 64  # opened sources that are kept for other models made from them
 CLOCK_SKEW_MAX = 60.0  # seconds; signed URLs live for minutes, and their signers allow about one
 
 # ----------------------------------------------------------------------------------------------------------- http

@@ -163,7 +163,7 @@ ROOMS = {
     "pipeline": [
         {"api"},
         {"bar"},
-        {"reshard", "doctor"},
+        {"reshard", "doctor", "auditing"},
         {"drafting", "journal", "abreast"},
         {"driving", "deciding"},
         {"verifying", "catalogs"},
@@ -181,7 +181,7 @@ ROOMS = {
         {"connect", "pushed"},
         {"remote", "served"},
         {"operations", "layout"},
-        {"plan", "dry_run", "acts", "catalog_report", "events"},
+        {"plan", "dry_run", "acts", "catalog_report", "audit_report", "events"},
         {"facts", "files"},
         {"queue", "text"},
         {"models", "profiles"},
@@ -198,7 +198,7 @@ ROOMS = {
     "cli": [
         {"start"},
         {"main"},
-        {"run", "plan", "verify", "provenance", "doctor", "jobs", "schedule", "fleet", "service", "ping"},
+        {"run", "plan", "verify", "audit", "provenance", "doctor", "jobs", "schedule", "fleet", "service", "ping"},
         {"catalog", "web"},
         {"watch", "layout"},
         {"queue", "plan_text", "devices"},

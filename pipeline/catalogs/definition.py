@@ -109,7 +109,7 @@ class Cut(_Chosen):
     @classmethod
     def _templated(cls, value: str | None) -> str | None:
         if value is not None:
-            _fill(value, dict.fromkeys(PLACEHOLDERS, "x"))
+            fill(value, dict.fromkeys(PLACEHOLDERS, "x"))
         return value
 
     @model_validator(mode="after")
@@ -248,7 +248,7 @@ def request_for(catalog: Catalog, entry: CatalogEntry, repo: str) -> Request:
     size = cut.size or f"{Options().size // 10**9}GB"
     fields = {"owner": owner, "name": name, "size": size, "revision": revision or "main"}
     try:
-        target = _hub(_fill(cut.to or "", fields))
+        target = _hub(fill(cut.to or "", fields))
     except ValueError as error:
         why = str(error).removeprefix(f"{shortened(cut.to or '')}: ")
         raise BadPlace(value=cut.to, why=why) from None
@@ -273,7 +273,7 @@ def _hub(value: str) -> Hub:
     return repository(parse_place(value), value)
 
 
-def _fill(template: str, values: dict[str, str]) -> str:
+def fill(template: str, values: dict[str, str]) -> str:
     """``template`` with its fields filled in, and nothing of the rest that Python's templates can do.
 
     A width alone would take any memory: `{name:>60000000}`. Raises ValueError.

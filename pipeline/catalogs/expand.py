@@ -74,8 +74,10 @@ class Expansion:
     empty: list[int]  # numbers of the entries whose query finds nothing at all, from 0
 
 
-def expand(catalog: Catalog, context: Context) -> Expansion:
+def expand(catalog: Catalog, context: Context, use: Use = "write") -> Expansion:
     """Every model of the catalog once, in its order; raises the HubError and AccessError families.
+
+    Its targets are looked up with the credentials for ``use``.
 
     What is wrong with one model is its own ``error``: not found, no target by its template, a target that two want, a
     credential that is not there or serves something else.
@@ -96,8 +98,8 @@ def expand(catalog: Catalog, context: Context) -> Expansion:
                 raise BadCatalog(file=catalog.name, line=1, key="entries", why=why, fix="split it into two catalogs")
         except (BadPlace, RequestTooLarge) as error:
             refused.append(Wanted(repo, None, None, None, error))
-    sources = _lookup([repository(request.source) for request in asked], context, "read")
-    targets = _lookup([repository(request.target) for request in asked], context, "write")
+    sources = look_up([repository(request.source) for request in asked], context, "read")
+    targets = look_up([repository(request.target) for request in asked], context, use)
     rivals: dict[str, list[Request]] = defaultdict(list)
     default = context.credentials.default_endpoint
     for request in asked:
@@ -117,6 +119,14 @@ def expand(catalog: Catalog, context: Context) -> Expansion:
         )
         wanted.append(Wanted(repo, request, found, there, next(filter(None, errors), None)))
     return Expansion(wanted + refused, empty)
+
+
+def models_of(owner: str, context: Context) -> list[HubModel]:
+    """Every model of a user or an organization that has a commit; raises the HubError and AccessError families."""
+    api = context.api(Hub(repo=f"{owner}/any"), "read")
+    params: dict[str, Any] = {"author": owner, "expand": LIST_FIELDS, "limit": str(PAGE)}
+    with meaning(methodcaller("as_source", owner)):
+        return [_listed(item) for item in api.pages(list[ListedModel], "/api/models", params) if item.sha]
 
 
 def stands(wanted: Wanted, context: Context) -> bool:
@@ -198,7 +208,7 @@ def _fits(query: Query, item: ListedModel | CollectionItem) -> bool:
     )
 
 
-def _lookup(places: Iterable[Hub], context: Context, use: Use) -> dict[AnyPlace, HubModel | ReshardError | None]:
+def look_up(places: Iterable[Hub], context: Context, use: Use) -> dict[AnyPlace, HubModel | ReshardError | None]:
     """Each place as it is now; an error says why it is not there, and None that an owner's whole list has it not."""
     groups: dict[tuple[HubApi, str], dict[str, list[Hub]]] = defaultdict(lambda: defaultdict(list))
     found: dict[AnyPlace, HubModel | ReshardError | None] = {}

@@ -117,3 +117,6 @@ class SignedElsewhere(BadSignature, code="proof.signature.elsewhere"):
 class VerifyFailed(ProofError, code="proof.verify"):
     message = "{place}: {failed} of {checks} checks failed; first finding: {first}"
     hint = "use --json for every finding; docs/verification.md explains each check"
+class AuditFailed(ProofError, code="proof.audit"):
+    message = "{what}: {failed} of {models} models are wrong; the worst is {place}: {first}"
+    hint = "use --json for every finding; docs/guides/auditing.md explains each kind"

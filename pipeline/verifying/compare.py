@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from reshard.pipeline.tensors import Checkpoint, Name, Tensor
 from reshard.pipeline.text import counted
 from reshard.pipeline.verifying.digests import Digests, Stored, digests, first_difference, hashers_of
 from reshard.pipeline.verifying.opened import OpenedSide, Pair, Paired
-from reshard.pipeline.verifying.structure import compare, compare_keys
+from reshard.pipeline.verifying.structure import Finding, compare, compare_keys
 from reshard.pipeline.verifying.verdicts import ModelCheck
 
 # Of each checkpoint: parameter -> the one that it shares its bytes with.
@@ -38,24 +38,18 @@ def check_headers(both: Paired, ties: Ties, believed: Callable[[], bool] = lambd
     Copies of tied tensors that the output dropped are not findings. The check is inconclusive where the output does not
     say so itself, and where only it says so, unless it is ``believed``. ``ties`` are what the models' classes say.
     """
-    theirs, ours, pairs, lost, added = both
-    findings = [text for pair in pairs if (text := moved(pair, theirs, ours))]
-    findings += [f"{entry(theirs, c)}: {counted(len(c.tensors), 'tensor', 'is')} missing from the output" for c in lost]
-    findings += [
-        f"{entry(ours, c)}: {counted(len(c.tensors), 'tensor', 'is')} in no checkpoint of the source" for c in added
-    ]
+    theirs, ours, pairs, lost, _ = both
+    without = {pair.output.name: dropped_copies(pair, ours, ties.get(pair.output.name, {})) for pair in pairs}
+    findings = list(map(str, differences(both, without)))
     casts: Counter[tuple[str, str]] = Counter()
     copies: dict[str, str] = {}
     undeclared, claimed = 0, []
     for pair in pairs:
         source, output = theirs.signature(pair.source), ours.signature(pair.output)
-        tied = ties.get(pair.output.name, {})
-        dropped = dropped_copies(pair, ours, tied)
+        tied, dropped = ties.get(pair.output.name, {}), without[pair.output.name]
         copies |= dropped
         claimed += [name for name, kept in dropped.items() if tied.get(name, name) != tied.get(kept, kept)]
         undeclared += len(dropped.keys() - _declared(pair.output).keys())
-        findings += [str(d) for d in compare(source, output) if not (d.rule == "lost" and d.tensor in dropped)]
-        findings += map(str, compare_keys(pair.source.keys, pair.output.keys))
         there = source.keys() & output.keys()
         casts.update((source[name][0], output[name][0]) for name in there if source[name][0] != output[name][0])
     figures = {
@@ -80,6 +74,26 @@ def check_headers(both: Paired, ties: Ties, believed: Callable[[], bool] = lambd
     level = "every name, dtype and shape, from headers"
     result: Result = "failed" if findings else "inconclusive" if undeclared or doubted else "passed"
     return Check("same tensors", result, level, "; ".join(remarks), figures, some(findings))
+
+
+def differences(both: Paired, dropped: Mapping[Name, Collection[str]]) -> Iterator[Finding]:
+    """Tensors that are not the source's by name, dtype and shape, but for ``dropped`` copies of others, and keys."""
+    theirs, ours, pairs, lost, added = both
+    for pair in pairs:
+        if text := moved(pair, theirs, ours):
+            yield Finding("moved", text)
+    for one in lost:
+        text = f"{entry(theirs, one)}: {counted(len(one.tensors), 'tensor', 'is')} missing from the output"
+        yield Finding("lost", text)
+    for one in added:
+        text = f"{entry(ours, one)}: {counted(len(one.tensors), 'tensor', 'is')} in no checkpoint of the source"
+        yield Finding("added", text)
+    for pair in pairs:
+        without = dropped[pair.output.name]
+        for found in compare(theirs.signature(pair.source), ours.signature(pair.output)):
+            if found.rule != "lost" or found.tensor not in without:
+                yield found
+        yield from compare_keys(pair.source.keys, pair.output.keys)
 
 
 def dropped_copies(pair: Pair, ours: OpenedSide, ties: Mapping[str, str]) -> dict[str, str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from posixpath import basename, dirname, join
+from typing import NamedTuple
 
 from reshard.pipeline.check import Check, Result, some
 from reshard.pipeline.checkpoint.discover import SOUGHT_STEMS, foreign_format, set_name
@@ -19,6 +21,7 @@ from reshard.pipeline.tensors import StoredFile, same_by_hash
 from reshard.pipeline.verifying.digests import first_unequal
 from reshard.pipeline.verifying.json_difference import Difference, json_difference
 from reshard.pipeline.verifying.opened import OpenedSide
+from reshard.pipeline.verifying.structure import Finding
 from reshard.pipeline.verifying.tokenizer import compared_by_behaviour
 from reshard.pipeline.verifying.tokenizer_files import TOKENIZER_FILES, named_like
 
@@ -41,18 +44,40 @@ _ROOTS = ("config.json", "model_index.json", "modules.json", "adapter_config.jso
 def check_files(source: OpenedSide, output: OpenedSide, changes: Options, deep: bool, tick: Tick) -> Check:
     """Whether every file of the output is accounted for, and everything that a copy carries is there.
 
+    The check of tokenizers judges theirs. Files that are argued to mean the same, and added ones that no loader reads,
+    are named, and the check is inconclusive.
+    """
+    behaves = compared_by_behaviour(source.source.files(), output.source.files())
+    found = compare_files(source, output, changes, behaves, deep, tick)
+    findings = list(map(str, found.findings))
+    result: Result = "failed" if findings else "inconclusive" if found.undecided else "passed"
+    reason = "; ".join([*some(found.undecided, 20), *_card(source.source, output.source)])
+    return Check("other files", result, "every file, byte for byte", reason, found.figures, some(findings))
+
+
+class Compared(NamedTuple):
+    """What differs between the files beside the weights, and what cannot be decided."""
+
+    findings: list[Finding]
+    undecided: list[str]
+    figures: dict[str, int]
+
+
+def compare_files(
+    source: OpenedSide, output: OpenedSide, changes: Options, but: Set[str], deep: bool, tick: Tick
+) -> Compared:
+    """Every file of the output, and everything that a copy carries, ``but`` those that are judged elsewhere.
+
     A file is accounted for by the source's bytes; as written by reshard (weights, index, manifest and card have checks
-    or owners of their own); by the check of tokenizers; or by ``changes``: a config's dtype, what is excluded.
-    Any other difference is a finding, but for files that are argued to mean the same and added ones that no loader
-    reads: these are named, and the check is inconclusive. Files without a hash above CONFIG_MAX are read only where
-    ``deep``.
+    or owners of their own); or by ``changes``: a config's dtype, what is excluded. Files above CONFIG_MAX are
+    read only where ``deep``.
     """
     theirs, ours = source.source.files(), output.source.files()
     carried = {file.path for file in sort_out(theirs, source.found, source.opened, changes)[0]}
     written = {*output.found.indexes, *(file.path for file in output.files)}
-    accounted = {*written, *compared_by_behaviour(theirs, ours), CARD, MANIFEST, *STATEMENTS}
+    accounted = {*written, *but, CARD, MANIFEST, *STATEMENTS}
     folders = _model_folders(source, output)
-    findings: list[str] = []
+    findings: list[Finding] = []
     settings = settings_files(source.opened)
     undecided: list[str] = []
     figures = {"files": 0, "added": 0, "not_compared": 0}
@@ -60,25 +85,27 @@ def check_files(source: OpenedSide, output: OpenedSide, changes: Options, deep: 
         was, is_ = theirs.get(path), ours.get(path)
         figures["files"] += 1
         if is_ is None:
-            findings.append(f"{path} is missing")
+            findings.append(Finding("file_missing", f"{path} is missing", path))
         elif was is None and path in settings:
             expected = settings[path].encode()
             if is_.size != len(expected) or b"".join(output.source.read(is_, 0, is_.size)) != expected:
-                findings.append(f"{path} differs from the settings stored with the source's weights")
+                text = f"{path} differs from the settings stored with the source's weights"
+                findings.append(Finding("file_changed", text, path))
         elif was is None:
             figures["added"] += 1
             if _is_read(path, folders):
-                findings.append(f"{path} is not in the source, and loaders read it")
+                findings.append(Finding("file_added", f"{path} is not in the source, and loaders read it", path))
             else:
                 undecided.append(f"{path} is not in the source")
         elif not deep and was.size == is_.size > CONFIG_MAX and same_by_hash(was, is_) is None:
             figures["not_compared"] += 1
             undecided.append(f"{path} was not compared (use --deep)")
-        elif difference := _difference(source.source, was, output.source, is_, changes, tick):
-            (undecided if difference.same_meaning else findings).append(f"{path} {difference.text}")
-    result: Result = "failed" if findings else "inconclusive" if undecided else "passed"
-    reason = "; ".join([*some(undecided, 20), *_card(source.source, output.source)])
-    return Check("other files", result, "every file, byte for byte", reason, figures, some(findings))
+        elif difference := _difference(source.source, was, output.source, is_, changes, deep, tick):
+            if difference.same_meaning:
+                undecided.append(f"{path} {difference.text}")
+            else:
+                findings.append(Finding("file_changed", f"{path} {difference.text}", path))
+    return Compared(findings, undecided, figures)
 
 
 def _card(source: Source, output: Source) -> list[str]:
@@ -106,7 +133,7 @@ def _is_read(path: str, folders: set[str]) -> bool:
 
 
 def _difference(
-    source: Source, was: StoredFile, output: Source, is_: StoredFile, changes: Options, tick: Tick
+    source: Source, was: StoredFile, output: Source, is_: StoredFile, changes: Options, deep: bool, tick: Tick
 ) -> Difference | None:
     """What is different about a file that both sides have; None where its bytes are accounted for."""
     if same_by_hash(was, is_):
@@ -118,6 +145,8 @@ def _difference(
         return None if before == after else json_difference(before, after, config=named_like(was.path, _CONFIGS))
     if was.size != is_.size:
         return Difference(False, f"has {is_.size:,} bytes, but {was.size:,} in the source")
+    if not deep and was.size > CONFIG_MAX:
+        return Difference(False, "has a different hash")
     if found := first_unequal(source.read(was, 0, was.size), output.read(is_, 0, is_.size), tick):
         return Difference(False, f"differs starting at byte {found[0] + found[1]}")
     return None

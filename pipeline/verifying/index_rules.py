@@ -38,11 +38,24 @@ from reshard.pipeline.verifying.structure import (
 T = TypeVar("T")
 
 
-def check_rules(side: OpenedSide) -> Check:
+class Ruled(NamedTuple):
+    """What the rules say of one side, remarks included, and the indexes and headers that they were held against."""
+
+    findings: list[Finding]
+    indexes: Mapping[str, Index | CheckpointError]
+    files: Files
+
+
+def ruled(side: OpenedSide) -> Ruled:
     """Whether listing, indexes and headers of all weights agree, also where the side could not be opened."""
     indexes = _indexes(side.source)
     files = read_files(side, [index for index in indexes.values() if isinstance(index, Index)])
-    found = _findings(side, indexes, files)
+    return Ruled(_findings(side, indexes, files), indexes, files)
+
+
+def check_rules(side: OpenedSide) -> Check:
+    """The same as a check."""
+    found, indexes, files = ruled(side)
     # What files of parts make up has no index, and is judged where it is opened.
     parts = {part.name for part in side.found.sets if part.format not in WHOLE}
     distributed = [checkpoint for checkpoint in side.opened.checkpoints if checkpoint.name in parts]

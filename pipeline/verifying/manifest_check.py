@@ -66,6 +66,7 @@ def check_manifest(output: Source, described: Publication | None = None) -> Reco
         "tensors": sum(len(file.tensors) for file in manifest.files.values()),
         "weight_files_beside_it": len(weights),
         "other_files_beside_it": len(others),
+        "differences": len(findings),
         "root_in_the_commit": described is not None and described.manifest == manifest.root,
     }
     reason = f"{_origin(manifest)}; {_attested(described, contradicted)}"

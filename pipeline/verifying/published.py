@@ -66,7 +66,7 @@ def _weights_differ(there: Source, path: str, recorded: WeightFile, headers: Map
         yield f"{path} has {has}, but {recorded.sha256} was published"
     else:
         try:
-            header = b"".join(there.read(file, 0, headers[path])) if headers is not None else _header(there, file)
+            header = b"".join(there.read(file, 0, headers[path])) if headers is not None else header_of(there, file)
             if sha256_of(header) != recorded.header:
                 names = parse_header(header, file=path, file_size=file.size).tensors.keys() ^ recorded.tensors.keys()
                 which = f": {min(names)} was added or removed" if names else ""
@@ -88,7 +88,8 @@ def _manifest_differs(there: Source, root: str) -> Iterator[str]:
             yield f"{MANIFEST} does not match the copied files"
 
 
-def _header(there: Source, file: StoredFile) -> bytes:
+def header_of(there: Source, file: StoredFile) -> bytes:
+    """Everything before the data of a safetensors or GGUF file; raises the CheckpointError family."""
     if file.path.endswith(gguf.SUFFIX):
         return b"".join(there.read(file, 0, gguf.read_header(there.read, file).data_start))
     prefix = b"".join(there.read(file, 0, min(LENGTH_BYTES, file.size)))

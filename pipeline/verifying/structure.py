@@ -46,6 +46,10 @@ Rule = Literal[
     "added",  # in the output, not in the source
     "dtype",  # differs from the source's
     "shape",  # differs from the source's
+    "moved",  # under a name or in a folder where loaders that find the source's do not look
+    "file_missing",  # of those beside the weights: in the source, not in the output
+    "file_added",  # in the output, not in the source, and loaders read it
+    "file_changed",  # has other bytes, or another meaning, than the source's
 ]
 
 

@@ -64,7 +64,7 @@ def verify(
     if any(basename(path) == "config.json" for path in output.files()):
         threading.Thread(target=meta_loader.warm, daemon=True).start()  # its imports take seconds, and so do headers
     recorded = check_manifest(output, described)
-    told = _unlike(recorded.manifest.made.claims("taken"), changes) if recorded.manifest else {}
+    told = unlike(recorded.manifest.made.claims("taken"), changes) if recorded.manifest else {}
     their_side, told = _their_side(source, changes, told) if source else (None, {})
     side = OpenedSide.attempt(output)
 
@@ -85,7 +85,7 @@ def verify(
     matched = paired(their_side, side) if their_side else None
     sources = {pair.output.name: pair.source for pair in matched.pairs} if matched else {}
     models = {
-        checkpoint.name: _ask_class(side, checkpoint, their_side, sources.get(checkpoint.name), meta_loader)
+        checkpoint.name: ask_class(side, checkpoint, their_side, sources.get(checkpoint.name), meta_loader)
         for checkpoint in side.opened.checkpoints
     }
     ties = {name: verdict.ties for name, verdict in models.items()}
@@ -94,7 +94,7 @@ def verify(
         if told:
             same = _by_its_word(same, told, ours_by_commit())
         if same.result == "failed" and recorded.manifest:
-            same = _with_hint(same, _unlike(recorded.manifest.made.claims("hinted"), changes))
+            same = _with_hint(same, unlike(recorded.manifest.made.claims("hinted"), changes))
         checks += [same, check_files(matched.source, side, changes, deep, tick)]
     checks += [_check_model(name, verdict, alone=source is None) for name, verdict in models.items()]
     checks += check_tokenizers(output, source, meta_loader, tmpdir)
@@ -136,7 +136,7 @@ def _exchanged(names: Mapping[str, str], believed: bool) -> Check:
     return Check("exchanged names", result, level, ", ".join(shown), {"tensors": len(names)})
 
 
-def _unlike(told: dict[str, Any], changes: Options) -> dict[str, Any]:
+def unlike(told: dict[str, Any], changes: Options) -> dict[str, Any]:
     """Those of the changes that a manifest tells of which ``changes`` say nothing."""
     return {name: value for name, value in told.items() if getattr(changes, name) == getattr(UNCHANGED, name)}
 
@@ -168,7 +168,7 @@ def _typed(told: dict[str, Any]) -> str:
     return "; ".join(one(name, value) for name, value in told.items())
 
 
-def _ask_class(
+def ask_class(
     side: OpenedSide, checkpoint: Checkpoint, theirs: OpenedSide | None, before: Checkpoint | None, loader: MetaLoader
 ) -> ModelCheck:
     """What the class of the output's own config says, or of the source's where the output has none.

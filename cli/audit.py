@@ -1,0 +1,132 @@
+"""`reshard audit`: which of many models are wrong, the worst first."""
+
+from __future__ import annotations
+
+import re
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from reshard.cli.arguments import argument, read_output, takes, value
+from reshard.cli.catalog import read_catalog
+from reshard.cli.output import Output, count, lines
+from reshard.cli.progress import bar
+from reshard.client.audit_report import page, report_of, require_pages, summary
+from reshard.client.models.audits import Audit, AuditedModel
+from reshard.pipeline.errors import AuditFailed, FolderNotWritable, UsageError
+from reshard.pipeline.limits import AUDIT_JOBS, JOBS_MAX
+
+if TYPE_CHECKING:
+    from reshard.pipeline.auditing.examine import Subject
+    from reshard.pipeline.catalogs.definition import Catalog
+    from reshard.pipeline.stores.connect import Context
+    from reshard.pipeline.stores.observed import Call
+
+MODELS_SHOWN = 50  # --json has them all
+ALL = 1 << 31  # models; more than any owner has
+
+
+@takes(output=read_output)
+def audit(
+    *,
+    what: Annotated[str, argument("OWNER|CATALOG", "An owner on the Hub, a catalog file, or a folder of models.")],
+    against: Annotated[
+        str | None,
+        value("MAP", "Which source each model has: a catalog file or a template (default: their manifests)."),
+    ] = None,
+    deep: Annotated[
+        str | None, value("all|N", "Also read and check every byte of all models, or of a sample of N.")
+    ] = None,
+    html: Annotated[Path | None, value("FILE", "Also write a page to FILE.")] = None,
+    jobs: Annotated[
+        int, value("N", f"Models to examine at once (default: {AUDIT_JOBS}).", min=1, max=JOBS_MAX)
+    ] = AUDIT_JOBS,
+    output: Output,
+) -> None:
+    """Find out which of many models are wrong, worst first.
+
+    Reads listings and headers only, unless --deep is given. Exits with 6 if a model is wrong, otherwise 0.
+
+    Example: reshard audit models.yaml --deep 10 --html audit.html
+    """
+    from reshard.pipeline.auditing.audit import audit as audit_all
+    from reshard.pipeline.stores.connect import Context, own_limiters
+
+    if html:
+        require_pages()
+    wanted = _wanted(deep)
+    calls: list[Call] = []
+    with bar(output) as shown, closing(Context.from_env(own_limiters(shown.waits))) as context:
+        context = replace(context, observe=calls.append)
+        shown.show("listing models")
+        subjects = _subjects(what, against, context)
+
+        def progress(phase: str, done: int, total: int) -> None:
+            shown.show(phase, figures=f"{done:,} of {total:,}")
+
+        models = audit_all(subjects, context, jobs, wanted, progress)
+    found = report_of(what, against, models, sum("url.path" in call.facts for call in calls))
+    if html:
+        _write(html, page(found))
+    failed = [entry for entry in found.entries if entry.severity in {"critical", "error"}]
+    output.listing([found], _text(found), [entry.place for entry in failed])
+    if failed:
+        worst = failed[0].findings[0]
+        raise AuditFailed(what=what, failed=len(failed), models=found.models, place=failed[0].place, first=worst.first)
+
+
+def _wanted(deep: str | None) -> int:
+    """How many models are read whole; raises UsageError."""
+    if deep is None or deep == "all":
+        return ALL if deep else 0
+    if not re.fullmatch("[1-9][0-9]{0,8}", deep):
+        raise UsageError(what=f"--deep {deep}: use all, or a number of models")
+    return int(deep)
+
+
+def _subjects(what: str, against: str | None, context: Context) -> list[Subject]:
+    from reshard.pipeline.auditing.subjects import of_catalog, of_folder, of_owner
+
+    file = Path(what).expanduser()
+    if _is_catalog(what):
+        if against is not None:
+            raise UsageError(what=f"{what} names the sources itself; remove --against")
+        return of_catalog(read_catalog(file)[1], context)
+    by: Catalog | str | None = against
+    if against is not None and "{" not in against:
+        if not _is_catalog(against):
+            raise UsageError(what=f"--against {against}: use a catalog file, or a template such as mistralai/{{name}}")
+        by = read_catalog(Path(against))[1]
+    if what.startswith(("./", "../", "/", "~/")) or what in {".", ".."}:
+        if by is not None and not isinstance(by, str):
+            raise UsageError(what="for a folder of models, --against takes a template such as ./sources/{name}")
+        return of_folder(file, by)
+    return of_owner(what, by, context)
+
+
+def _is_catalog(typed: str) -> bool:
+    return typed.endswith((".yaml", ".yml")) or Path(typed).is_file()
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise FolderNotWritable(path=str(file), why=error.strerror or str(error)) from error
+
+
+def _text(found: Audit) -> str:
+    """A row for each model with findings, the worst of which is told, and how many there are."""
+    wrong = [entry for entry in found.entries if entry.findings]
+    rows = [cells for entry in wrong[:MODELS_SHOWN] for cells in _rows(entry)]
+    table = [lines([("SEVERITY", "MODEL", "FINDINGS", "FIRST"), *rows])] if rows else []
+    hidden = len(wrong) - MODELS_SHOWN
+    more = [f"{count(hidden, 'more model')}; use --json to show all"] if hidden > 0 else []
+    return "\n".join([*table, *more, f"{found.audited}: {summary(found)}"])
+
+
+def _rows(entry: AuditedModel) -> list[tuple[str, str, str, str]]:
+    worst = entry.findings[0]
+    kinds = ", ".join(f"{one.kind} {one.count:,}" if one.count > 1 else one.kind for one in entry.findings)
+    return [(worst.severity, entry.place, kinds, worst.first), ("", "", "", f"next: {worst.next}")]

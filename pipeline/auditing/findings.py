@@ -1,0 +1,134 @@
+"""What an audit says of a model: kinds of findings, how bad each is, and in which order. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from shlex import join
+from typing import Literal, NamedTuple
+
+from reshard.pipeline.request import Options
+from reshard.pipeline.verifying.structure import Rule
+
+Severity = Literal["critical", "error", "warning"]
+# Bytes that are wrong or lost, what loads wrongly or not at all, what headers cannot prove. By kind, the worst first:
+# a report has them in this order.
+KINDS: Mapping[str, Severity] = {
+    "weights-missing": "critical",  # no weights, or files that an index names are not there
+    "weights-broken": "critical",  # a header, an index or a pickle that no loader reads
+    "file-short": "critical",  # a weight file does not end where its header says
+    "source-wrong": "critical",  # the manifest names another source than the map
+    "tensors-lost": "critical",
+    "shape-changed": "critical",
+    "dtype-changed": "critical",  # a cast that nobody asked for and the manifest does not state
+    "bytes-changed": "critical",  # the same header and another sha256, or other bytes by --deep
+    "manifest-wrong": "critical",  # files are not those that the manifest lists
+    "unreadable": "error",  # gone, gated, or refused
+    "tensors-added": "error",
+    "index-missing": "error",  # numbered files without an index
+    "index-broken": "error",
+    "index-ghost": "error",  # the index lists tensors that no file has
+    "index-missing-tensor": "error",  # files have tensors that the index does not list
+    "index-wrong-file": "error",
+    "tensor-duplicate": "error",
+    "file-stale": "error",  # a weight file of an earlier publication, which loaders may take
+    "name-changed": "error",  # loaders that find the source's weights do not look there
+    "metadata-misfit": "error",  # total_size, format, or keys of GGUF
+    "class-mismatch": "error",  # the model's own class, by --deep
+    "file-missing": "error",
+    "file-changed": "error",
+    "file-added": "error",
+    "source-unreadable": "warning",
+    "source-unknown": "warning",  # neither a map nor a manifest names one
+    "source-moved": "warning",  # the source has a newer commit than the one this was made from
+    "changes-claimed": "warning",  # casts and renames that only the output's own manifest states
+    "tokenizer-changed": "warning",  # other files, which may behave the same
+    "file-unproven": "warning",  # not compared, or argued to mean the same
+    "unsigned": "warning",
+}
+_ORDER = {kind: number for number, kind in enumerate(KINDS)}
+
+OF_RULE: Mapping[Rule, str] = {
+    "index_json": "index-broken", "index_metadata": "index-broken", "escape": "index-broken",
+    "absent_file": "weights-missing", "wrong_file": "index-wrong-file", "ghost": "index-ghost",
+    "missing": "index-missing-tensor", "duplicate": "tensor-duplicate", "stale_file": "file-stale",
+    "no_index": "index-missing", "total_size": "metadata-misfit", "format": "metadata-misfit",
+    "keys": "metadata-misfit", "header": "weights-broken", "length": "file-short", "split": "weights-broken",
+    "unreadable": "weights-broken", "lost": "tensors-lost", "added": "tensors-added", "dtype": "dtype-changed",
+    "shape": "shape-changed", "moved": "name-changed", "file_missing": "file-missing", "file_added": "file-added",
+    "file_changed": "file-changed",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class AuditFinding:
+    """All that is of one kind: how often, the first of them, and what to type next."""
+
+    kind: str
+    count: int
+    first: str
+    next: str
+
+    @property
+    def severity(self) -> Severity:
+        return KINDS[self.kind]
+
+
+class Told(NamedTuple):
+    """One thing that is wrong."""
+
+    kind: str
+    text: str
+    times: int = 1
+    next: str = ""
+
+
+def gathered(told: Iterable[Told], follow: Callable[[str], str]) -> tuple[AuditFinding, ...]:
+    """One finding for each kind, the worst first; ``follow`` has what to type next where what was told does not."""
+    kinds: dict[str, list[Told]] = {}
+    for one in told:
+        kinds.setdefault(one.kind, []).append(one)
+    return tuple(
+        AuditFinding(kind, sum(one.times for one in kinds[kind]), first.text, first.next or follow(kind))
+        for kind in sorted(kinds, key=_ORDER.__getitem__)
+        for first in kinds[kind][:1]
+    )
+
+
+def badness(findings: Iterable[AuditFinding]) -> tuple[int, ...]:
+    """By which models are sorted, the worst first: their kinds from the worst on; none comes last."""
+    return (*(_ORDER[one.kind] for one in findings), len(KINDS))
+
+
+def sample(names: Iterable[str], count: int) -> list[str]:
+    """``count`` of them, the same each time: those whose sha256 is the lowest, whatever others are there."""
+    return sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())[:count]
+
+
+def typed(options: Options) -> list[str]:
+    """The options that change the weights, as they are typed; rules for names are in a file of the user's."""
+    words: list[str] = []
+    for name, value in options.weights().items():
+        option = f"--{name.replace('_', '-')}"
+        if name == "rename" and value:
+            words += [option, "RULES"]
+        elif name == "size" and options.size != Options().size:
+            words += [option, f"{options.size // 10**6}MB" if options.size % 10**6 == 0 else str(options.size)]
+        elif isinstance(value, str | int) and value != getattr(Options(), name):
+            words += (
+                [option, str(value)] if not isinstance(value, bool) else [option if value else f"--no-{option[2:]}"]
+            )
+    return words
+
+
+def next_command(kind: str, place: str, source: str | None, options: Options) -> str:
+    """What to type about a finding: what repairs the copy, or what looks more closely where headers prove nothing."""
+    if kind == "source-wrong":
+        return join(["reshard", "provenance", place])
+    if source is None and kind not in {"unsigned", "source-unknown"}:
+        return join(["reshard", "doctor", place])
+    if kind in {"changes-claimed", "tokenizer-changed", "file-unproven", "source-unknown", "class-mismatch"}:
+        return join(["reshard", "verify", place, "--against", source or "SRC"])
+    signing = ["--sign", "KEY", "--force"] if kind == "unsigned" else []
+    return join(["reshard", "run", source or "SRC", "--to", place, *typed(options), *signing])

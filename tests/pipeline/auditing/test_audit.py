@@ -1,0 +1,303 @@
+"""Mirrors on the Hub on loopback: every planted fault is found, none is invented, and few calls are made."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from reshard.pipeline.auditing.audit import audit
+from reshard.pipeline.auditing.examine import Audited, Subject
+from reshard.pipeline.auditing.findings import KINDS
+from reshard.pipeline.auditing.subjects import of_catalog, of_folder, of_owner
+from reshard.pipeline.catalogs.definition import parse
+from reshard.pipeline.errors import FolderNotFound, HubUnreachable, UsageError
+from reshard.pipeline.request import Request
+from reshard.pipeline.reshard import run
+from reshard.pipeline.stores.connect import Context
+from tests.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.pipeline.auditing.planted import (
+    PLANTED,
+    SECOND,
+    add_manifest,
+    catalog,
+    files_of,
+    model,
+    publish,
+)
+from tests.pipeline.stores.conftest import Impatient
+from tests.pipeline.verifying.models import save as save_tied
+
+__all__ = ["hub", "hub_process", "namespace"]
+
+
+@pytest.fixture
+def space(namespace: Namespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Namespace:
+    monkeypatch.setenv("HF_ENDPOINT", namespace.endpoint)
+    monkeypatch.setenv("HF_TOKEN", namespace.token)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    return namespace
+
+
+def audited(subjects: Sequence[Subject], deep: int = 0) -> dict[str, Audited]:
+    """What was found, by the model's name without its owner, the worst first."""
+    found = audit(subjects, Context.from_env(), 4, deep)
+    return {model.place.rpartition("/")[2]: model for model in found}
+
+
+def of(space: Namespace, sources: dict[str, str]) -> list[Subject]:
+    return of_catalog(parse(catalog(space, sources), "c.yaml"), Context.from_env())
+
+
+def kinds(found: dict[str, Audited]) -> set[tuple[str, str]]:
+    return {(name, one.kind) for name, model in found.items() for one in model.findings}
+
+
+def plant(space: Namespace, count: int) -> tuple[dict[str, str], set[tuple[str, str]]]:
+    """``count`` copies of two sources, all but each eighth with a fault: their sources, and what is wrong with them."""
+    for seed in range(2):
+        publish(space, f"source-{seed}", files_of(*model(seed)))
+    sources, wrong = {}, set()
+    faults = [*PLANTED, None, None]
+    for number in range(count):
+        name, seed, fault = f"copy-{number:04}", number % 2, faults[number // 2 % len(faults)]
+        publish(space, name, PLANTED[fault](seed) if fault else files_of(*model(seed)))
+        sources[name] = f"source-{seed}"
+        wrong |= {(name, fault)} if fault else set()
+    return sources, wrong
+
+
+def test_every_planted_fault_is_found_and_none_invented_by_few_calls(space: Namespace) -> None:
+    sources, wrong = plant(space, 32)
+    space.admin.log(reset=True)
+    found = audited(of(space, sources))
+    calls = Counter(call["kind"] for call in space.admin.log())
+    assert kinds(found) == wrong
+    assert len({kind for _, kind in wrong}) == len(PLANTED) >= 12
+    # The sources and the targets are listed once; then each model's files, its index and its two headers, and sources
+    # that many were made from once, too. Two configs that differ are read on both sides, and of the two models that
+    # lack tensors, to ask their class about ties.
+    assert calls["api"] == 2 + 34
+    lacks = 2  # copies without their second file
+    assert calls["resolve"] == 34 * 3 - lacks + 2 * 2 + 2
+    order = [model.findings[0].kind for model in found.values() if model.findings]
+    assert order == sorted(order, key=list(KINDS).index)
+    assert [model.findings == () for model in found.values()] == [False] * 28 + [True] * 4
+    lost = next(model for model in found.values() if model.findings[:1] and model.findings[0].kind == "tensors-lost")
+    assert lost.findings[0].first == "layer.1.weight is in the source but not in the output"
+    assert lost.findings[0].next == f"reshard run {lost.source} --to {lost.place}"
+
+
+@pytest.mark.slow
+def test_of_a_thousand_models_with_faults_of_every_kind_all_are_found_and_none_invented(space: Namespace) -> None:
+    sources, wrong = plant(space, 1000)
+    assert kinds(audited(of(space, sources))) == wrong
+    assert len(wrong) == 876 and len({kind for _, kind in wrong}) == len(PLANTED)
+
+
+def test_a_tensor_that_only_the_index_still_has_is_lost_and_one_of_an_unread_file_is_not(space: Namespace) -> None:
+    publish(space, "source", files_of(*model()))
+    healthy, lacks = files_of(*model()), PLANTED["tensors-lost"](0)
+    publish(space, "ghost", {**healthy, SECOND: lacks[SECOND]})
+    publish(space, "short", {**lacks, SECOND: lacks[SECOND][:-1]})
+    assert kinds(audited(of(space, dict.fromkeys(("ghost", "short"), "source")))) == {
+        ("ghost", "index-ghost"), ("ghost", "tensors-lost"), ("ghost", "metadata-misfit"), ("short", "file-short"),
+    }  # fmt: skip
+
+
+def test_another_header_over_the_same_tensors_is_no_proof_of_other_bytes(space: Namespace) -> None:
+    publish(space, "source", files_of(*model()))
+    healthy = files_of(*model())
+    publish(space, "copy", {**healthy, SECOND: healthy[SECOND].replace(b'"pt"', b'"np"')})
+    assert kinds(audited(of(space, {"copy": "source"}))) == set()
+
+
+@pytest.mark.parametrize(("copy", "lost"), [("lm_head.weight", set()), ("head.weight", {("m", "tensors-lost")})])
+def test_a_copy_that_the_class_ties_to_another_tensor_is_not_lost(
+    tmp_path: Path, copy: str, lost: set[tuple[str, str]]
+) -> None:
+    output, source = tmp_path / "to" / "m", tmp_path / "from" / "m"
+    save_tied("llama-tied", output)
+    (output / "model.sig").touch()
+    shutil.copytree(output, source)
+    tensors = load_file(source / "model.safetensors")
+    both = {**tensors, copy: tensors["model.embed_tokens.weight"]}
+    save_file(both, source / "model.safetensors", metadata={"format": "pt"})
+    assert kinds(audited(of_folder(tmp_path / "to", f"{tmp_path}/from/{{name}}"))) == lost
+
+
+def test_what_a_manifest_says_is_held_against_the_files_and_the_map(space: Namespace) -> None:
+    commit = publish(space, "source", files_of(*model()))
+    healthy = files_of(*model())
+    publish(space, "good", add_manifest(healthy, space.repo("source"), commit))
+    publish(space, "elsewhere", add_manifest(healthy, space.repo("another"), commit))
+    swapped = add_manifest(healthy, space.repo("source"), commit)
+    publish(space, "swapped", {**swapped, SECOND: PLANTED["bytes-changed"](0)[SECOND]})
+    found = audited(of(space, dict.fromkeys(("good", "elsewhere", "swapped"), "source")))
+    assert kinds(found) == {
+        ("elsewhere", "source-wrong"), ("swapped", "manifest-wrong"), ("swapped", "bytes-changed"),
+    }  # fmt: skip
+    assert found["elsewhere"].findings[0].next == f"reshard provenance {space.repo('elsewhere')}"
+    space.admin.put_files(space.repo("source"), {"config.json": b"{}"})
+    found = audited(of(space, {"good": "source"}))
+    assert kinds(found) == {("good", "source-moved")}  # and is compared with the commit that it was made from
+    assert found["good"].source_commit == commit
+
+
+def test_what_a_manifest_claims_of_its_source_hides_nothing(space: Namespace) -> None:
+    commit = publish(space, "source", files_of(*model()))
+    lacks = PLANTED["tensors-lost"](0)
+    publish(space, "nowhere", add_manifest(lacks, space.repo("source"), "0" * 40))
+    publish(space, "odd", add_manifest(lacks, "../source", commit))
+    publish(space, "cast", add_manifest(lacks, space.repo("source"), commit, "float16"))
+    found = audited(of(space, dict.fromkeys(("nowhere", "odd", "cast"), "source")))
+    assert kinds(found) == {
+        ("nowhere", "tensors-lost"), ("nowhere", "source-moved"), ("nowhere", "source-unreadable"),
+        ("odd", "tensors-lost"), ("odd", "source-wrong"),
+        ("cast", "tensors-lost"), ("cast", "dtype-changed"), ("cast", "changes-claimed"),
+    }  # fmt: skip
+
+    elsewhere = add_manifest(files_of(*model()), space.repo("source"), commit, endpoint="http://127.0.0.1:1")
+    publish(space, "elsewhere", elsewhere)
+    alone = audited([one for one in of_owner(space.name, None, Context.from_env()) if "elsewhere" in str(one.place)])
+    assert kinds(alone) == {("elsewhere", "source-unreadable")}
+    assert alone["elsewhere"].findings[0].first == "its manifest names a source on another Hub, http://127.0.0.1:1"
+
+
+def test_two_entries_for_one_target_are_a_finding(space: Namespace) -> None:
+    for name in ("one", "two", "copy"):
+        publish(space, name, files_of(*model()))
+    text = catalog(space, {"copy": "one"}) + f"- {{repo: {space.repo('two')}, to: {space.repo('copy')}}}\n"
+    found = audited(of_catalog(parse(text, "c.yaml"), Context.from_env()))
+    assert kinds(found) == {("copy", "unreadable")}
+    assert space.repo("two") in found["copy"].findings[0].first
+
+
+def test_what_reshard_publishes_has_no_finding_but_that_it_is_not_signed(space: Namespace) -> None:
+    publish(space, "source", files_of(*model()))
+    for name, options in (
+        ("cut", {"size": 1000}),
+        ("cast", {"dtype": "bfloat16"}),
+        ("named", {"strip_prefix": "layer."}),
+    ):
+        run(Request.of(space.repo("source"), space.repo(name), **options))
+    found = audited([one for one in of_owner(space.name, None, Context.from_env()) if one.known])
+    assert kinds(found) == {
+        ("cut", "unsigned"), ("cast", "unsigned"), ("cast", "changes-claimed"),
+        ("named", "unsigned"), ("named", "changes-claimed"), ("source", "source-unknown"),
+    }  # fmt: skip
+    assert found["cut"].findings[0].next == (
+        f"reshard run {space.repo('source')} --to {space.repo('cut')} --size 1000 --sign KEY --force"
+    )
+
+
+def test_a_source_that_was_renamed_is_not_a_wrong_one(space: Namespace) -> None:
+    commit = publish(space, "before", files_of(*model()))
+    publish(space, "copy", add_manifest(files_of(*model()), space.repo("before"), commit))
+    from huggingface_hub import HfApi
+
+    HfApi(space.endpoint, space.token).move_repo(space.repo("before"), space.repo("after"))
+    assert kinds(audited(of(space, {"copy": "after"}))) == set()
+
+
+def test_a_cast_that_the_map_asks_for_is_none_and_one_that_only_the_manifest_states_is_a_claim(
+    space: Namespace,
+) -> None:
+    import numpy as np
+
+    commit = publish(space, "source", files_of(*model()))
+    half = files_of(*({name: a.astype(np.float16) for name, a in part.items()} for part in model()))
+    publish(space, "copy", add_manifest(half, space.repo("source"), commit, "float16"))
+    claimed = audited(of(space, {"copy": "source"}))
+    assert kinds(claimed) == {("copy", "changes-claimed")}
+    assert claimed["copy"].findings[0].first.endswith("it was made with --dtype float16")
+    text = catalog(space, {"copy": "source"}).replace("}", ", dtype: float16}")
+    assert kinds(audited(of_catalog(parse(text, "c.yaml"), Context.from_env()))) == set()
+
+
+def test_what_cannot_be_read_is_a_finding(space: Namespace) -> None:
+    other = Namespace(space.endpoint, space.admin, space.admin.create_user(f"{space.name}-other"))
+    publish(other, "gated", files_of(*model()), gated="auto")
+    for name in ("a", "b"):
+        publish(space, name, files_of(*model()))
+    text = (
+        f"name: n\nentries:\n- {{repo: {other.repo('gated')}, to: {space.repo('a')}}}\n"
+        f"- {{repo: {other.repo('none')}, to: {space.repo('b')}}}\n"
+        f"- {{repo: {space.repo('a')}, to: {other.repo('gated')}}}\n- {{repo: {space.repo('b')}, to: x/none}}\n"
+    )
+    found = audited(of_catalog(parse(text, "c.yaml"), Context.from_env()))
+    assert kinds(found) == {
+        ("a", "source-unreadable"), ("b", "source-unreadable"), ("gated", "unreadable"), ("none", "unreadable"),
+    }  # fmt: skip
+    assert "is gated" in found["a"].findings[0].first and "request access" in found["a"].findings[0].next
+    assert "not found" in found["none"].findings[0].first
+
+
+def test_an_owner_is_audited_by_a_template_a_catalog_or_the_manifests(space: Namespace) -> None:
+    origin = Namespace(space.endpoint, space.admin, space.admin.create_user(f"{space.name}-origin"))
+    commit = publish(origin, "one", files_of(*model()))
+    publish(origin, "two", files_of(*model(1)))
+    publish(space, "one", add_manifest(files_of(*model()), origin.repo("one"), commit))
+    publish(space, "two", PLANTED["shape-changed"](1))
+    publish(space, "notes", {"README.md": b"hello"})
+    context = Context.from_env()
+
+    alone = audited(of_owner(space.name, None, context))
+    assert kinds(alone) == {("two", "source-unknown")}
+    assert (alone["one"].source, alone["one"].source_by) == (origin.repo("one"), "manifest")
+    assert [name for name, model in alone.items() if not model.weights] == ["notes"]
+
+    by_name = audited(of_owner(space.name, f"{origin.name}/{{name}}", context))
+    assert kinds(by_name) == {("two", "shape-changed"), ("notes", "weights-missing")}
+
+    text = f"name: n\nentries:\n- {{repo: {origin.repo('two')}, to: {space.repo('two')}}}\n"
+    text += f"- {{repo: {origin.repo('two')}, to: {space.repo('gone')}}}\n"
+    by_catalog = audited(of_owner(space.name, parse(text, "c.yaml"), context))
+    assert kinds(by_catalog) == {("two", "shape-changed"), ("gone", "unreadable")}
+
+    with pytest.raises(UsageError, match=f"no entry of the catalog n has a target of {origin.name}"):
+        of_owner(origin.name, parse(text, "c.yaml"), context)
+    with pytest.raises(UsageError, match="has no models on"):
+        of_owner("nobody-of-this-name", None, context)
+    with pytest.raises(UsageError, match="use an owner, a catalog file or a folder"):
+        of_owner("a/b", None, context)
+    with pytest.raises(UsageError, match="unknown field {size}"):
+        of_owner(space.name, "a/{size}", context)
+
+
+def test_folders_are_audited_by_a_template_too(tmp_path: Path) -> None:
+    for name, fault in (("good", None), ("bad", "dtype-changed"), ("torn", "bytes-changed")):
+        for folder, files in (
+            ("from", files_of(*model())),
+            ("to", (PLANTED[fault] if fault else lambda seed: files_of(*model(seed)))(0)),
+        ):
+            (tmp_path / folder / name).mkdir(parents=True)
+            for path, data in files.items():
+                (tmp_path / folder / name / path).write_bytes(data)
+    subjects = of_folder(tmp_path / "to", f"{tmp_path}/from/{{name}}")
+    assert kinds(audited(subjects)) == {("bad", "dtype-changed")}  # a folder lists no hashes
+    deep = audited(subjects, deep=3)
+    assert kinds(deep) == {("bad", "dtype-changed"), ("torn", "bytes-changed")}
+    assert all(model.deep for model in deep.values())
+    assert deep["torn"].findings[0].next.endswith("--deep")
+    with pytest.raises(FolderNotFound, match="no folders of models"):
+        of_folder(tmp_path / "to" / "good", None)
+
+
+def test_a_hub_that_is_away_ends_it_and_is_no_finding(space: Namespace) -> None:
+    context = replace(Context.from_env(), limiters=lambda budget: Impatient())
+    publish(space, "source", files_of(*model()))
+    publish(space, "copy", files_of(*model()))
+    subjects = of_catalog(parse(catalog(space, {"copy": "source"}), "c.yaml"), context)
+    space.admin.fault("GET .*/tree/", "reset")
+    with pytest.raises(HubUnreachable):
+        audit(subjects, context, 2, 0)
+    space.admin.clear_faults()
+    space.admin.fault("GET /api/models", "reset")
+    with pytest.raises(HubUnreachable):
+        of_owner(space.name, None, context)
