@@ -112,7 +112,8 @@ def submit(
         done = operations.submit_catalog(session, submission)
         if done.waits:
             output.waits(done.waits)
-        text = f"Catalog {name} is already running" if done.existed else f"Submitted catalog {name}"
+        now_uses = f"now uses these limits ({count(submission.at_once, 'job')} at a time)"
+        text = f"Catalog {name} is already running and {now_uses}" if done.existed else f"Submitted catalog {name}"
         for schedule in done.outdated_schedules:
             update = f"reshard schedule set {schedule} --catalog {shlex.quote(str(file))}"
             text += f"\nSchedule {schedule} still submits an older version; update it with `{update}`"
