@@ -324,6 +324,7 @@ def test_nights_of_a_catalog_stay_when_the_next_begins(site: Site, store: JobSto
         ]
         assert nights[1][0] == began
         seen = client.get("/catalogs/mirror").text
+        assert re.search("<dt>Ended</dt><dd><time .*<dt>Took</dt><dd>[0-9]+ s</dd>", seen)
         assert seen.count('n-cancelled" title') == 1 and seen.count('n-same" title') == 2
         report = client.get("/catalogs/mirror/report")
         assert (
