@@ -159,6 +159,10 @@ class Catalogs:
         lists = [key(name, part) for name in self.names() for part in ("again", "active")]  # as one moves to the other
         return {job for jobs in lists for job in texts(self._redis.hvals(jobs))}
 
+    def at_work(self, name: str) -> list[str]:
+        """Its jobs whose end its run has not noted yet."""
+        return texts(self._redis.hvals(key(name, "active")))
+
     def get(self, name: str) -> CatalogStatus:
         """Raises CatalogNotFound."""
         with self._redis.pipeline(transaction=True) as pipeline:
@@ -233,7 +237,7 @@ class Catalogs:
         """
         self._turn(name, "cancelled", "it has already ended")
         cancelled = 0
-        for job in texts(self._redis.hvals(key(name, "active"))):
+        for job in self.at_work(name):
             try:
                 if self.store.get(job).request.asked_by == asked_by(name):
                     self.store.cancel(job)
