@@ -160,14 +160,15 @@ class Cursor(Catalogs):
                 visit(name)
 
     def _advance(self, name: str, job: str | None = None) -> None:
-        """Note how its jobs ended, all or this one, and admit what there is room for."""
+        """Note how its jobs ended, all or this one, and admit what there is room for.
+
+        Also where this one's end is noted: by a control that was killed before it admitted the next.
+        """
         definition, state, run = self._run(name)
         if state == "expanding":
             return
         active = hash_of(self._redis, key(name, "active"))
         mine = {number: id for number, id in active.items() if job in {None, id}}
-        if job is not None and not mine:
-            return
         ended = self._collect(definition, run, mine)
         if state == "running":
             self._admit(definition, run, definition.at_once - len(active) + ended)
