@@ -21,6 +21,7 @@ from reshard.client.operations import catalogs as operations
 from reshard.client.operations.catalogs import Submission
 from reshard.client.operations.table import Session, read
 from reshard.client.queue import open_queue
+from reshard.client.text import remaining
 from reshard.pipeline.errors import (
     CatalogFailed,
     CatalogState,
@@ -112,7 +113,8 @@ def submit(
         done = operations.submit_catalog(session, submission)
         if done.waits:
             output.waits(done.waits)
-        text = f"Catalog {name} is already running" if done.existed else f"Submitted catalog {name}"
+        now_uses = f"now uses these limits ({count(submission.at_once, 'job')} at a time)"
+        text = f"Catalog {name} is already running and {now_uses}" if done.existed else f"Submitted catalog {name}"
         for schedule in done.outdated_schedules:
             update = f"reshard schedule set {schedule} --catalog {shlex.quote(str(file))}"
             text += f"\nSchedule {schedule} still submits an older version; to update it, run `{update}`"
@@ -289,13 +291,13 @@ def remove(name: Name, output: Output) -> None:
 
 
 def _status(seen: models.Catalog) -> list[tuple[str, str]]:
-    groups = seen.failures()
+    groups, models_ = seen.failures(), f"{seen.entries:,}: {_counts(seen, len(seen.active))}"
     return [
         ("catalog", f"{seen.name}, {seen.digest[:12]}"),
         ("state", f"{seen.state} since {dated(seen.since)}{f': {seen.note}' if seen.note else ''}"),
         ("last success", succeeded(seen.success)),
         ("submitted", f"{dated(seen.started)} by {seen.asked_by}"),
-        ("models", f"{seen.entries:,}: {_counts(seen, len(seen.active))}"),
+        ("models", ", ".join(filter(None, (models_, remaining(seen.left))))),
         moved(seen.read, seen.uploaded, 0),
         *_listed("warning", seen.empty, finds_none),
         *_listed("running", [f"{repo}, job {job}" for repo, job in seen.active.items()], str),

@@ -18,12 +18,12 @@ from reshard.client.models.jobs import Event, FailedModel, Happened, JobDone, Jo
 from reshard.client.operations import catalogs as of_catalogs
 from reshard.client.operations import jobs as operations
 from reshard.client.operations.table import Session
-from reshard.client.text import expected
+from reshard.client.text import expected, remaining
 from reshard.pipeline.errors import ApiUnavailable, BrokerUnavailable, JobCancelled, WrongState
 from reshard.worker.followers.records import FULFILLED
 
 if TYPE_CHECKING:
-    from reshard.client.models.catalogs import Catalog, CatalogNow
+    from reshard.client.models.catalogs import Catalog, CatalogProgress
     from reshard.client.models.plans import Plan
 
 T = TypeVar("T")
@@ -181,9 +181,10 @@ class CatalogFollower:
         time.sleep(POLL)
         return None
 
-    def _show(self, now: CatalogNow) -> None:
+    def _show(self, now: CatalogProgress) -> None:
         done, failed = sum(now.counts.get(outcome, 0) for outcome in FULFILLED), now.counts.get("failed", 0)
         figures = f"{done:,} of {now.entries:,} models done, {now.active:,} running, {failed:,} failed"
+        figures = ", ".join(filter(None, (figures, remaining(now.left))))
         self._bar.show(now.state, done, now.entries, figures="" if now.state == "expanding" else figures)
 
     def _tell_failures(self) -> None:

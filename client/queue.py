@@ -161,6 +161,13 @@ def outlooks(queue: Queue, jobs: Sequence[Job]) -> Iterator[Outlook]:
         yield Outlook(why, place and place.number, place and place.of, left)
 
 
+def catalog_left(queue: Queue, state: str | None, jobs: Collection[str], todo: int, waits: str | None) -> float | None:
+    """Seconds until a catalog has copied all; None where no rate is known, or nothing of it is begun."""
+    from reshard.worker.queue.pace import remaining
+
+    return remaining(queue.jobs.redis, jobs, todo) if state == "running" and not waits else None
+
+
 def waits(reason: Callable[[bool], str | None], job: Job) -> str | None:
     """Why nothing of this job moves now; ``reason`` as ``Queue.waits``."""
     if job.claims:

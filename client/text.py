@@ -11,7 +11,10 @@ from reshard.pipeline.text import counted as count
 if TYPE_CHECKING:
     from reshard.client.models.jobs import JobNow
 
-__all__ = ["UNITS", "clock", "count", "expected", "figure", "finds_none", "human_bytes", "human_rate", "lasted", "long"]
+__all__ = [
+    "UNITS", "clock", "count", "expected", "figure", "finds_none", "human_bytes", "human_rate", "lasted", "long",
+    "remaining",
+]  # fmt: skip
 
 
 def human_rate(bytes_a_second: float) -> str:
@@ -37,12 +40,16 @@ def long(seconds: int) -> str:
     return f"{seconds} s"
 
 
+def remaining(seconds: float | None) -> str:
+    """``about 6 min left``; empty where that is unknown or no time."""
+    return f"about {long(round(seconds))} left" if seconds and round(seconds) else ""
+
+
 def expected(job: JobNow) -> str:
     """``37th of 412, starts in about 6 min``, ``about 6 min left``: when it begins, or has copied all."""
-    about = f"about {long(round(job.left))}" if job.left and round(job.left) else ""
     if job.place is None:
-        return f"{about} left" if about else ""
-    starts = f"starts in {about}" if about else ""
+        return remaining(job.left)
+    starts = f"starts in {about.removesuffix(' left')}" if (about := remaining(job.left)) else ""
     return ", ".join(filter(None, (f"{_ordinal(job.place)} of {job.waiting:,}", starts)))
 
 

@@ -6,8 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from reshard.client.models.records import Bytes, Document, Fired, Known, Moment, Outcome, Problem, Run, absent
+from reshard.client.models.records import Bytes, Document, Fired, Known, Moment, Outcome, Problem, Run, Seconds, absent
 from reshard.worker.followers import records
+
+_LEFT = "seconds until everything is copied; null if unknown or waiting"
 
 
 class OfModel(Document):
@@ -96,6 +98,7 @@ class Catalog(Document):
     active: dict[str, str] = Field(description="job by repository")
     empty: list[int]
     counts: dict[str, int]
+    left: Seconds | None = Field(default=None, description=_LEFT)
     read: Bytes
     uploaded: Bytes
     ended: list[Ended]
@@ -260,6 +263,7 @@ class CatalogProgress(CatalogNow):
     """A catalog without its models, and why it is waiting."""
 
     waits: str | None
+    left: Seconds | None = Field(default=None, description=_LEFT)
 
 
 class Catalogs(Document):

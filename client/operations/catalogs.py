@@ -12,7 +12,7 @@ from pydantic import Field
 
 from reshard.client.models import catalogs
 from reshard.client.operations.table import BODY_MAX, Body, InProcess, operation
-from reshard.client.queue import Queue
+from reshard.client.queue import Queue, catalog_left
 from reshard.pipeline.errors import CatalogNotFound, NoSuchFailures
 from reshard.pipeline.limits import CATALOG_MAX
 from reshard.worker.followers.records import (
@@ -130,7 +130,9 @@ def _schedules(queue: Queue, catalog: str) -> list[ScheduleStatus]:
 @operation("GET", "/catalogs/{name}")
 def show_catalog(session: InProcess, name: str) -> catalogs.Catalog:
     """Show a catalog and the result of each model."""
-    return told(session.queue.catalogs.get(name))
+    seen, queue = session.queue.catalogs.get(name), session.queue
+    waits = queue.waits(bulk=True) if seen.state == "running" else None
+    return told(seen, catalog_left(queue, seen.state, seen.active.values(), seen.todo, waits))
 
 
 @operation("GET", "/catalogs/{name}/file")
@@ -140,7 +142,7 @@ def show_file(session: InProcess, name: str) -> catalogs.CatalogFile:
     return catalogs.CatalogFile.of(kept, digest=kept.digest)
 
 
-def told(seen: CatalogStatus) -> catalogs.Catalog:
+def told(seen: CatalogStatus, left: float | None = None) -> catalogs.Catalog:
     """A catalog with how each of its models ended."""
     ended = zip(seen.ended, seen.targets, strict=True)
     return catalogs.Catalog.of(
@@ -150,6 +152,7 @@ def told(seen: CatalogStatus) -> catalogs.Catalog:
         asked_by=seen.definition.asked_by,
         at_once=seen.definition.at_once,
         counts=seen.counts(),
+        left=left,
         read=sum(one.read for _, one in seen.ended),
         uploaded=sum(one.uploaded for _, one in seen.ended),
         ended=[catalogs.Ended.of(one, repo=repo, target=target) for (repo, one), target in ended],
@@ -161,7 +164,9 @@ def show_progress(session: InProcess, name: str) -> catalogs.CatalogProgress:
     """Show a catalog's progress without its models, and why it is waiting."""
     of = session.queue.catalogs
     now = _now(name, of.now(name), of.successes().get(name), of.failing().get(name))
-    return catalogs.CatalogProgress(**dict(now), waits=session.queue.waits(bulk=True))
+    waits = session.queue.waits(bulk=True)
+    left = catalog_left(session.queue, now.state, of.at_work(name), now.todo, waits)
+    return catalogs.CatalogProgress(**dict(now), waits=waits, left=left)
 
 
 @operation("GET", "/catalogs/{name}/failures")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 from collections.abc import Callable
@@ -16,12 +17,13 @@ from reshard.cli.output import Output
 from reshard.cli.progress import Bar, bar
 from reshard.client.operations.table import InProcess
 from reshard.client.queue import Queue as Opened
+from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from tests.cli.conftest import Done, Run
 from tests.support.warm import COMMAND
-from tests.worker.conftest import broker, leases, store, wakes
+from tests.worker.conftest import broker, copying_at, leases, process, store, wakes
 from tests.worker.followers.builders import begin, definition, fail, finish, jobs
 
 __all__ = ["broker", "leases", "store", "wakes"]
@@ -167,6 +169,30 @@ def test_progress_is_shown_at_each_look_on_a_terminal_and_every_ten_seconds_in_a
     assert [line.startswith(failure) for line in said] == [False, True, False, False]
     assert [said[0], *said[2:]] == ["running: 0 of 3 models done, 3 running, 0 failed", *[f"running: {last}"] * 2]
     assert terminal.lines[0].startswith(failure) and terminal.lines[1:] == [f"running 1/3: {last}"] * 2
+
+
+def test_status_and_watch_say_how_long_the_rest_will_take(
+    watched: Callable[..., Done], catalogs: Cursor, leases: Leases, store: JobStore, clock: SimpleNamespace
+) -> None:
+    begin(catalogs, definition(5, at_once=2))
+    finish(leases, jobs(catalogs)[0])
+    jobs(catalogs)
+    for kind in ("worker", "control"):
+        announce(store.redis, process(f"here:{len(kind)}", kind))
+    terminal, figures = Shown(), "1 of 5 models done, 2 running, 0 failed"
+    follower = watch.CatalogFollower(InProcess(Opened(store), "me"), "mirror", Output(), terminal)
+    follower.look()
+    assert "5: 1 same, 2 running, 2 to do\n" in watched("status", "mirror").out, "no rate is known"
+    copying_at(store, 1_000_000, mean=600_000_000)
+    follower.look()
+    assert re.search("5: 1 same, 2 running, 2 to do, about 4[01] min left\n", watched("status", "mirror").out)
+    (said,) = watched("status", "mirror", "--json").documents
+    assert 2390 < said["left"] < 2500
+    catalogs.pause("mirror")
+    follower.look()
+    first, second, paused = terminal.lines
+    assert first == f"running 1/5: {figures}" and paused == f"paused 1/5: {figures}"
+    assert re.fullmatch(f"running 1/5: {figures}, about (40|41) min left", second), second
 
 
 def test_ctrl_c_leaves_the_catalog_at_work_and_says_how_to_follow_it_again(

@@ -11,7 +11,6 @@ import socket
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from math import e
 from pathlib import Path
 
 import httpx2
@@ -24,14 +23,13 @@ from reshard.web.auth import Scope, add_token
 from reshard.worker import broker
 from reshard.worker.fleet.heartbeat import announce, withdraw
 from reshard.worker.queue.jobs import JobStore, without_password
-from reshard.worker.queue.pace import PACE
-from reshard.worker.queue.scripts import FADES, PREFIX, job_key, server_ms
+from reshard.worker.queue.scripts import PREFIX, job_key
 from reshard.worker.settings import Settings
 from tests.cli.conftest import Queue, Run, answered
 from tests.support.loaded import HEAVY, breaks, loaded_by
 from tests.support.procs import Machine, free_port
 from tests.web.conftest import start
-from tests.worker.conftest import another, ask, claimed, copying, plan, process, receipts
+from tests.worker.conftest import another, ask, claimed, copying, copying_at, plan, process, receipts
 from tests.worker.followers.builders import finish
 
 __all__ = ["plan"]
@@ -206,13 +204,6 @@ def test_a_job_that_waits_says_its_place_and_when_it_begins_or_why_it_does_not(q
             withdraw(store.redis, one)
         listed = queue("list")
         assert "queued, 2nd of 2  " in listed.out and "no worker or control process is running" in listed.err
-
-
-def copying_at(store: JobStore, speed: int, mean: int) -> None:
-    """As if so many bytes a second had been copied for five minutes, of jobs of ``mean`` bytes."""
-    now = server_ms(store.redis)
-    kept = {"paced": round(speed * FADES / 1000 * (1 - 1 / e)), "paced_at": now, "paced_from": now - FADES}
-    store.redis.hset(PACE, mapping={**kept, "mean": mean})
 
 
 def test_a_list_says_once_why_bulk_jobs_wait_and_a_job_at_work_when_it_has_copied_all(

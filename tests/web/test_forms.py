@@ -238,6 +238,8 @@ def test_a_catalog_is_tried_before_it_is_submitted(before_a_hub: Site, store: Jo
         assert form(tried)["text"] == text
         scheduled = client.post("/new/schedules", data={"name": "x", "cron": "@daily", "text": text})
         assert "The catalog would be submitted." in scheduled.text and "Repository not found on " in scheduled.text
+        assert list(told)[:2] == ["them/m1", "closed/m2"], "what cannot work comes first"
+        assert "<dt>Invalid</dt><dd>2</dd>" in tried.text
     found = before_a_hub.post("/api/v1/catalogs/check", {"text": text})
     assert (found["models"], found["ready"], found["calls"] > 0) == (3, 1, True)
     assert Cursor(store).names() == [] and Schedules(store).all() == []

@@ -24,6 +24,7 @@ from reshard.web.auth import OWN, Scope, Tokens, own_token
 from reshard.web.guard import HEADERS
 from reshard.web.pages.forms import OPTIONS, Input
 from reshard.web.pages.wording import sentence
+from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.fleet.rate_limit import rate_limiters
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.schedules import ALL, Schedule, Schedules
@@ -32,7 +33,7 @@ from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import job_key
 from tests.support.models import save_mixture, save_single
 from tests.web.conftest import OURS, Site, signed_in
-from tests.worker.conftest import Wakes, claimed, followed, receipts, restricted
+from tests.worker.conftest import Wakes, claimed, copying_at, followed, process, receipts, restricted
 from tests.worker.followers.builders import begin, definition, fail, finish, jobs
 
 PAGES = ("/", "/jobs", "/plan", "/catalogs", "/schedules", "/usage")
@@ -324,6 +325,7 @@ def test_nights_of_a_catalog_stay_when_the_next_begins(site: Site, store: JobSto
         ]
         assert nights[1][0] == began
         seen = client.get("/catalogs/mirror").text
+        assert re.search("<dt>Ended</dt><dd><time .*<dt>Took</dt><dd>[0-9]+ s</dd>", seen)
         assert seen.count('n-cancelled" title') == 1 and seen.count('n-same" title') == 2
         report = client.get("/catalogs/mirror/report")
         assert (
@@ -332,6 +334,22 @@ def test_nights_of_a_catalog_stay_when_the_next_begins(site: Site, store: JobSto
         assert "mirror" in client.get("/catalogs").text
         client.post("/catalogs/mirror/remove")
         assert catalogs.names() == [] and store.redis.keys("reshard:catalog:mirror*") == []
+
+
+def test_a_catalog_under_way_has_no_end_and_says_how_long_the_rest_will_take(site: Site, store: JobStore) -> None:
+    catalogs = Cursor(store)
+    begin(catalogs, definition(2, at_once=1))
+    (job,) = jobs(catalogs)
+    for kind in ("worker", "control"):
+        announce(store.redis, process(f"here:{len(kind)}", kind))
+    with signed_in(site) as client:
+        assert "1 of 1</dd>" in client.get("/catalogs/mirror").text, "no rate is known"
+        copying_at(store, 1_000_000, mean=600_000_000)
+        seen = client.get("/catalogs/mirror").text
+        assert re.search("1 of 1, <time .* data-left>about 2[01] min left</time></dd>", seen)
+        assert "<dt>Ended</dt>" not in seen
+        store.redis.hset(job_key(job), mapping={"bytes": 600_000_000, "bytes_sealed": 480_000_000})
+        assert re.search("about 1[23] min left", client.get("/catalogs/mirror").text)
 
 
 def test_a_catalog_is_submitted_by_the_form_or_its_mistake_is_shown(site: Site, store: JobStore) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from math import e
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,8 @@ from reshard.worker.keeper import LeaseKeeper
 from reshard.worker.queue.events import Reader, follow
 from reshard.worker.queue.jobs import JobStore, Process, open_redis
 from reshard.worker.queue.leases import Lease, Leases
-from reshard.worker.queue.scripts import job_key
+from reshard.worker.queue.pace import PACE
+from reshard.worker.queue.scripts import FADES, job_key, server_ms
 from reshard.worker.queue.wakes import QUEUES
 from reshard.worker.settings import Settings
 from tests.support.models import add_friends, arrays, numbered, save_sharded
@@ -138,6 +140,13 @@ def age(store: JobStore, job: str, seconds: float) -> None:
         store.redis.zincrby(job_key(job, "todo"), past, unit)
     for line in waiting_lines(store, job):
         store.redis.zincrby(line, past, job)
+
+
+def copying_at(store: JobStore, speed: int, mean: int) -> None:
+    """As if so many bytes a second had been copied for five minutes, of jobs of ``mean`` bytes."""
+    now = server_ms(store.redis)
+    kept = {"paced": round(speed * FADES / 1000 * (1 - 1 / e)), "paced_at": now, "paced_from": now - FADES}
+    store.redis.hset(PACE, mapping={**kept, "mean": mean})
 
 
 def waiting_lines(store: JobStore, job: str) -> list[str]:

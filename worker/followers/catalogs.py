@@ -124,20 +124,29 @@ class Catalogs:
     # -------------------------------------------------------------------------------------------------- for clients
 
     def submit(self, definition: Definition) -> bool:
-        """Begin a run; False when this very catalog is under way already. Raises BadCatalog, CatalogState."""
+        """Begin a run; False when this very catalog is under way already, which then goes on by these limits.
+
+        Raises BadCatalog, CatalogState.
+        """
         parse(definition.text, definition.name)
 
         def step(pipe: Pipeline, now: Snapshot) -> bool:
-            pipe.multi()
             if not now.busy:
+                pipe.multi()
                 start(pipe, definition, now)
-            return not now.busy
+                return True
+            running = Definition.known(cast(bytes, pipe.hget(key(definition.name), "definition")))[0]
+            if running.digest != definition.digest or now.state not in UNDER_WAY:
+                raise CatalogState(name=definition.name, state=now.shown, why="some of its jobs have not ended")
+            limited = definition.model_copy(update={"asked_by": running.asked_by})
+            pipe.multi()
+            if limited != running:
+                pipe.hset(key(definition.name), "definition", limited.model_dump_json(exclude_defaults=True))
+                if now.state == "running":  # there may be room for more
+                    tell(pipe, definition.name, now, "running")
+            return False
 
         started = self._change(definition.name, step)
-        if not started:
-            status = self.get(definition.name)
-            if status.definition.digest != definition.digest or status.state not in UNDER_WAY:
-                raise CatalogState(name=definition.name, state=status.state, why="some of its jobs have not ended")
         last = {"digest": definition.digest, "at": server_ms(self._redis)}
         self._redis.hset(SUBMITTED, definition.name, json.dumps(last))
         return started
@@ -149,6 +158,10 @@ class Catalogs:
         """The jobs whose end a run has not noted yet, ended or not, and those that one is to go on with."""
         lists = [key(name, part) for name in self.names() for part in ("again", "active")]  # as one moves to the other
         return {job for jobs in lists for job in texts(self._redis.hvals(jobs))}
+
+    def at_work(self, name: str) -> list[str]:
+        """Its jobs whose end its run has not noted yet."""
+        return texts(self._redis.hvals(key(name, "active")))
 
     def get(self, name: str) -> CatalogStatus:
         """Raises CatalogNotFound."""
@@ -224,7 +237,7 @@ class Catalogs:
         """
         self._turn(name, "cancelled", "it has already ended")
         cancelled = 0
-        for job in texts(self._redis.hvals(key(name, "active"))):
+        for job in self.at_work(name):
             try:
                 if self.store.get(job).request.asked_by == asked_by(name):
                     self.store.cancel(job)
@@ -356,10 +369,14 @@ def enter(pipe: Pipeline, name: str, now: Snapshot, state: State, note: str = ""
     looked_at = state in UNDER_WAY or now.active > 0
     (pipe.sadd if looked_at else pipe.srem)(LOOKED_AT, name)
     if state == "running" or state != now.state:
-        append(
-            pipe, "catalog", now.at, name=name, state=state, schedule=now.schedule, note=note,
-            entries=str(now.entries), counts=json.dumps(now.counts),
-        )  # fmt: skip
+        tell(pipe, name, now, state, note)
+
+
+def tell(pipe: Pipeline, name: str, now: Snapshot, state: State, note: str = "") -> None:
+    append(
+        pipe, "catalog", now.at, name=name, state=state, schedule=now.schedule, note=note,
+        entries=str(now.entries), counts=json.dumps(now.counts),
+    )  # fmt: skip
 
 
 def note_end(pipe: Pipeline, name: str, now: Snapshot, number: str, repo: str, ended: Ended) -> None:

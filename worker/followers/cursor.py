@@ -11,6 +11,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import cast
 
@@ -29,6 +30,8 @@ from reshard.worker.followers.catalogs import (
     Catalogs,
     Snapshot,
     asked_by,
+    catalog_of,
+    count,
     enter,
     hash_of,
     key,
@@ -38,7 +41,7 @@ from reshard.worker.followers.contained import Contained
 from reshard.worker.followers.records import UNDER_WAY, Definition, Ended, Entry, State
 from reshard.worker.queue.events import Event, Reader
 from reshard.worker.queue.jobs import ACTIVE, JobStore, enqueue, in_the_way, submission
-from reshard.worker.queue.scripts import Pipeline, at_once, job_key, ms, texts
+from reshard.worker.queue.scripts import Pipeline, at_once, job_key, known_fields, ms, texts
 from reshard.worker.queue.states import JobState
 
 log = logging.getLogger(__name__)
@@ -59,12 +62,14 @@ class Cursor(Catalogs):
         self._contained = Contained("catalog")
 
     def handle(self, events: Sequence[Event], reader: Reader) -> None:
-        """Note how jobs ended, and admit what there is room for, also where a run was begun or resumed."""
+        """Note how jobs ended or were retried, and admit what there is room for, also where a run began or resumed."""
         for event in events:
             if event.kind == "ended":
                 self._each(partial(self._advance, job=event.fields["job"]))
             elif event.kind == "catalog" and event.fields["state"] == "running":
                 self._each(self._advance, [event.fields["name"]])
+            elif event.kind == "retried":
+                self._retried(event.fields["job"])
             reader.acknowledge(event)
 
     def reconcile(self) -> None:
@@ -155,17 +160,52 @@ class Cursor(Catalogs):
                 visit(name)
 
     def _advance(self, name: str, job: str | None = None) -> None:
-        """Note how its jobs ended, all or this one, and admit what there is room for."""
+        """Note how its jobs ended, all or this one, and admit what there is room for.
+
+        Also where this one's end is noted: by a control that was killed before it admitted the next.
+        """
         definition, state, run = self._run(name)
         if state == "expanding":
             return
         active = hash_of(self._redis, key(name, "active"))
         mine = {number: id for number, id in active.items() if job in {None, id}}
-        if job is not None and not mine:
-            return
         ended = self._collect(definition, run, mine)
         if state == "running":
             self._admit(definition, run, definition.at_once - len(active) + ended)
+
+    def _retried(self, job: str) -> None:
+        """Tell the catalog that asked for this job, if one did."""
+        by = cast("bytes | None", self._redis.hget(job_key(job), "asked_by"))
+        if by and (name := catalog_of(by.decode())):
+            self._each(partial(self._await_again, job=job), [name])
+
+    def _await_again(self, name: str, job: str) -> None:
+        """Where its run noted how this job ended, have it await the next end instead, or note it if it came."""
+
+        def step(pipe: Pipeline, now: Snapshot) -> bool:
+            awaited = job in texts(pipe.hvals(key(name, "active")))
+            found = {} if awaited else hash_of(pipe, key(name, "ended"))
+            ends = [(number, known_fields(Ended, kept)) for number, kept in found.items() if job in kept]
+            noted = [(number, ended) for number, ended in ends if ended.job == job]  # errors name others' jobs
+            seen = self.store.get(job) if noted else None
+            pipe.multi()
+            for number, ended in noted:
+                # An event that comes twice finds the end that came since.
+                if seen is None or (seen.state.ended and records.how(self._entry(name, number), seen) == ended):
+                    continue
+                pipe.hdel(key(name, "ended"), number)
+                pipe.hset(key(name, "active"), number, job)
+                count(pipe, name, ended, -1)
+                failures = max(0, now.failures - (ended.error is not None))
+                pipe.hset(key(name), mapping={"failures": failures, "bytes": now.bytes - ended.read})
+                if now.state is not None and now.state not in UNDER_WAY:
+                    state = "running" if now.state == "done" else now.state
+                    enter(pipe, name, now._replace(active=now.active + 1), state)
+            return now.state is not None
+
+        with suppress(JobNotFound):  # deleted since
+            if self._change(name, step):
+                self._advance(name, job)
 
     def _collect(self, definition: Definition, run: str, active: Mapping[str, str]) -> int:
         """Note how these jobs ended; returns how many have."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import exp
 from typing import NamedTuple, cast
 
@@ -68,6 +68,22 @@ def places(client: redis.Redis, jobs: Iterable[tuple[str, bool]]) -> tuple[dict[
             known = not cut and (mean is not None or not before)
             found[id] = Place(before + 1, quick + bulky if bulk else quick, ahead if known else None)
     return found, rate(pace, server_ms(client))
+
+
+def remaining(client: redis.Redis, jobs: Collection[str], more: int) -> float | None:
+    """Seconds until these jobs and so many others have copied all, by the rate of all copies; None where unknown."""
+    if len(jobs) > COUNTED:
+        return None
+    fields = "bytes", "bytes_sealed"
+    kept, *answers = at_once(
+        client, lambda pipe: [pipe.hgetall(PACE), *(pipe.hmget(job_key(id), *fields) for id in jobs)]
+    )
+    pace = decoded(kept)
+    left = [max(0, int(all_) - int(done or 0)) if all_ else None for all_, done in answers]
+    unplanned, speed = more + left.count(None), rate(pace, server_ms(client))
+    if not speed or (unplanned and "mean" not in pace):
+        return None
+    return (sum(filter(None, left)) + unplanned * float(pace.get("mean", 0))) / speed
 
 
 def _left(client: redis.Redis, jobs: list[str]) -> dict[bool, float]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
 from reshard.pipeline.errors import BadPlace, CatalogState, ReshardError, SourceNotFound, TargetsCollide
+from reshard.worker.followers.catalogs import asked_by
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.expander import Expander
 from reshard.worker.followers.records import Definition, Entry
+from reshard.worker.queue.events import EVENTS, Reader
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX
 from reshard.worker.queue.states import JobState
 from tests.support.procs import wait_for
+from tests.worker.conftest import ask
 from tests.worker.followers.builders import Rows, begin, definition, fail, finish, jobs, rows
 
 
@@ -153,3 +157,94 @@ def test_what_only_the_file_can_mend_gets_no_other_turn(catalogs: Cursor, leases
     finish(leases, job)
     assert jobs(catalogs) == []
     assert catalogs.get("mirror").state == "failed"
+
+
+def test_a_job_that_is_retried_by_itself_counts_in_the_run_that_goes_on(
+    catalogs: Cursor, leases: Leases, store: JobStore
+) -> None:
+    begin(catalogs, definition(3, at_once=2))
+    first, second = jobs(catalogs)
+    store.cancel(first)
+    _, third = jobs(catalogs)
+    assert catalogs.get("mirror").counts() == {"cancelled": 1}
+    store.retry(first)
+    assert set(jobs(catalogs)) == {first, second, third}
+    for job in (second, third):
+        finish(leases, job)
+    assert jobs(catalogs) == [first]
+    seen = catalogs.get("mirror")
+    assert (seen.state, seen.counts()) == ("running", {"same": 2})
+    finish(leases, first, found=False)
+    assert jobs(catalogs) == []
+    seen = catalogs.get("mirror")
+    assert (seen.state, seen.counts()) == ("done", {"same": 2, "published": 1})
+    assert catalogs.now("mirror").counts == {"same": 2, "published": 1, "cancelled": 0}
+
+
+@pytest.mark.parametrize("again, state", [(fail, "failed"), (finish, "done")])
+def test_a_job_that_is_retried_by_itself_has_its_ended_run_go_on(
+    catalogs: Cursor, leases: Leases, store: JobStore, again: Callable[[Leases, str], None], state: str
+) -> None:
+    begin(catalogs, definition(1))
+    (job,) = jobs(catalogs)
+    store.redis.hset(f"{PREFIX}job:{job}", "read", 400)
+    fail(leases, job)
+    assert jobs(catalogs) == [] and catalogs.get("mirror").state == "failed"
+    store.retry(job)
+    assert jobs(catalogs) == [job]
+    assert (catalogs.get("mirror").state, catalogs.now("mirror").counts["failed"]) == ("running", 0)
+    with pytest.raises(CatalogState, match="some of its jobs have not ended"):
+        catalogs.submit(definition(2))
+    again(leases, job)
+    assert jobs(catalogs) == []
+    now = catalogs.now("mirror")
+    assert (now.shown, now.failures, now.bytes, now.entries) == (state, state == "failed", 400, 1)
+
+
+def test_a_job_of_a_cancelled_run_that_is_retried_by_itself_counts_and_begins_nothing_else(
+    catalogs: Cursor, leases: Leases, store: JobStore
+) -> None:
+    begin(catalogs, definition(3, at_once=1))
+    (job,) = jobs(catalogs)
+    catalogs.cancel("mirror")
+    assert jobs(catalogs) == []
+    store.retry(job)
+    assert jobs(catalogs) == [job]
+    finish(leases, job)
+    assert jobs(catalogs) == []
+    seen = catalogs.get("mirror")
+    assert (seen.state, seen.counts()) == ("cancelled", {"same": 1})
+    assert catalogs.names() == ["mirror"] and catalogs.awaited() == set()
+
+
+def test_a_model_whose_target_another_job_had_is_no_model_of_that_job(
+    catalogs: Cursor, leases: Leases, store: JobStore
+) -> None:
+    other = store.submit(ask("m0", size=12345).model_copy(update={"asked_by": asked_by("mirror")})).id
+    begin(catalogs, definition(1))
+    assert jobs(catalogs) == []
+    assert list(catalogs.get("mirror").failures()) == ["job.target_busy"]
+    store.cancel(other)
+    store.retry(other)
+    assert jobs(catalogs) == []
+
+
+def test_an_end_that_came_before_its_retry_is_heard_of_replaces_the_older_one_once(
+    catalogs: Cursor, leases: Leases, store: JobStore
+) -> None:
+    begin(catalogs, definition(1))
+    (job,) = jobs(catalogs)
+    fail(leases, job)
+    assert jobs(catalogs) == []
+    store.retry(job)
+    finish(leases, job)
+    reader = Reader(store.redis, catalogs.group)
+    events = reader.take()
+    catalogs.handle(events, reader)
+    ends = store.redis.xlen(EVENTS)
+    catalogs.handle(events, reader)  # as one who took over from a control that died
+    assert (catalogs.get("mirror").state, catalogs.get("mirror").counts()) == ("done", {"same": 1})
+    assert store.redis.xlen(EVENTS) == ends, "its run ended once more"
+    store.delete([job])
+    catalogs.handle(events, reader)
+    assert catalogs.get("mirror").state == "done"

@@ -355,6 +355,19 @@ def test_under_way_the_same_file_is_the_same_run_and_another_is_refused(catalogs
             unknown("nobody")
 
 
+def test_under_way_the_same_file_with_other_limits_goes_on_by_those(catalogs: Cursor, leases: Leases) -> None:
+    begin(catalogs, definition(4, at_once=1, asked_by="ada"))
+    (first,) = jobs(catalogs)
+    since = catalogs.get("mirror").since
+    assert not catalogs.submit(definition(4, at_once=3, max_failures=0, asked_by="bob"))
+    assert len(jobs(catalogs)) == 3
+    seen = catalogs.get("mirror")
+    assert (seen.since, seen.definition) == (since, definition(4, at_once=3, max_failures=0, asked_by="ada"))
+    fail(leases, first)
+    jobs(catalogs)
+    assert catalogs.get("mirror").state == "stopped"
+
+
 def test_removed_it_leaves_nothing_but_its_jobs(catalogs: Cursor, leases: Leases, store: JobStore) -> None:
     before = set(store.redis.scan_iter(f"{PREFIX}catalog*"))
     begin(catalogs, definition(2, at_once=1))
