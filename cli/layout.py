@@ -28,7 +28,7 @@ def layout(
     *,
     place: PLACE,
     ranks: Annotated[
-        str, value("RANKS", "How ranks divide the model: ep8 for 8 expert ranks, pp4 for 4 pipeline stages.")
+        str, value("RANKS", "How the model is split across ranks: ep8 for 8 expert ranks, pp4 for 4 pipeline stages.")
     ],
     output: Output,
 ) -> None:
@@ -73,8 +73,7 @@ def _health_text(found: LayoutHealth) -> str:
     rows = [("", "now", "then"), *((name, text, then.get(name, "")) for name, text in now.items())]
     told = [head, lines(rows if then else [row[:2] for row in rows[1:]])]
     if found.index_seeks is not None:
-        by_index, by_files = count(found.index_seeks, "time"), count(found.now.files, "time")
-        told.append(f"a reader that follows the index seeks {by_index}; one that follows the files, {by_files}")
+        told.append(f"seeks when reading in index order: {found.index_seeks:,}; in file order: {found.now.files:,}")
     told.append(f"next: {found.command}" if found.command else "no other split would improve this layout")
     return "\n".join(told)
 
@@ -95,7 +94,7 @@ def advise(
     place: PLACE,
     loader: Annotated[Loader, Option(help="The program that loads the model.")] = "transformers",
     ranks: Annotated[
-        str | None, value("RANKS", "How ranks divide the model, such as ep8 (default: one reader).")
+        str | None, value("RANKS", "How the model is split across ranks, such as ep8 (default: one reader).")
     ] = None,
     link: Annotated[str | None, value("RATE", "Download speed, such as 50MB/s (default: 1Gbit/s).")] = None,
     output: Output,

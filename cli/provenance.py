@@ -14,7 +14,7 @@ from reshard.pipeline.publishing.exports import Format
 @takes(output=read_output)
 def provenance(
     *,
-    place: Annotated[str, argument("REPO_OR_DIR", f"Where the checkpoint was published: {PLACE}")],
+    place: Annotated[str, argument("REPO_OR_DIR", f"A published checkpoint: {PLACE}")],
     format_: Annotated[Format, value(None, "Output format (default: slsa).", "--format")] = "slsa",
     output: Output,
 ) -> None:

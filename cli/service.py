@@ -66,7 +66,7 @@ def up(
     rows += [("started", ", ".join(service.started))] if service.started else []
     rows += [("running", ", ".join(service.found))] if service.found else []
     rows += [("logs", str(service.log_dir)), *([("page", service.page)] if service.page else [])]
-    rows += [("sign in", f"{link} (works once, expires in 10 minutes)")] if link else []
+    rows += [("sign in", f"{link} (single use, expires in 10 minutes)")] if link else []
     rows += [("note", note) for note in notes]
     folders = {"data_dir": str(service.data_dir), "log_dir": str(service.log_dir)}
     output.result(Up.of(service, **folders, notes=notes, sign_in=link), lines(rows), service.broker)

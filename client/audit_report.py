@@ -71,7 +71,7 @@ def summary(found: Audit) -> str:
     if found.without_weights:
         ends.append(f"no weights in {count(len(found.without_weights), 'other repository')}")
     deep = sum(entry.deep for entry in found.entries)
-    ends.append(f"every byte read of {count(deep, 'model')}" if deep else "from headers only")
+    ends.append(f"read every byte of {count(deep, 'model')}" if deep else "from headers only")
     ends.append(count(found.calls, "Hub call"))
     return "; ".join(ends)
 

@@ -210,7 +210,7 @@ class Options(Strict):
     )
     config_from: Place | None = _option(
         None,
-        "Copy the config and tokenizer from here if SRC has none.",
+        "Copy the config and tokenizer from here if SRC lacks them.",
         FILES,
         "PLACE",
         decides="content",

@@ -42,7 +42,7 @@ class NotDequantized(
     hint = "{cure}"
 class DeviceMapIncomplete(UsageError, code="usage.device_map"):
     message = "the device map has no device for {parameter}{more}"
-    hint = 'add it, a module that contains it, or "" for everything else'
+    hint = 'add an entry for it, for a module that contains it, or for "" (everything else)'
 class WeightsExcluded(UsageError, code="usage.exclude"):
     message = "--exclude {globs} matches weights: {why}"
     hint = "narrow the pattern; to skip a whole checkpoint, exclude its index too"

@@ -148,10 +148,10 @@ class NotTheApi(QueueError, code="queue.not_the_api"):
     hint = "set RESHARD_API_URL to the address of the web page, without /api/v1, and use the same release on both sides"
 class TooManyReaders(QueueError, code="queue.readers", retryable=True):
     message = "too many event streams{whose}: the limit is {most}"
-    hint = "close some pages, or wait"
+    hint = "close some browser tabs, or try again later"
 class TooManyPlans(QueueError, code="queue.plans", retryable=True):
     message = "too many plans and rollbacks at once: the limit is {most}"
-    hint = "try again in a moment; jobs on the queue wait automatically"
+    hint = "try again in a moment; queued jobs do not need to be retried"
 class TooManyQueued(QueueError, code="queue.too_many_queued"):
     message = "{name} already has {most} queued jobs, the limit per submitter"
     hint = "wait until some have started, cancel some, or ask the operator to raise RESHARD_MAX_QUEUED"

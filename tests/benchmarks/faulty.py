@@ -58,5 +58,5 @@ def _seconds(folder: Path, env: dict[str, str], way: str, count: int) -> float:
         wait_for(lambda: sum(store.counts()[state] for state in JobState if state.ended) == count, "their end", 600)
         took = time.perf_counter() - start
         assert store.counts()[JobState.done] == count
-        assert all("this worker rests after" in worker.said() for worker in workers[:-1])
+        assert all("this worker paused itself after" in worker.said() for worker in workers[:-1])
         return took

@@ -102,7 +102,7 @@ def test_doctor_tells_what_ranks_read_and_heals_it(reshard: Run, mixture: Path, 
     assert re.search(r"^layers split across files +[1-4] of 4 ", shown.out, re.MULTILINE)
     assert re.search(r"^a rank of tp8 +reads 533 kB, needs ", shown.out, re.MULTILINE)
     assert "a rank of pp4 " in shown.out and "a rank of ep8" not in shown.out, "of four experts"
-    assert "times; one that follows the files, 7 times" in shown.out
+    assert "; in file order: 7\n" in shown.out
     for wrong in ([], [mixture, "--notify"]):
         assert reshard("doctor", "--layout", *wrong).code == 2
 
