@@ -55,7 +55,7 @@ from reshard.worker.queue.scripts import (
 
 log = logging.getLogger(__name__)
 
-RUN_PARTS = ("entries", "todo", "again", "ended", "counts")  # that begin anew with each run
+RUN_PARTS = ("entries", "todo", "again", "jobs", "ended", "counts")  # that begin anew with each run
 
 NIGHTS = 14  # runs of a catalog of which every model's outcome is remembered
 NIGHT_WHOLE = 1000  # models; of larger catalogs only those are remembered that were not unchanged, or memory would fill

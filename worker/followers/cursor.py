@@ -183,25 +183,24 @@ class Cursor(Catalogs):
         """Where its run noted how this job ended, have it await the next end instead, or note it if it came."""
 
         def step(pipe: Pipeline, now: Snapshot) -> bool:
-            awaited = job in texts(pipe.hvals(key(name, "active")))
-            found = {} if awaited else hash_of(pipe, key(name, "ended"))
-            ends = [(number, known_fields(Ended, kept)) for number, kept in found.items() if job in kept]
-            noted = [(number, ended) for number, ended in ends if ended.job == job]  # errors name others' jobs
-            seen = self.store.get(job) if noted else None
+            number = (cast("bytes | None", pipe.hget(key(name, "jobs"), job)) or b"").decode()
+            kept = cast("bytes | None", pipe.hget(key(name, "ended"), number))
+            ended = known_fields(Ended, kept.decode()) if kept else None
+            seen = self.store.get(job) if ended and ended.job == job else None
             pipe.multi()
-            for number, ended in noted:
-                # An event that comes twice finds the end that came since.
-                if seen is None or (seen.state.ended and records.how(self._entry(name, number), seen) == ended):
-                    continue
+            if now.state is None or ended is None or seen is None:
+                return now.state is not None
+            # An event that comes twice finds the end that came since.
+            if not (seen.state.ended and records.how(self._entry(name, number), seen) == ended):
                 pipe.hdel(key(name, "ended"), number)
                 pipe.hset(key(name, "active"), number, job)
                 count(pipe, name, ended, -1)
                 failures = max(0, now.failures - (ended.error is not None))
                 pipe.hset(key(name), mapping={"failures": failures, "bytes": now.bytes - ended.read})
-                if now.state is not None and now.state not in UNDER_WAY:
+                if now.state not in UNDER_WAY:
                     state = "running" if now.state == "done" else now.state
                     enter(pipe, name, now._replace(active=now.active + 1), state)
-            return now.state is not None
+            return True
 
         with suppress(JobNotFound):  # deleted since
             if self._change(name, step):
@@ -271,6 +270,7 @@ class Cursor(Catalogs):
             pipe.hdel(key(name, "again"), number)
             pipe.hdel(key(name), "note")
             pipe.hset(key(name, "active"), number, there or submitted[0])
+            pipe.hset(key(name, "jobs"), there or submitted[0], number)
             pipe.hincrby(key(name), "admitted", 1)
             return "ok"
 
