@@ -34,7 +34,7 @@ def test_every_command_answers_as_it_is_documented(
         seen.add(done.command)
         return done.documents
 
-    mixture = tmp_path / "mixture"
+    mixture = tmp_path / "models" / "mixture"
     save_single(mixture, {f"model.layers.0.mlp.experts.{i}.up_proj.weight": np.zeros(8, np.uint8) for i in range(2)})
     out, file, daily = tmp_path / "out", tmp_path / "mirror.yaml", ("--cron", "@daily")
     answers("plan", model, "--to", out, "--size", "3300B")
@@ -42,6 +42,7 @@ def test_every_command_answers_as_it_is_documented(
     answers("run", model, "--to", out, "--size", "3300B", "--overwrite")
     answers("verify", out, "--against", model)
     answers("rollback", out)
+    answers("audit", mixture.parent)
     answers("doctor", model)
     answers("layout", mixture, "--ranks", "ep2")
     answers("advise", mixture, "--ranks", "ep2")
