@@ -82,8 +82,8 @@ MISTAKES = {
 # What else to know of it.
 BESIDE = {
     "Another user's namespace": "`reshard plan` and the page show a note if your token has no write access. Sometimes"
-    ' access cannot be checked:\nwithout a token, for a pull request, or on a Hub that does not report it. The note then'
-    ' says "not checked".',
+    " access cannot be checked:\nwithout a token, for a pull request, or on a Hub that does not report it. The note"
+    ' then says "not checked".',
 }
 ADDED = f"uv tool install --force '/home/you/dist/reshard-{version('reshard')}-py3-none-any.whl[worker]'"
 
