@@ -81,8 +81,9 @@ MISTAKES = {
 
 # What else to know of it.
 BESIDE = {
-    "Another user's namespace": "`reshard plan` and the page warn about this in a note. If access cannot be checked"
-    ' (without a token, for a pull\nrequest, or on a Hub that does not report it), they say "not checked".',
+    "Another user's namespace": "`reshard plan` and the page show a note if your token has no write access. Sometimes"
+    " access cannot be checked:\nwithout a token, for a pull request, or on a Hub that does not report it. The note"
+    ' then says "not checked".',
 }
 ADDED = f"uv tool install --force '/home/you/dist/reshard-{version('reshard')}-py3-none-any.whl[worker]'"
 
@@ -231,8 +232,8 @@ def _refusals(hub: HubProcess, here: Path) -> str:
     page = [
         "<!-- Written by `make docs` from real runs; `make test-all` fails when it is out of date. -->",
         "# Common mistakes",
-        "Every error has one line with the problem and a code to search for, and a hint with the next step. None of"
-        " them loses anything or leaves it half done. [The reference](reference/errors.md) lists all codes with their"
+        "Every error states the problem in one line, with a code that you can search for. A hint shows the next step."
+        " No error loses data or leaves work half done. [The reference](reference/errors.md) lists all codes with their"
         " exit codes.",
     ]
     for mistake, typed in MISTAKES.items():
