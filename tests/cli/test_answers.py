@@ -41,6 +41,7 @@ def test_every_command_answers_as_it_is_documented(
     save_single(out, arrays(2, 1000))
     answers("run", model, "--to", out, "--size", "3300B", "--overwrite")
     answers("verify", out, "--against", model)
+    answers("provenance", out)
     answers("rollback", out)
     answers("audit", mixture.parent)
     answers("doctor", model)
@@ -49,6 +50,7 @@ def test_every_command_answers_as_it_is_documented(
     answers("up")
     answers("down")
     answers("token", "ada")
+    answers("usage")
 
     job = str(answers("submit", "a/model", "--to", "b/model")[0]["id"])
     answers("status")
