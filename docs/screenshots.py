@@ -87,7 +87,7 @@ def _take(browser: Browser, store: JobStore, token: str) -> None:
     _await(lambda: browser.text("h1").endswith("failed"))
     browser.open("/plan")
     browser.fill(source="them/model-7b", target="you/model-7b-3MB", size="3MB")
-    browser.press("Show what would come out")
+    browser.press("Preview")
     browser.picture(GUIDES / "page-plan.png", TALL)
     Fleet(store).limit({"bandwidth": "500kB/s"})  # slow enough to be seen
     browser.press("Submit")
