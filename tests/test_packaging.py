@@ -359,7 +359,7 @@ def test_a_worker_is_installed_from_the_wheel_alone(wheel: Path, tmp_path: Path)
         return done.stdout
 
     try:
-        assert "started  worker" in reshard("up")
+        assert "started  broker, control, worker" in reshard("up")
         assert "Wrote" in reshard("submit", model, "--to", tmp_path / "out", "--size", "1MB", "--watch")
     finally:
         reshard("down")

@@ -165,7 +165,7 @@ def test_the_loader_and_its_memory_are_the_users_choice(reshard: Run, headless: 
     assert facts["result"] == "inconclusive"
     assert facts["checks"][-1]["level"] == "loaded by accelerate, one forward pass"
     (facts,) = reshard("verify", headless, "--load", "--memory", "1MB", "--json").documents
-    assert "held more than 1,000,000 bytes" in facts["checks"][-1]["reason"]
+    assert "used more than 1.0 MB of memory" in facts["checks"][-1]["reason"]
     assert reshard("verify", headless, "--quiet").out == "inconclusive\n"
 
 
