@@ -163,7 +163,7 @@ def limit(
         str | None, _limit("HOURS", "Hours when bulk jobs cannot run, such as 08:00-18:00, or none to allow all hours.")
     ] = None,
     tz: Annotated[
-        str | None, _limit("ZONE", "Time zone for hours and days, such as Europe/Berlin, or none for UTC.")
+        str | None, _limit("ZONE", "Time zone of the hours and days, such as Europe/Berlin; none means UTC.")
     ] = None,
     output: Output,
 ) -> None:

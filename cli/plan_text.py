@@ -144,7 +144,7 @@ def _all_ranks(ranks: Sequence[RankReads]) -> str:
     """What all ranks read, in one line."""
     sizes = sorted(rank.bytes for rank in ranks)
     each = " to ".join(dict.fromkeys(map(human_bytes, (sizes[0], sizes[-1]))))
-    return f"{len(ranks)}, each reads {each}; use -v to show their files"
+    return f"{len(ranks)}, each reading {each}; use -v to show the files"
 
 
 def rank_rows(ranks: Sequence[RankReads], most: int) -> list[tuple[str, str]]:

@@ -48,7 +48,7 @@ def follow(session: Session, id: str, output: Output, verbose: bool = False) -> 
             job = _patiently(shown, follower.look)
             attested = _patiently(shown, lambda: operations.attested(session, id).attested)
     except KeyboardInterrupt:
-        output.say(f"\nJob {id} is still running; follow it with `reshard watch {id}`")
+        output.say(f"\nJob {id} is still running; to follow its progress, run `reshard watch {id}`")
         raise Exit(INTERRUPTED) from None
     if job.error:
         raise job.error.error()
@@ -73,7 +73,7 @@ def follow_catalog(session: Session, name: str, output: Output) -> Catalog:
         with bar(output) as shown:
             return _patiently(shown, CatalogFollower(session, name, output, shown).look)
     except KeyboardInterrupt:
-        output.say(f"\nCatalog {name} is still running; follow it with `reshard catalog watch {name}`")
+        output.say(f"\nCatalog {name} is still running; to follow its progress, run `reshard catalog watch {name}`")
         raise Exit(INTERRUPTED) from None
 
 

@@ -117,7 +117,7 @@ class Queue:
             return f"all workers are drained; to undo that, run `reshard fleet undrain {workers[0]}`"
         if workers and (drained | resting.keys()).issuperset(workers):
             fault = next(fault for worker, fault in resting.items() if worker in workers)
-            return f"all workers paused themselves after errors and wait to recover: {fault.message} ({fault.hint})"
+            return f"all workers have paused after errors and are waiting to recover: {fault.message} ({fault.hint})"
         return (self._bulk_waits() if bulk else None) or _lacking(processes, self.silent)
 
     def silent(self) -> list[Silent]:

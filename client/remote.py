@@ -89,7 +89,7 @@ class Remote:
         if document is None:
             if response.status_code in AWAY:
                 raise ApiUnavailable(url=self._url, why=f"HTTP {response.status_code}")
-            raise NotTheApi(url=self._url, why=f"HTTP {response.status_code}, but the response is not an API document")
+            raise NotTheApi(url=self._url, why=f"HTTP {response.status_code}, but the body is not a valid API response")
         if (schema := document.pop("schema")) != SCHEMA:
             raise NotTheApi(url=self._url, why=f"it uses schema {schema}, but this release supports {SCHEMA}")
         if "error" in document and not response.is_success:

@@ -68,7 +68,7 @@ class CarriedTooLarge(UsageError, code="usage.carried_too_large"):
     message = "{file} is too large to copy to the Hub: {bytes} bytes (maximum: {most})"
     hint = "skip it with --exclude, or use a folder as the target"
 class MadeTooLarge(UsageError, code="usage.made_too_large"):
-    message = "{file} would be too large to read: up to {bytes} bytes (maximum: {most})"
+    message = "{file} could be as large as {bytes} bytes, but readers accept at most {most}"
     hint = "skip the manifest with --no-manifest, and shorten tensor names with --rename"
 class BadSchedule(
     UsageError,

@@ -214,5 +214,5 @@ def test_ctrl_c_leaves_the_catalog_at_work_and_says_how_to_follow_it_again(
     out, err = watching.communicate(timeout=60)
     assert said and watching.returncode == 130
     assert out == "Submitted catalog mirror\n"
-    assert "Catalog mirror is still running; follow it with `reshard catalog watch mirror`" in err
+    assert "Catalog mirror is still running; to follow its progress, run `reshard catalog watch mirror`" in err
     assert catalogs.get("mirror").state == "expanding"

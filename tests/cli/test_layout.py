@@ -68,7 +68,7 @@ def test_a_layout_that_wastes_reads_names_the_cut_that_does_not(reshard: Run, mi
     )
     ran = reshard("run", mixture, "--to", tmp_path / "out", "--for", "ep4", "--size", "200kB")
     assert ran.code == 0, ran.err
-    assert "ranks " in ran.err and "4, each reads" in ran.err
+    assert "ranks " in ran.err and "4, each reading" in ran.err
     cut = reshard("layout", tmp_path / "out", "--ranks", "ep4")
     assert "next " not in cut.out and len(cut.out.splitlines()) == 5
     quiet = reshard("layout", tmp_path / "out", "--ranks", "ep4", "--quiet").out.splitlines()

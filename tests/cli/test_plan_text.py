@@ -93,14 +93,14 @@ def test_a_summary_has_one_line_for_ranks_and_eight_lines_still() -> None:
     replaced, carried = [Replaced(path="a", size=1, deleted=False)], [Sized(path="c", size=1)]
     said = summary_text(plan(carried=carried, replaced=replaced, notes=NOTES, ranks=RANKS)).splitlines()
     assert said[4:] == [
-        "ranks        40, each reads 6.1 MB; use -v to show their files",
+        "ranks        40, each reading 6.1 MB; use -v to show the files",
         "moves        reads 91.7 MB (3 Xet requests), uploads about 491 kB",
         "note         note 0",
         "more         3 notes; use -v to show them",
     ]
     assert len(said) == 8
     larger = [RANKS[0], RANKS[1].model_copy(update={"bytes": 9_000_000})]
-    assert "ranks    2, each reads 6.1 MB to 9.0 MB;" in summary_text(plan(ranks=larger))
+    assert "ranks    2, each reading 6.1 MB to 9.0 MB;" in summary_text(plan(ranks=larger))
 
 
 @pytest.mark.parametrize(
