@@ -254,7 +254,7 @@ def _would(kept: Schedule, preview: SchedulePreview) -> tuple[Would, list[tuple[
 def _outdated(seen: Schedule | ScheduleRow) -> str:
     assert seen.catalog is not None, "a request is not outdated"
     update = f"reshard schedule set {seen.name} --catalog FILE"
-    return f"a newer version of catalog {seen.catalog.name} has been submitted; to update the schedule, run `{update}`"
+    return f"a newer version of catalog {seen.catalog.name} was submitted; to update the schedule, run `{update}`"
 
 
 def _what(kept: Schedule | Checked) -> str:

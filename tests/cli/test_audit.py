@@ -83,7 +83,7 @@ def test_without_a_wrong_model_it_succeeds_and_a_sample_is_read_whole(
     namespace.admin.fault(f"GET /_cdn/models/{chosen[0]}/.*{SECOND}", "wrong_bytes", at=size - 1)
     done = reshard("audit", file, "--deep", "all", env=env)
     assert done.code == 6
-    assert f"critical  {chosen[0]}" in done.out and "every byte read of 3 models" in done.out
+    assert f"critical  {chosen[0]}" in done.out and "read every byte of 3 models" in done.out
 
 
 def test_what_cannot_be_audited_is_one_line_with_its_exit_code(

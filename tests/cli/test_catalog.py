@@ -235,7 +235,7 @@ def test_a_schedule_with_an_older_text_is_said_until_the_command_that_is_named_u
     assert queue("catalog", "cancel", "mine").code == 0
     for _ in range(2):
         newer = (
-            "a newer version of catalog mine has been submitted; to update this one, run `reshard schedule set nightly"
+            "a newer version of catalog mine was submitted; to update the schedule, run `reshard schedule set nightly"
         )
         assert f"schedule nightly: {newer}" in queue("schedule", "list").out
         assert newer in queue("schedule", "show", "nightly").out

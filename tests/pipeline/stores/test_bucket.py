@@ -124,7 +124,7 @@ def test_an_object_that_was_written_again_is_another(odd: Source, odd_store: Odd
     views = odd.read(odd.files()["model.safetensors"], 0, len(DATA))
     assert bytes(next(views)) == DATA[: 1 << 20]
     odd_store.objects["model.safetensors"] = (DATA, "v2")
-    with pytest.raises(SourceChanged, match=r"s3://odd changed .*model\.safetensors was replaced"):
+    with pytest.raises(SourceChanged, match=r"s3://odd has changed .*model\.safetensors was replaced"):
         list(views)
 
 

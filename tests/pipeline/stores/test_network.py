@@ -270,7 +270,7 @@ def test_a_private_hub_leads_to_its_own_network_but_to_no_link_local_address(
     )
     api = context.api(Hub(repo=namespace.repo("bait")), "write")
     source = bait(hub, namespace, api, internal.url)
-    with pytest.raises(SourceCorrupt, match="read different bytes"):  # it was reached
+    with pytest.raises(SourceCorrupt, match="got different bytes"):  # it was reached
         content(source)
     assert len(internal.asked) == 1
     with pytest.raises(UnsafeRedirect):

@@ -223,7 +223,7 @@ def test_wakes_are_sent_whatever_a_client_wrote_over(
     store.submit(ask("by-hand"))
     store.redis.set(key, "x")
     assert control.look(listen=0.01) == 1 and control.look(listen=0.01) == 0
-    said = [record.message for record in caplog.records if record.message.startswith("control's work on")]
+    said = [record.message for record in caplog.records if record.message.startswith("the control process's work on")]
     assert said and len(said) == len(set(said)), "once, until it goes well"
 
 
