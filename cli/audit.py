@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from reshard.pipeline.stores.observed import Call
 
 MODELS_SHOWN = 50  # --json has them all
-ALL = 1 << 31  # models; more than any owner has
 
 
 @takes(output=read_output)
@@ -66,7 +66,7 @@ def audit(
             shown.show(phase, figures=f"{done:,} of {total:,}")
 
         models = audit_all(subjects, context, jobs, wanted, progress)
-    found = report_of(what, against, models, sum("url.path" in call.facts for call in calls))
+    found = report_of(what, against, models, sum(call.on_hub for call in calls))
     if html:
         _write(html, page(found))
     failed = [entry for entry in found.entries if entry.severity in {"critical", "error"}]
@@ -79,7 +79,7 @@ def audit(
 def _wanted(deep: str | None) -> int:
     """How many models are read whole; raises UsageError."""
     if deep is None or deep == "all":
-        return ALL if deep else 0
+        return sys.maxsize if deep else 0
     if not re.fullmatch("[1-9][0-9]{0,8}", deep):
         raise UsageError(what=f"--deep {deep}: use all, or a number of models")
     return int(deep)
@@ -97,7 +97,7 @@ def _subjects(what: str, against: str | None, context: Context) -> list[Subject]
     if against is not None and "{" not in against:
         if not _is_catalog(against):
             raise UsageError(what=f"--against {against}: use a catalog file, or a template such as mistralai/{{name}}")
-        by = read_catalog(Path(against))[1]
+        by = read_catalog(Path(against).expanduser())[1]
     if what.startswith(("./", "../", "/", "~/")) or what in {".", ".."}:
         if by is not None and not isinstance(by, str):
             raise UsageError(what="for a folder of models, --against takes a template such as ./sources/{name}")
@@ -106,7 +106,7 @@ def _subjects(what: str, against: str | None, context: Context) -> list[Subject]
 
 
 def _is_catalog(typed: str) -> bool:
-    return typed.endswith((".yaml", ".yml")) or Path(typed).is_file()
+    return typed.endswith((".yaml", ".yml")) or Path(typed).expanduser().is_file()
 
 
 def _write(file: Path, text: str) -> None:

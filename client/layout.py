@@ -12,6 +12,7 @@ from typing import Any, Literal
 from reshard.client.models import plans
 from reshard.client.plan import rank_reads
 from reshard.client.profiles import PROFILES
+from reshard.pipeline.arguments import typed_options
 from reshard.pipeline.checkpoint.discover import foreign_format
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.drafting import outline
@@ -141,14 +142,10 @@ def _cut(known: Known, given: Given) -> Plan:
 
 def command_for(place: str, given: Given) -> str:
     """`reshard run` with these fields of Options, into a folder named after both."""
-    uses = {size: use for use, size in PROFILES.items()}
-    typed = [
-        ("--for", uses.get(value, value)) if name in {"ranks", "size"} else (f"--{name}", value)
-        for name, value in given.items()
-    ]
+    uses = {("size", size): ("ranks", use) for use, size in PROFILES.items()}
+    pairs = (uses.get(pair, pair) for pair in given.items())
     into = f"./{basename(place.rstrip('/'))}-{given.get('ranks', 'cut')}"
-    words = ["reshard", "run", place, "--to", into, *(str(word) for pair in typed for word in pair)]
-    return join(words)
+    return join(["reshard", "run", place, "--to", into, *typed_options(pairs)])
 
 
 # ---------------------------------------------------------------------------------------------------------- advice

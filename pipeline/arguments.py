@@ -1,12 +1,14 @@
-"""How options are named: in sections of help, and in errors as Python and pages tell them, who have none."""
+"""How options are named: in sections of help, in commands to type, and in errors as Python and pages tell them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from reshard.pipeline.errors import ReshardError
+from reshard.pipeline.limits import MB
+from reshard.pipeline.sizes import SINGLE
 
 # Sections of help.
 WEIGHTS, FILES, PUBLISHING, ACCESS = "Weights", "Other files", "Publishing", "Access and transfer"
@@ -21,6 +23,26 @@ _SENTENCES = {
     "run the same command with": "call it again with",
     "see `reshard --help`": "docs/library.md lists the arguments",
 }
+
+
+def typed_options(given: Iterable[tuple[str, object]]) -> list[str]:
+    """Fields of ``Options`` as commands take them; of rules for names, which are in a file, that there are some."""
+    words: list[str] = []
+    for name, value in given:
+        option = f"--{name.replace('_', '-')}"
+        match name, value:
+            case "size", int(size):
+                text = f"{size // MB}MB" if size % MB == 0 else f"{size}B"
+                words += ["--single"] if size == SINGLE else [option, text]
+            case "ranks", _:
+                words += ["--for", str(value)]
+            case "rename", _:
+                words += [option, "RULES"]
+            case _, bool():
+                words.append(option if value else f"--no-{option[2:]}")
+            case _:
+                words += [option, str(value)]
+    return words
 
 
 def as_arguments(text: str) -> str:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from pydantic import ValidationError
-
-from reshard.pipeline.auditing.findings import OF_RULE, AuditFinding, Told, gathered, next_command, typed
+from reshard.pipeline.auditing.findings import AS_IT_IS, OF_RULE, AuditFinding, Told, gathered, next_command
 from reshard.pipeline.catalogs.expand import HubModel
 from reshard.pipeline.checkpoint.formats.gguf import SUFFIX as GGUF
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX, Header
@@ -36,10 +34,9 @@ from reshard.pipeline.verifying.opened import OpenedSide, paired
 from reshard.pipeline.verifying.published import header_of
 from reshard.pipeline.verifying.structure import REMARKS, compare, signature
 from reshard.pipeline.verifying.tokenizer import compared_by_behaviour
-from reshard.pipeline.verifying.verify import ask_class, unlike
+from reshard.pipeline.verifying.verify import ask_class, claims_text, unlike
 
 T = TypeVar("T")
-AS_IT_IS = Options()
 # Where one of these is told, the tensors of some files are unknown, and what they lack is no further finding.
 _BLIND = {"absent_file", "header", "length", "index_json", "unreadable", "split"}
 
@@ -116,7 +113,7 @@ class Sources:
             return found
 
 
-class Remembered:
+class CachedHeads:
     """A Source that reads the beginning of a file once: several checks look at the same headers and indexes."""
 
     def __init__(self, source: Source) -> None:
@@ -153,7 +150,7 @@ def examine(subject: Subject, sources: Sources, classes: MetaLoader) -> Audited:
     try:
         if subject.error:
             raise subject.error
-        ours = Remembered(sources.open(subject.place, subject.known))
+        ours = CachedHeads(sources.open(subject.place, subject.known))
         recorded = check_manifest(ours)
         side = OpenedSide.attempt(ours)
         rules = ruled(side)
@@ -208,7 +205,7 @@ def _of_source(
     place, changes, made = subject.source, subject.options, subject.options
     claims: dict[str, Any] = {}
     if manifest:
-        made = _made(manifest) if made == AS_IT_IS else made
+        made = manifest.made.known() if made == AS_IT_IS else made
         claims = unlike(manifest.made.claims("taken") | manifest.made.claims("hinted"), changes)
     told: list[Told] = []
     try:
@@ -226,22 +223,14 @@ def _of_source(
             commits.insert(0, stated.commit)
         # What a manifest claims may be neither a commit of the source nor possible.
         ways = [(commit, how) for commit in commits for how in ([claims, {}] if claims else [{}])]
-        for commit, how in ways:
-            try:
-                at, claims = sources.side(theirs, commit, changes.model_copy(update=how)), how
-                break
-            except HubUnreachable:
-                raise
-            except ReshardError:
-                if (commit, how) == ways[-1]:
-                    raise
+        at, commit, claims = _first_way(sources, theirs, changes, ways)
         if commit != commits[0]:
             text = f"{place} has no commit {commits[0][:12]} that can be read, which its manifest names"
             told.append(Told("source-unreadable", text))
         changes = changes.model_copy(update=claims)
         if claims and (claims.keys() - {"dtype", "dequantize"} or any(at.changed.values())):
-            options = " ".join(typed(AS_IT_IS.model_copy(update=claims)))
-            told.append(Told("changes-claimed", f"only its own manifest says that it was made with {options}"))
+            text = f"only its own manifest says that it was made with {claims_text(claims)}"
+            told.append(Told("changes-claimed", text))
         told += _compared(side, rules, at, changes, classes)
     except HubUnreachable:
         raise
@@ -251,13 +240,20 @@ def _of_source(
     return _Against(told, place, at.source, changes, made)
 
 
-def _made(manifest: Manifest) -> Options:
-    """The options that it was made with, as far as they are known here."""
-    known = {name: value for name, value in manifest.made.options.items() if name in Options.model_fields}
-    try:
-        return Options(**known)
-    except ValidationError:
-        return Options()
+def _first_way(
+    sources: Sources, theirs: Source, changes: Options, ways: Sequence[tuple[str, dict[str, Any]]]
+) -> tuple[OpenedSide, str, dict[str, Any]]:
+    """The source at the first commit, with the first claims, that it opens with; raises what the last way does."""
+    *others, last = ways
+    for commit, claims in others:
+        try:
+            return sources.side(theirs, commit, changes.model_copy(update=claims)), commit, claims
+        except HubUnreachable:
+            raise
+        except ReshardError:
+            continue
+    commit, claims = last
+    return sources.side(theirs, commit, changes.model_copy(update=claims)), commit, claims
 
 
 def _claimed(stated: Origin, context: Context) -> Hub:

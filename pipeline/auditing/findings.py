@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from shlex import join
 from typing import Literal, NamedTuple
 
+from reshard.pipeline.arguments import typed_options
 from reshard.pipeline.request import Options
 from reshard.pipeline.verifying.structure import Rule
 
+AS_IT_IS = Options()
 Severity = Literal["critical", "error", "warning"]
 # Bytes that are wrong or lost, what loads wrongly or not at all, what headers cannot prove. By kind, the worst first:
 # a report has them in this order.
@@ -106,22 +108,6 @@ def sample(names: Iterable[str], count: int) -> list[str]:
     return sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())[:count]
 
 
-def typed(options: Options) -> list[str]:
-    """The options that change the weights, as they are typed; rules for names are in a file of the user's."""
-    words: list[str] = []
-    for name, value in options.weights().items():
-        option = f"--{name.replace('_', '-')}"
-        if name == "rename" and value:
-            words += [option, "RULES"]
-        elif name == "size" and options.size != Options().size:
-            words += [option, f"{options.size // 10**6}MB" if options.size % 10**6 == 0 else str(options.size)]
-        elif isinstance(value, str | int) and value != getattr(Options(), name):
-            words += (
-                [option, str(value)] if not isinstance(value, bool) else [option if value else f"--no-{option[2:]}"]
-            )
-    return words
-
-
 def next_command(kind: str, place: str, source: str | None, options: Options) -> str:
     """What to type about a finding: what repairs the copy, or what looks more closely where headers prove nothing."""
     if kind == "source-wrong":
@@ -131,4 +117,5 @@ def next_command(kind: str, place: str, source: str | None, options: Options) ->
     if kind in {"changes-claimed", "tokenizer-changed", "file-unproven", "source-unknown", "class-mismatch"}:
         return join(["reshard", "verify", place, "--against", source or "SRC"])
     signing = ["--sign", "KEY", "--force"] if kind == "unsigned" else []
-    return join(["reshard", "run", source or "SRC", "--to", place, *typed(options), *signing])
+    changed = ((name, value) for name, value in options.weights().items() if value != getattr(AS_IT_IS, name))
+    return join(["reshard", "run", source or "SRC", "--to", place, *typed_options(changed), *signing])

@@ -61,6 +61,13 @@ class Making(BaseModel, frozen=True):
     plan: str
     options: dict[str, Any]  # those that decide the bytes of the weights
 
+    def known(self) -> Options:
+        """The options as far as this release knows them; the usual ones where it does not take a value."""
+        try:
+            return Options(**{name: value for name, value in self.options.items() if name in Options.model_fields})
+        except ValidationError:
+            return Options()
+
     def claims(self, how: Literal["taken", "hinted"]) -> dict[str, Any]:
         """The options so ``claimed`` that made tensors differ from the source's; none where one is unknown here."""
         names = [name for name in Options.model_fields if Options.declared(name).claimed == how]

@@ -22,6 +22,11 @@ class Call(NamedTuple):
     end: int
     facts: dict[str, str | int]  # those that are known, by the names of OpenTelemetry's conventions for HTTP clients
 
+    @property
+    def on_hub(self) -> bool:
+        """Whether it went to the Hub itself, and not to where its answers lead."""
+        return "url.path" in self.facts
+
 
 Observe = Callable[[Call], None]  # called from any thread
 

@@ -144,21 +144,21 @@ def unlike(told: dict[str, Any], changes: Options) -> dict[str, Any]:
 def _by_its_word(same: Check, told: dict[str, Any], believed: bool) -> Check:
     """``same`` where the output's manifest decided which name of the source is which of the output."""
     if believed:
-        text = f"names compared with the options in the manifest that you published: {_typed(told)}"
+        text = f"names compared with the options in the manifest that you published: {claims_text(told)}"
         return replace(same, reason="; ".join(filter(None, (same.reason, text))))
-    text = f"names compared with options that only the output's manifest states: {_typed(told)}"
+    text = f"names compared with options that only the output's manifest states: {claims_text(told)}"
     text += "; use the same options if you expect them"
     result: Result = "inconclusive" if same.result == "passed" else same.result
     return replace(same, result=result, reason="; ".join(filter(None, (text, same.reason))))
 
 
 def _with_hint(same: Check, told: dict[str, Any]) -> Check:
-    text = f"the output's manifest states {_typed(told)}; use the same options if you expect them" if told else ""
+    text = f"the output's manifest states {claims_text(told)}; use the same options if you expect them" if told else ""
     return replace(same, reason="; ".join(filter(None, (same.reason, text))))
 
 
-def _typed(told: dict[str, Any]) -> str:
-    """Options as they are typed, but for rules, which are in a file then."""
+def claims_text(told: dict[str, Any]) -> str:
+    """Options that a manifest claims, to be read: rules as they stand in their file."""
 
     def one(name: str, value: Any) -> str:
         option = f"--{name.replace('_', '-')}"

@@ -6,6 +6,11 @@ import html
 import re
 from pathlib import Path
 
+import pytest
+
+from reshard.pipeline.auditing.findings import next_command
+from reshard.pipeline.request import Options
+from reshard.pipeline.sizes import SINGLE
 from tests.cli.conftest import Run
 from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.pipeline.auditing.planted import PLANTED, SECOND, catalog, files_of, model, publish
@@ -109,3 +114,18 @@ def test_what_cannot_be_audited_is_one_line_with_its_exit_code(
         error, hint = done.err.splitlines()[-2:]
         assert error.startswith("error[") and said in error, typed
         assert hint.startswith("hint: ")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(size=SINGLE, dtype="bfloat16", dequantize=True, strict_dtype=True, manifest=False),
+        Options(size=3300, ranks="pp4", align=4096, pack="layers", oversize="fail", ties="source"),
+        Options(size=200_000_000, experts="separate", strip_prefix="model."),
+    ],
+)
+def test_options_are_named_as_run_takes_them(reshard: Run, tmp_path: Path, options: Options) -> None:
+    words = next_command("tensors-lost", "./out", str(tmp_path / "nowhere"), options).split()[1:]
+    assert len(words) > 6
+    done = reshard(*words)
+    assert done.code == 3 and done.err.startswith("error[source.no_folder]: "), done.err

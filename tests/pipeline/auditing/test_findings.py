@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from reshard.pipeline.auditing.findings import KINDS, OF_RULE, Severity, Told, badness, gathered, next_command, sample
 from reshard.pipeline.request import Options
+from reshard.pipeline.sizes import SINGLE
 from reshard.pipeline.verifying.structure import REMARKS, Rule
 
 told = st.lists(st.builds(Told, st.sampled_from(list(KINDS)), st.text(max_size=3), st.integers(1, 9)))
@@ -57,6 +58,12 @@ def test_what_is_typed_next_repairs_the_copy_or_looks_closer() -> None:
     assert next_command("tensors-lost", "a/b", "c/d", options) == (
         "reshard run c/d --to a/b --size 200MB --dtype bfloat16 --dequantize"
     )
+    ranks = Options(ranks="ep8", align=4096, strict_dtype=True, ties="source", rename=[("^a", "b")])
+    assert next_command("tensors-lost", "a/b", "c/d", ranks) == (
+        "reshard run c/d --to a/b --for ep8 --align 4096 --strict-dtype --ties source --rename RULES"
+    )
+    for size, typed in ((SINGLE, "--single"), (3300, "--size 3300B")):
+        assert next_command("dtype-changed", "a/b", "c/d", Options(size=size)) == f"reshard run c/d --to a/b {typed}"
     assert next_command("unsigned", "a/b", "c/d", Options()) == "reshard run c/d --to a/b --sign KEY --force"
     assert next_command("tokenizer-changed", "a/b", "c/d", options) == "reshard verify a/b --against c/d"
     assert next_command("source-unknown", "a/b", None, options) == "reshard verify a/b --against SRC"

@@ -21,7 +21,7 @@ from reshard.pipeline.places import Folder, parse_place
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.connect import Context
-from reshard.pipeline.stores.folder.source import FolderSource
+from reshard.pipeline.stores.folder.source import FolderSource, list_folder
 from reshard.pipeline.verifying import meta_load
 from reshard.pipeline.verifying.files import check_files
 from reshard.pipeline.verifying.json_difference import json_difference
@@ -292,6 +292,18 @@ def test_a_large_file_without_a_hash_is_compared_only_with_every_byte(pair: tupl
     check = check_files(*sides, UNCHANGED, False, lambda count: None)
     assert undecided(check) == "images.bin was not compared (use --deep)"
     assert compared(*pair).result == "passed"
+
+
+def test_a_large_file_with_another_hash_fails_without_being_read(pair: tuple[Path, Path]) -> None:
+    sides = []
+    for folder, letter in zip(pair[::-1], "ab", strict=True):
+        with (folder / "images.bin").open("wb") as file:
+            file.truncate(CONFIG_MAX + 1)
+        hashes = {"images.bin": letter * 64}
+        sides.append(OpenedSide.open(FolderSource(Folder(path=str(folder)), list_folder(folder), "c", hashes)))
+        (folder / "images.bin").unlink()
+    check = check_files(*sides, UNCHANGED, False, lambda count: None)
+    assert check.findings == ("images.bin has a different hash",)
 
 
 # ---------------------------------------------------------------------------------------------- configs by meaning
