@@ -15,13 +15,14 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence, Set
 from contextlib import ExitStack, suppress
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
 from reshard.pipeline.copying.loop import Attested
 from reshard.pipeline.driving import Exhausted
 from reshard.pipeline.errors import ReshardError, SourceChanged
-from reshard.pipeline.limits import COPIES
+from reshard.pipeline.limits import CHUNK, COPIES
 from reshard.pipeline.planning.model import Plan, Receipt, Shard
 from reshard.pipeline.request import LAYOUT, key_of
 from reshard.pipeline.stores.scratch import remove_abandoned
@@ -136,10 +137,12 @@ class Journal:
     def _write(self, entry: dict[str, Any]) -> None:
         if self._file is None:
             return
-        left = memoryview(json.dumps(entry, separators=(",", ":")).encode() + b"\n")
+        text = json.dumps(entry, separators=(",", ":"))  # of half a million digests, 50 MB
         try:
-            while left:
-                left = left[self._file.write(left) :]
+            for piece in chain((text[at : at + CHUNK] for at in range(0, len(text), CHUNK)), "\n"):
+                left = memoryview(piece.encode())
+                while left:
+                    left = left[self._file.write(left) :]
             os.fsync(self._file.fileno())
         except OSError as error:  # a full disk must not end a run for a note; without this one, the rest may mislead
             _warn(error)

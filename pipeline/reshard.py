@@ -49,7 +49,7 @@ from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.stores.overlay import Borrowing
 from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.tensors import Attestation, Pin
-from reshard.pipeline.verifying.job_checks import check, confirm
+from reshard.pipeline.verifying.job_checks import check, check_model, check_plan, confirm
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.verdicts import VERDICTS
 
@@ -188,10 +188,17 @@ def run(
     done = False
     try:
         watcher.step("copy")
-        with _behind(lambda: check(made, made.shards, source, meta_loader)) as checking:
+        # Not beside the copy: each parses the headers, and half a million tensors take 80 MB for that.
+        checks = [check_plan(made, made.shards)] if made.outputs else []
+
+        def classes() -> list[Check]:
+            with prior_checks(checks):
+                return check_model(made, made.shards, source, meta_loader) if made.outputs else []
+
+        with _behind(classes) as checking:
             work.copy()
             watcher.step("check")
-            checks = checking.result()
+            checks += checking.result()
         with prior_checks(checks):
             watcher.step("publish")
             published, attested, receipts = work.publish()

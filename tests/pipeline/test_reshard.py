@@ -604,11 +604,10 @@ def test_headers_that_changed_since_they_were_planned_are_found_without_and_by_t
     go: Run,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    check = reshard.check
-    monkeypatch.setattr(reshard, "check", lambda made, shards, *rest: check(made, misspelt(shards), *rest))
-    if blind:
-        check_plan = job_checks.check_plan
-        monkeypatch.setattr(job_checks, "check_plan", lambda made, _: check_plan(made, made.shards))
+    check_plan, check_model = job_checks.check_plan, job_checks.check_model
+    planned = (lambda shards: shards) if blind else misspelt
+    monkeypatch.setattr(reshard, "check_plan", lambda made, shards: check_plan(made, planned(shards)))
+    monkeypatch.setattr(reshard, "check_model", lambda made, shards, *rest: check_model(made, misspelt(shards), *rest))
     with pytest.raises(error, match=said):
         go(llama, tmp_path / "out")
     assert not (tmp_path / "out").exists()

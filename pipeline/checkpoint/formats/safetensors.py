@@ -149,11 +149,13 @@ def _parse_compact(raw: memoryview, data_start: int) -> tuple[dict[str, str], di
     if between != ["," if start else "{", *[","] * (len(names) - 1), "}"]:
         return None
     kinds = list(map(_kind, texts))
+    del between, texts
     lasts = [data_start + int(offset) for offset in stops]
     if starts[1:] == stops[:-1]:  # nearly always, and then one number serves as the end of one and the next one's start
         firsts = [*(data_start + int(offset) for offset in starts[:1]), *lasts[:-1]]
     else:
         firsts = [data_start + int(offset) for offset in starts]
+    del starts, stops
     if any(map(ne, map(sub, lasts, firsts), [size for _, _, size in kinds])):
         return None
     rows = zip([kind[0] for kind in kinds], [kind[1] for kind in kinds], firsts, lasts, strict=True)
