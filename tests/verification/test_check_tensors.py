@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 
 from reshard.pipeline.api import plan
 from reshard.pipeline.errors import UsageError
-from reshard.pipeline.planning.model import TENSORS
+from reshard.pipeline.planning.model import MANIFEST, PROVENANCE, TENSORS
 from reshard.pipeline.request import Request
 from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.connect import Context
@@ -38,6 +39,16 @@ def checked(source: Path, output: Path) -> list[str]:
     done = subprocess.run([sys.executable, CHECKER, source, output], capture_output=True, text=True)
     assert (done.returncode != 0) == bool(done.stderr) and "Traceback" not in done.stderr, done.stderr
     return done.stderr.splitlines()
+
+
+def printed(folder: Path, about: str) -> subprocess.CompletedProcess[str]:
+    """What the command of docs/verification.md whose code names ``about`` prints in ``folder``."""
+    page = (ROOT / "docs" / "verification.md").read_text()
+    found = [
+        code for code in re.findall(r"^check/bin/python -c '(.*?)'$", page, re.DOTALL | re.MULTILINE) if about in code
+    ]
+    assert len(found) == 1
+    return subprocess.run([sys.executable, "-c", found[0]], cwd=folder, capture_output=True, text=True)
 
 
 def statement_of(output: Path) -> dict[str, Any]:
@@ -295,3 +306,44 @@ def test_whatever_is_changed_is_found(made: Path, tmp_path: Path, mutation: str)
         shutil.copytree(made / side, tmp_path / side)
     MUTATIONS[mutation](tmp_path)
     assert checked(tmp_path / "source", tmp_path / "out")
+
+
+@pytest.fixture
+def as_on_the_page(made: Path, tmp_path: Path) -> Path:
+    """A folder with a publication and its public key, as docs/verification.md calls them."""
+    shutil.copytree(made / "source", tmp_path / "source")
+    publish(tmp_path, "output")
+    shutil.copy(tmp_path / "keys" / "release.pub", tmp_path / "release-2026.pub")
+    return tmp_path
+
+
+def test_the_page_checks_each_signature_without_model_signing(as_on_the_page: Path) -> None:
+    done = printed(as_on_the_page, 'dsseEnvelope"]\n')
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[0] == "output/model.sig"
+    assert {*done.stdout.split()[1:]} == {f"output/{name}" for name in (PROVENANCE, TENSORS)}
+    bundle = json.loads((as_on_the_page / "output" / TENSORS).read_bytes())
+    bundle["dsseEnvelope"]["payload"] = b64encode(b"{}").decode()
+    (as_on_the_page / "output" / TENSORS).write_text(json.dumps(bundle))
+    broken = printed(as_on_the_page, 'dsseEnvelope"]\n')
+    assert broken.returncode == 1 and "InvalidSignature" in broken.stderr
+
+
+@pytest.mark.parametrize("what", ["bytes", "digest", "root"])
+def test_the_page_recomputes_the_manifest(as_on_the_page: Path, what: str) -> None:
+    manifest = as_on_the_page / "output" / MANIFEST
+    made = json.loads(manifest.read_bytes())
+    assert printed(as_on_the_page, "xxh3_128").stdout == f"{made['root']}\n"
+    path, there = next(iter(made["files"].items()))
+    if what == "bytes":
+        data = bytearray((as_on_the_page / "output" / path).read_bytes())
+        data[-1] ^= 1
+        (as_on_the_page / "output" / path).write_bytes(data)
+    else:
+        there["tensors"][next(iter(there["tensors"]))] = "0" * 32
+        if what == "digest":
+            text = json.dumps(made["files"], sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+            made["root"] = hashlib.sha256(text.encode()).hexdigest()
+        manifest.write_text(json.dumps(made))
+    broken = printed(as_on_the_page, "xxh3_128")
+    assert broken.returncode == 1 and ("root does not match" if what == "root" else "has other bytes") in broken.stderr
