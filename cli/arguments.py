@@ -286,7 +286,7 @@ class Choice:
 def read_choice(
     *,
     jobs: Annotated[
-        list[str] | None, argument("JOB", "Job IDs, or their first characters.", autocompletion=completion.jobs)
+        list[str] | None, argument("JOB", "Job IDs or prefixes of them.", autocompletion=completion.jobs)
     ] = None,
     all_: Annotated[bool, flag("--all", "Apply the command to all eligible jobs.")] = False,
     older_than: Annotated[

@@ -28,7 +28,7 @@ Worker = Annotated[
     str,
     argument(
         "WORKER",
-        "A worker's name in `reshard fleet status`, or its first characters.",
+        "A worker's name in `reshard fleet status`, or a prefix of it.",
         autocompletion=completion.workers,
     ),
 ]

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 LISTED = 20  # jobs; a screenful
 LIST_HEAD = ("JOB", "STATE", "SUBMITTED", "TOOK", "SOURCE -> TARGET")
 
-_JOB = argument("JOB", "A job ID, or its first characters.", autocompletion=completion.jobs)
+_JOB = argument("JOB", "A job ID or a prefix of one.", autocompletion=completion.jobs)
 Job = Annotated[str, _JOB]
 Watch = Annotated[bool, Option("--watch", help="Follow the job until it ends; exit with its exit code.")]
 
@@ -328,7 +328,7 @@ def _done_text(act: Act, ids: Sequence[str], dry_run: bool) -> str:
 def rollback(
     job: Annotated[
         str,
-        argument("JOB|DST", "A job ID, its first characters, or a target.", autocompletion=completion.jobs),
+        argument("JOB|DST", "A job ID, a prefix of one, or a target.", autocompletion=completion.jobs),
     ],
     output: Output,
 ) -> None:

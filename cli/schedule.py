@@ -86,7 +86,7 @@ def add(
 def set_(
     *,
     name: Name,
-    file: Annotated[Path, value("FILE", "The catalog to submit from now on.", "--catalog")],
+    file: Annotated[Path, value("FILE", "The catalog to submit on future runs.", "--catalog")],
     limits: dict[str, int],
     output: Output,
 ) -> None:
@@ -129,7 +129,7 @@ def list_(output: Output) -> None:
 
 @command("show")
 def show(name: Name, output: Output) -> None:
-    """Show a schedule and its last runs.
+    """Show a schedule and its latest runs.
 
     Example: reshard schedule show nightly
     """

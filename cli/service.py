@@ -127,7 +127,7 @@ def _notes(started: Sequence[str], found: Sequence[str], has_token: bool) -> lis
         notes.append(f"{named} {were} already running and {keep} environment; {again}")
     if "worker" in started and not has_token:
         again = "run `hf auth login`, then `reshard down` and `reshard up`"
-        notes.append(f"the worker has no token, so it cannot write to a Hub; {again}")
+        notes.append(f"the worker has no token, so it cannot write to Hub repositories; {again}")
     return notes
 
 

@@ -126,7 +126,7 @@ def edit_schedule(session: InProcess, name: str, body: Edited) -> catalogs.Sched
 
 @operation("GET", "/schedules/{name}")
 def show_schedule(session: InProcess, name: str) -> catalogs.Schedule:
-    """Show a schedule and its last runs."""
+    """Show a schedule and its latest runs."""
     seen = session.queue.schedules.get(name)
     return catalogs.Schedule.of(seen, **_facts(session.queue, seen))
 

@@ -51,7 +51,7 @@ def _with_unit(value: str) -> str:
     try:
         parse_size(value)
     except BadSize as error:
-        raise ValueError(f"{shortened(value)}: {error.facts['why']}; use a number and a unit, such as 200MB") from None
+        raise ValueError(f"{shortened(value)}: {error.facts['why']}; use a number with a unit, such as 200MB") from None
     return value
 
 

@@ -16,7 +16,7 @@ class BadSetting(UsageError, code="usage.setting", blames_worker=True):
     hint = "fix this environment variable and try again; docs/reference/settings.md lists all settings"
 class BadSize(UsageError, code="usage.size", option="--size"):
     message = "{option} {value}: {why}"
-    hint = "use a number and a unit: 200MB is 200,000,000 bytes, 200MiB is 209,715,200 bytes"
+    hint = "use a number with a unit: 200MB is 200,000,000 bytes, 200MiB is 209,715,200 bytes"
 class SizeTooSmall(UsageError, code="usage.size_too_small"):
     message = "--size {size} bytes is too small: the header for {tensor} needs {header} bytes"
     hint = "use a size of at least {smallest} bytes"
@@ -135,7 +135,7 @@ class PathTooLong(FolderNotFound, code="source.path_too_long"):
     hint = "move the model to a shorter path, then {again}"
 class SourceGated(SourceError, code="source.gated"):
     message = "{repo} is gated, and the token does not have access"
-    hint = "request access at {endpoint}/{repo} with the token's account, then {again}"
+    hint = "request access at {endpoint}/{repo} from the account that owns the token, then {again}"
 class NoWeights(SourceError, code="source.no_weights", cure="check that this is a model"):
     message = "{place} has no weights that reshard can read{found}"
     hint = "reshard reads .safetensors, .gguf and torch.save files, and FSDP, verl and DeepSpeed checkpoints; {cure}"

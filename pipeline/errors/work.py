@@ -20,7 +20,7 @@ class TargetConflict(TargetError, code="target.conflict"):
     message = "{target} changed during the run: {what}"
     hint = "check the change; to replace it, {replace}"
 class TargetRaced(TargetConflict, code="target.race", retryable=True):
-    message = "{target}: other commits came first, {races} times in a row"
+    message = "{target}: another commit came first, {races} times in a row"
     hint = "wait until fewer jobs are writing to it, then {again}"
 class TargetDrifted(TargetError, code="target.drift", since="after reshard last published to it"):
     message = "{target} was changed {since}: {what}"
@@ -136,7 +136,7 @@ class BrokerRefused(BrokerUnavailable, code="queue.refused", retryable=False):
     hint = "set RESHARD_BROKER_URL with a user and password that have access: redis://USER:PASSWORD@HOST:PORT/0"
 class BrokerUnsupported(QueueError, code="queue.unsupported_broker"):
     message = "the broker at {url} cannot be used for the queue: {why}"
-    hint = "set RESHARD_BROKER_URL to a standalone Redis or Valkey: no cluster, no Sentinel, no replica"
+    hint = "set RESHARD_BROKER_URL to a standalone Redis or Valkey server (no cluster, Sentinel or replica)"
 class ApiUnavailable(QueueError, code="queue.api_unavailable", retryable=True):
     message = "{url} is not responding: {why}"
     hint = "check RESHARD_API_URL and the network; jobs keep running in the meantime"
@@ -145,7 +145,7 @@ class ApiUntrusted(QueueError, code="queue.api_untrusted"):
     hint = "check RESHARD_API_URL; for a private certificate authority, set SSL_CERT_FILE to its certificate"
 class NotTheApi(QueueError, code="queue.not_the_api"):
     message = "{url} is not a compatible `reshard web` server: {why}"
-    hint = "set RESHARD_API_URL to the address of the web page, without /api/v1, and use the same release on both sides"
+    hint = "set RESHARD_API_URL to the web page's URL, without /api/v1, and use the same release on client and server"
 class TooManyReaders(QueueError, code="queue.readers", retryable=True):
     message = "too many event streams{whose}: the limit is {most}"
     hint = "close some browser tabs, or try again later"

@@ -34,7 +34,7 @@ def test_an_error_is_a_line_and_a_hint(capsys: pytest.CaptureFixture[str]) -> No
     assert out == ""
     first, second = err.splitlines()
     assert first == "error[usage.size]: --size 5G: unknown unit 'G'"
-    assert second.startswith("hint: use a number and a unit")
+    assert second.startswith("hint: use a number with a unit")
 
 
 def test_with_json_an_error_is_a_document_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
