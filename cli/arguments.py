@@ -122,7 +122,7 @@ def read_request(
         str | None,
         value(
             "USE",
-            f"Preset for --size ({USES}), or ranks to group tensors by (ep8, pp4).",
+            f"Preset for --size ({USES}), or ranks to group tensors by, such as ep8 or pp4.",
             "--for",
             section=WEIGHTS,
         ),
@@ -133,14 +133,14 @@ def read_request(
         str | None, value("NAME", "Use this credential from RESHARD_CREDENTIALS to read SRC.", section=ACCESS)
     ] = None,
     to_credential: Annotated[
-        str | None, value("NAME", "Use this credential from RESHARD_CREDENTIALS to write DST.", section=ACCESS)
+        str | None, value("NAME", "Use this credential from RESHARD_CREDENTIALS to write to DST.", section=ACCESS)
     ] = None,
     public: Annotated[
         bool, flag("--public", "Create the target as a public repository, even if SRC is private or gated.", PUBLISHING)
     ] = False,
     private: Annotated[bool, flag("--private", "Create the target as a private repository.", PUBLISHING)] = False,
     no_manifest: Annotated[
-        bool, flag("--no-manifest", "Do not publish a manifest; `reshard verify` then needs SRC.", FILES)
+        bool, flag("--no-manifest", "Do not publish a manifest. Without one, `reshard verify` needs SRC.", FILES)
     ] = False,
     help_all: Annotated[bool, HELP_ALL] = False,  # which answers by itself
     **options: Any,
@@ -226,7 +226,9 @@ def read_plan(**typed: Any) -> Request:
 
 def read_limits(
     *,
-    at_once: Annotated[int | None, value("N", "Maximum number of its jobs to run at once (default: 8).", min=1)] = None,
+    at_once: Annotated[
+        int | None, value("N", "Maximum number of the catalog's jobs to run at once (default: 8).", min=1)
+    ] = None,
     max_failures: Annotated[int | None, value("N", "Stop the catalog after more than N failures.", min=0)] = None,
     max_bytes: Annotated[str | None, value("SIZE", "Stop the catalog after reading this much weight data.")] = None,
 ) -> dict[str, int]:
@@ -286,11 +288,11 @@ class Choice:
 def read_choice(
     *,
     jobs: Annotated[
-        list[str] | None, argument("JOB", "Job IDs or prefixes of them.", autocompletion=completion.jobs)
+        list[str] | None, argument("JOB", "Job IDs or unique prefixes.", autocompletion=completion.jobs)
     ] = None,
     all_: Annotated[bool, flag("--all", "Apply the command to all eligible jobs.")] = False,
     older_than: Annotated[
-        str | None, value("AGE", "Only jobs that have been in their current state at least this long, such as 30d.")
+        str | None, value("AGE", "Only jobs that have been in their current state for at least this long, such as 30d.")
     ] = None,
     dry_run: Annotated[bool, flag("--dry-run", "Show which jobs would be affected, without changing them.")] = False,
     yes: Annotated[bool, flag("--yes/-y", "Skip the confirmation prompt for selected jobs.")] = False,
@@ -327,7 +329,7 @@ Jobs = Annotated[
     int | None,
     value(
         "N",
-        "Maximum number of source files to copy at once; lower if memory or disk is low (default: half the CPU cores).",
+        "Maximum number of source files to copy at once; fewer if memory or disk is low (default: half the CPU cores).",
         section=ACCESS,
         min=1,
         max=JOBS_MAX,

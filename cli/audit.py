@@ -33,20 +33,21 @@ def audit(
     what: Annotated[str, argument("OWNER|CATALOG", "An owner on the Hub, a catalog file, or a folder of models.")],
     against: Annotated[
         str | None,
-        value("MAP", "Which source each model has: a catalog file or a template (default: their manifests)."),
+        value("MAP", "Source of each model: a catalog file or a template (default: from its manifest)."),
     ] = None,
     deep: Annotated[
-        str | None, value("all|N", "Also read and check every byte of all models, or of a sample of N.")
+        str | None, value("all|N", "Also read and check every byte, either of all models or of a sample of N.")
     ] = None,
-    html: Annotated[Path | None, value("FILE", "Also write a page to FILE.")] = None,
+    html: Annotated[Path | None, value("FILE", "Also write an HTML report to FILE.")] = None,
     jobs: Annotated[
-        int, value("N", f"Models to examine at once (default: {AUDIT_JOBS}).", min=1, max=JOBS_MAX)
+        int, value("N", f"Number of models to examine at once (default: {AUDIT_JOBS}).", min=1, max=JOBS_MAX)
     ] = AUDIT_JOBS,
     output: Output,
 ) -> None:
-    """Find out which of many models are wrong, worst first.
+    """Check many models and list their problems, worst first.
 
-    Reads listings and headers only, unless --deep is given. Exits with 6 if a model is wrong, otherwise 0.
+    Without --deep, reads only file listings and headers. Exits with 6 if a finding is critical or an error, and with 0
+    otherwise.
 
     Example: reshard audit models.yaml --deep 10 --html audit.html
     """
@@ -100,7 +101,7 @@ def _subjects(what: str, against: str | None, context: Context) -> list[Subject]
         by = read_catalog(Path(against).expanduser())[1]
     if what.startswith(("./", "../", "/", "~/")) or what in {".", ".."}:
         if by is not None and not isinstance(by, str):
-            raise UsageError(what="for a folder of models, --against takes a template such as ./sources/{name}")
+            raise UsageError(what="for a folder of models, --against accepts a template such as ./sources/{name}")
         return of_folder(file, by)
     return of_owner(what, by, context)
 

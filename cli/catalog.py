@@ -102,7 +102,7 @@ def submit(
     watch: Annotated[bool, Option("--watch", help="Follow the catalog, like `reshard catalog watch`.")] = False,
     output: Output,
 ) -> None:
-    """Queue the models in a catalog that have changed.
+    """Queue a catalog's new and changed models.
 
     Returns immediately unless --watch is set. Jobs run a few at a time (--at-once).
 
@@ -225,7 +225,7 @@ def retry(
     only: Annotated[str | None, value("CODE", "Retry only failures with this error code.")] = None,
     output: Output,
 ) -> None:
-    """Retry failed models, reusing what they copied.
+    """Retry failed models, reusing copied files.
 
     Skips models whose error is in the catalog file itself.
 
@@ -255,7 +255,7 @@ def pause(name: Name, output: Output) -> None:
 def resume(name: Name, output: Output) -> None:
     """Resume a catalog that was paused or stopped by a limit.
 
-    Its limits are counted from zero again.
+    Counting toward its limits starts over.
 
     Example: reshard catalog resume nightly
     """

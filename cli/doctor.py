@@ -26,7 +26,8 @@ SYMPTOMS_SHOWN = 30  # lines; --json has them all
 def doctor(
     *,
     place: Annotated[
-        str | None, argument("REPO_OR_DIR", "A repository or folder (default: this installation and its queue).")
+        str | None,
+        argument("REPO_OR_DIR", "A repository or folder to check (default: this installation and its queue)."),
     ] = None,
     notify: Annotated[bool, Option("--notify", help="Only send a test notification to the configured hooks.")] = False,
     layout: Annotated[

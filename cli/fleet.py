@@ -28,7 +28,7 @@ Worker = Annotated[
     str,
     argument(
         "WORKER",
-        "A worker's name in `reshard fleet status`, or a prefix of it.",
+        "A worker's name from `reshard fleet status`, or a unique prefix.",
         autocompletion=completion.workers,
     ),
 ]
@@ -68,7 +68,7 @@ def pause(
 ) -> None:
     """Pause all workers until `reshard fleet resume`.
 
-    Copies stop at the next file and go back to the queue. Other tasks finish first.
+    Copies stop after the current file and go back to the queue. Other tasks run to completion.
 
     Example: reshard fleet pause --reason "the Hub is down"
     """
@@ -91,7 +91,7 @@ def resume(output: Output) -> None:
 
 @command("drain")
 def drain(worker: Worker, output: Output) -> None:
-    """Drain a worker: it returns its tasks and accepts no more.
+    """Drain a worker: it requeues its tasks and accepts no more.
 
     It stays drained until it exits or you run `reshard fleet undrain`.
 
@@ -118,7 +118,9 @@ def undrain(worker: Worker, output: Output) -> None:
 @takes(output=read_output)
 def usage(
     *,
-    by: Annotated[Literal["submitter", "catalog", "day"], Option(help="How to group usage.")] = "submitter",
+    by: Annotated[
+        Literal["submitter", "catalog", "day"], Option(help="Group usage by submitter, catalog or day.")
+    ] = "submitter",
     days: Annotated[
         int,
         Option(metavar="N", min=1, max=operations.USAGE_DAYS_MAX, help="Number of days to show, ending today (UTC)."),
@@ -151,25 +153,25 @@ def _limit(metavar: str, help: str) -> Any:
 def limit(
     *,
     bandwidth: Annotated[
-        str | None, _limit("RATE", "Total bandwidth limit for all copies, such as 200MB/s, or none for no limit.")
+        str | None, _limit("RATE", "Total bandwidth limit for all copies, such as 200MB/s, or `none`.")
     ] = None,
     night_bytes: Annotated[
-        str | None, _limit("SIZE", "Limit on data that bulk jobs read per day, such as 2TB, or none for no limit.")
+        str | None, _limit("SIZE", "Limit on data that bulk jobs can read per day, such as 2TB, or `none`.")
     ] = None,
     window: Annotated[
-        str | None, _limit("HOURS", "Hours when bulk jobs can run, such as 22:00-06:00, or none for all day.")
+        str | None, _limit("HOURS", "Hours when bulk jobs can run, such as 22:00-06:00, or `none` for any time.")
     ] = None,
     closed: Annotated[
-        str | None, _limit("HOURS", "Hours when bulk jobs cannot run, such as 08:00-18:00, or none to allow all hours.")
+        str | None, _limit("HOURS", "Hours when bulk jobs cannot run, such as 08:00-18:00, or `none`.")
     ] = None,
     tz: Annotated[
-        str | None, _limit("ZONE", "Time zone of the hours and days, such as Europe/Berlin; none means UTC.")
+        str | None, _limit("ZONE", "Time zone for the hours and days, such as Europe/Berlin, or `none` for UTC.")
     ] = None,
     output: Output,
 ) -> None:
-    """Set limits for all workers together.
+    """Set limits shared by all workers.
 
-    Limits that you do not set are unchanged. A day begins when --window does, or at midnight.
+    Limits that you do not set are unchanged. A day begins when --window begins, or at midnight if it is not set.
 
     Example: reshard fleet limit --bandwidth 200MB/s --window 22:00-06:00
     """

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 LISTED = 20  # jobs; a screenful
 LIST_HEAD = ("JOB", "STATE", "SUBMITTED", "TOOK", "SOURCE -> TARGET")
 
-_JOB = argument("JOB", "A job ID or a prefix of one.", autocompletion=completion.jobs)
+_JOB = argument("JOB", "A job ID or a unique prefix.", autocompletion=completion.jobs)
 Job = Annotated[str, _JOB]
 Watch = Annotated[bool, Option("--watch", help="Follow the job until it ends; exit with its exit code.")]
 
@@ -184,9 +184,10 @@ def watch(*, job: Job, verbose: Verbose = False, output: Output) -> None:
 
 @takes(output=read_output)
 def logs(*, job: Job, output: Output) -> None:
-    """Print the log lines of a job's workers.
+    """Print log lines from a job's workers.
 
-    Shows the last 200 lines of all its workers, without secrets. Once a job is done, its log is kept for an hour.
+    Shows the last 200 lines from all of the job's workers, without secrets. Once a job is done, its log is kept for an
+    hour.
 
     Example: reshard logs pkgd
     """
@@ -231,12 +232,12 @@ def retry(
         ),
     ] = False,
     overwrite: Annotated[
-        bool, Option("--overwrite", help="Plan again, and replace files that others have changed in the target since.")
+        bool, Option("--overwrite", help="Plan again, and replace target files that others have added or changed.")
     ] = False,
     follow_it: Watch = False,
     output: Output,
 ) -> None:
-    """Retry failed or cancelled jobs, reusing what they copied.
+    """Retry failed or cancelled jobs, reusing copied files.
 
     Example: reshard retry pkgd --watch
     """
@@ -328,14 +329,14 @@ def _done_text(act: Act, ids: Sequence[str], dry_run: bool) -> str:
 def rollback(
     job: Annotated[
         str,
-        argument("JOB|DST", "A job ID, a prefix of one, or a target.", autocompletion=completion.jobs),
+        argument("JOB|DST", "A job ID, a unique prefix of a job ID, or a target.", autocompletion=completion.jobs),
     ],
     output: Output,
 ) -> None:
     """Undo the commit of a job, or reshard's last commit to DST.
 
-    This adds a commit, using your token (or the service's, for a JOB with RESHARD_API_URL). It fails if others
-    have changed any of the commit's files since.
+    This adds a commit, using your token. For a JOB with RESHARD_API_URL set, the service's token is used instead. The
+    command fails if others have changed any of the commit's files since.
 
     Example: reshard rollback you/gpt2-200MB
     """
@@ -356,7 +357,7 @@ def rollback(
 def delete(*, choice: Choice, output: Output) -> None:
     """Delete jobs that have ended.
 
-    Published results stay. A deleted job cannot be retried, watched or rolled back; `rollback DST` still works.
+    Published results are kept. A deleted job cannot be retried, watched or rolled back; `rollback DST` still works.
 
     Example: reshard delete --state failed --state cancelled --older-than 7d
     """

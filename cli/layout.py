@@ -20,7 +20,7 @@ from reshard.pipeline.places import parse_place
 from reshard.pipeline.sizes import parse_size
 from reshard.pipeline.stores.connect import Context, open_source
 
-PLACE = Annotated[str, argument("REPO_OR_DIR", "A repository, folder or URL, published by reshard or not.")]
+PLACE = Annotated[str, argument("REPO_OR_DIR", "Any repository, folder or URL, even if reshard did not publish it.")]
 
 
 @takes(output=read_output)
@@ -34,7 +34,8 @@ def layout(
 ) -> None:
     """Show which files each rank of a model reads.
 
-    Reads headers only. For each rank, shows its patterns for `hf download`, and how much it reads and needs.
+    Reads headers only. For each rank, shows the patterns for `hf download`, how much it reads, and how much of that it
+    needs.
 
     Example: reshard layout mistralai/Mixtral-8x7B-v0.1 --ranks ep8
     """
@@ -94,14 +95,15 @@ def advise(
     place: PLACE,
     loader: Annotated[Loader, Option(help="The program that loads the model.")] = "transformers",
     ranks: Annotated[
-        str | None, value("RANKS", "How the model is split across ranks, such as ep8 (default: one reader).")
+        str | None, value("RANKS", "How the model is split across ranks, such as ep8 (default: not split).")
     ] = None,
     link: Annotated[str | None, value("RATE", "Download speed, such as 50MB/s (default: 1Gbit/s).")] = None,
     output: Output,
 ) -> None:
     """Compare layouts of a model and recommend one.
 
-    Reads headers only. For each layout, shows the cost of a download over HTTP and the peak memory while loading.
+    Reads headers only. For each layout, shows the size, requests and time of an HTTP download, and the peak memory
+    while loading.
 
     Example: reshard advise openai-community/gpt2 --loader browser
     """

@@ -21,7 +21,7 @@ PROBES = (
 
 
 def ping() -> None:
-    """Check that a local worker, control process or page is up.
+    """Check if a local worker, control process or web page is up.
 
     Requests /healthz on RESHARD_HEALTH_PORT, RESHARD_METRICS_PORT or
     RESHARD_WEB_PORT. Does not need the broker.

@@ -23,7 +23,7 @@ def plan(
         str | None,
         value(
             "DEVICE=SIZE,...",
-            "Memory per device, such as 0=10GiB,cpu=30GiB; also shows which device gets each block.",
+            "Memory per device, such as 0=10GiB,cpu=30GiB; the plan then shows which device gets each block.",
             section=DEVICES,
         ),
     ] = None,
@@ -31,7 +31,8 @@ def plan(
         str | None,
         value(
             "NAME|FILE",
-            "Placement strategy: auto, balanced, balanced_low_0 or sequential (default); or a JSON device map.",
+            "Placement strategy (auto, balanced, balanced_low_0 or sequential) or a JSON file with a device map"
+            " (default: sequential).",
             section=DEVICES,
         ),
     ] = None,
@@ -40,7 +41,8 @@ def plan(
 ) -> None:
     """Show what a job would write and delete, without doing it.
 
-    Without --to, only the split of SRC is planned. If there is not enough disk space, the command fails, like `run`.
+    Without --to, only the split of SRC is planned. If there is not enough disk space, the command fails, as
+    `reshard run` would.
 
     Example: reshard plan openai-community/gpt2 --size 200MB
     """

@@ -35,7 +35,7 @@ SURPRISES = 3  # warnings and notes of a summary; where there are more, the last
 # How people call requests of a source's transport; a file of this machine takes none.
 REQUESTS = {"xet": "Xet request", "http": "HTTP request", "file": ""}
 AMPLIFIED = 1.05  # bytes read per byte written, from which on a plan says so
-REFUSES = "a run fails (exit code 7) unless you use --overwrite"
+REFUSES = "a run will fail (exit code 7) unless you use --overwrite"
 
 
 def show_plan(plan: Plan, output: Output, bar: Bar, verbose: bool) -> None:
@@ -68,7 +68,7 @@ def summary_text(plan: Plan, stream: TextIO | None = None) -> str:
 def plan_text(plan: Plan, most: Shown = SHORT, stream: TextIO | None = None) -> str:
     """The plan for people: figures first, then the files, then what becomes of the rest; laid out for ``stream``."""
     if plan.published:
-        told = [f"{_head(plan)}\nNothing to do: target is up to date"]
+        told = [f"{_head(plan)}\nNothing to do: the target is up to date"]
         notes = [("note", note) for note in _first(plan.notes, most.notes)]
         return "\n".join([*told, lines(notes, stream=stream)] if notes else told)
     files = plan.files
@@ -102,7 +102,7 @@ def _head(plan: Plan) -> str:
 
 def _weights(plan: Plan, size: Callable[[int], str]) -> str:
     """The weight files before and after, and how large they may be."""
-    most = "" if plan.size == SINGLE else f" of at most {plan.size:,} bytes"
+    most = "" if plan.size == SINGLE else f", up to {plan.size:,} bytes each"
     return (
         f"{count(len(plan.reads), 'file')} ({size(plan.bytes_read)}) ->"
         f" {count(len(plan.files), 'file')} ({size(plan.bytes_written)}){most}"
@@ -196,7 +196,7 @@ def occupied(plan: Plan, most: int) -> list[tuple[str, str]]:
         return [("warning", f"this changes the source itself ({changed}); {goes}")]
     if not plan.may_replace:
         goes = f"{REFUSES} to replace them"
-    what = f"{count(len(plan.occupied), 'file')} in the target, not published by reshard from this source"
+    what = f"{count(len(plan.occupied), 'file')} in the target not published by reshard from this source"
     return [("warning", f"{what}: {some(plan.occupied, most)}; {goes}")]
 
 

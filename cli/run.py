@@ -71,7 +71,7 @@ class View:
         """Raises Abort unless whoever sits at the terminal agrees; in a script, --public was the answer."""
         from typer import Abort
 
-        question = f"{source.place} is {source.visibility}. Publish it to {self._request.target} for everyone to see?"
+        question = f"{source.place} is {source.visibility}. Publish it to {self._request.target}, visible to everyone?"
         if not self._bar.agrees(question):
             self._bar.say("Nothing changed")
             raise Abort

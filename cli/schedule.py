@@ -48,16 +48,16 @@ def add(
     name: Annotated[str, argument("NAME", "The schedule's name.")],
     submitted: Request | tuple[Path, dict[str, int]],
     cron: Annotated[str, value("CRON", "Cron expression, such as '0 3 * * *' or @daily.")],
-    tz: Annotated[str, Option(metavar="ZONE", help="Time zone of CRON, such as Europe/Berlin.")] = "UTC",
+    tz: Annotated[str, Option(metavar="ZONE", help="Time zone for CRON, such as Europe/Berlin.")] = "UTC",
     missed: Annotated[
         Literal["once", "skip"],
-        Option(help="For times missed while the control process was down, run once or skip them."),
+        Option(help="What to do about times missed while the control process was down: run once, or skip them."),
     ] = "once",
     output: Output,
 ) -> None:
     """Reshard SRC into DST, or submit a catalog, on a schedule.
 
-    SRC is submitted as a bulk job. Schedules fire while `reshard control` is running.
+    SRC is submitted as a bulk job. Schedules fire only while `reshard control` is running.
 
     Example: reshard schedule add nightly a/model --to you/model --cron @daily
     """
@@ -101,7 +101,7 @@ def set_(
         former = kept.model_dump(exclude={"name", "text", "asked_by"}, exclude_defaults=True) if kept else {}
         of, submission = read_submission(file, former | limits)
         done = operations.set_catalog(session, name, submission)
-    output.result(done, f"Updated schedule {name}: submits catalog {of}, {done.digest[:12]}", name)
+    output.result(done, f"Updated schedule {name}: now submits catalog {of}, {done.digest[:12]}", name)
 
 
 @command("list")
@@ -161,9 +161,9 @@ def next_(
     ] = False,
     output: Output,
 ) -> None:
-    """Show when a schedule runs next, and what it would do.
+    """Show when a schedule will run next.
 
-    With --dry-run, calls the Hub with your own token.
+    With --dry-run, also shows what it would submit now. This calls the Hub with your own token.
 
     Example: reshard schedule next nightly -n 5
     """
@@ -261,7 +261,7 @@ def _what(kept: Schedule | Checked) -> str:
     if kept.catalog is not None:
         return f"catalog {kept.catalog.name}, {kept.catalog.digest[:12]}"
     assert kept.request is not None, "a schedule submits something"
-    return f"{kept.request.source} -> {kept.request.target}, files of at most {kept.request.options.size:,} bytes"
+    return f"{kept.request.source} -> {kept.request.target}, at most {kept.request.options.size:,} bytes per file"
 
 
 def _next(due: float | None, tz: str) -> str:

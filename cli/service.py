@@ -55,7 +55,7 @@ def up(
     has_token = any(known.credential for known in Credentials.from_env().references())
     service = local.up(_settings(log_format), _page(), restart)
     link, no_link = _signing_in(service)
-    own = [f"jobs can access your folders: {', '.join(service.folders)} (set RESHARD_ALLOWED_FOLDERS to change this)"]
+    own = [f"jobs can access these folders: {', '.join(service.folders)} (set RESHARD_ALLOWED_FOLDERS to change this)"]
     notes = [
         *service.silent,
         *(own if service.folders else []),
@@ -135,7 +135,7 @@ def _notes(started: Sequence[str], found: Sequence[str], has_token: bool) -> lis
 def down(output: Output) -> None:
     """Stop everything that `reshard up` started.
 
-    Jobs stay on disk and continue after the next `reshard up`.
+    Jobs are kept on disk and continue after the next `reshard up`.
 
     Example: reshard down
     """
@@ -152,18 +152,22 @@ def worker(
     concurrency: Annotated[
         int | None,
         Option(
-            metavar="N", min=1, max=64, help="Copies to run at once (default: RESHARD_CONCURRENCY).", show_default=False
+            metavar="N",
+            min=1,
+            max=64,
+            help="Number of copies to run at once (default: RESHARD_CONCURRENCY).",
+            show_default=False,
         ),
     ] = None,
     priority: Annotated[
         Priority | None, Option(help="Accept only jobs with this priority (default: both).", show_default=False)
     ] = None,
-    until_idle: Annotated[bool, Option("--until-idle", help="Exit when no jobs are left, for batch systems.")] = False,
+    until_idle: Annotated[bool, Option("--until-idle", help="Exit when no jobs are left (for batch systems).")] = False,
     log_format: LogFormat = None,
 ) -> None:
     """Run a worker in the foreground.
 
-    Stop it with SIGTERM: it returns unfinished work to the queue.
+    On SIGTERM, the worker returns unfinished work to the queue and exits.
 
     Example: reshard worker --concurrency 2
     """
@@ -173,9 +177,9 @@ def worker(
 
 
 def control(log_format: LogFormat = None) -> None:
-    """Run the scheduler in the foreground.
+    """Run the control process in the foreground.
 
-    This control process wakes workers for waiting jobs, and starts scheduled jobs and catalogs.
+    It wakes workers for waiting jobs, and starts scheduled jobs and catalogs.
 
     Example: reshard control
     """

@@ -40,7 +40,9 @@ sign(read_expected, [option(name, Options.declared(name).expect, AGAINST) for na
 
 def read_load(
     *,
-    load: Annotated[bool, flag("--load", "Load and run the model. With --against, compare both outputs.")] = False,
+    load: Annotated[
+        bool, flag("--load", "Load and run the model. With --against, compare its output with the source's.")
+    ] = False,
     max_memory: Annotated[
         str | None,
         value(
@@ -49,7 +51,7 @@ def read_load(
     ] = None,
     device_map: Annotated[
         str | None,
-        value("NAME|FILE", "An accelerate strategy (default: auto) or a JSON device map.", section=LOAD),
+        value("NAME|FILE", "A placement strategy (default: auto), or a JSON file with a device map.", section=LOAD),
     ] = None,
     loader: Annotated[
         Loader | None,
@@ -57,7 +59,7 @@ def read_load(
     ] = None,
     memory: Annotated[
         str | None,
-        value("SIZE", "Memory limit for the loading process, excluding mapped files (Linux).", section=LOAD),
+        value("SIZE", "Memory limit for the loading process, excluding mapped files (Linux only).", section=LOAD),
     ] = None,
 ) -> LoadOptions | None:
     """How to load, or None without --load; raises UsageError."""
@@ -80,7 +82,9 @@ def verify(
     place: Annotated[str, argument("REPO_OR_DIR", f"The checkpoint: {PLACE}")],
     against: Annotated[str | None, value("SRC", "The source to compare with; it can be split differently.")] = None,
     expected: Expected,
-    deep: Annotated[bool, flag("--deep", "Read and check every byte, once on each side.")] = False,
+    deep: Annotated[
+        bool, flag("--deep", "Read and check every byte of the checkpoint, and of the source with --against.")
+    ] = False,
     loads: LoadOptions | None,
     signed_by: Annotated[
         list[str] | None, value("KEY", "Require a signature by this public key or certificate (PEM). Can be repeated.")
@@ -91,7 +95,8 @@ def verify(
 ) -> None:
     """Check a checkpoint, optionally against its source.
 
-    Exits with 6 if a check failed, otherwise 0. The last line counts inconclusive and skipped checks.
+    Exits with 6 if a check failed, and with 0 otherwise. The last line says how many checks were inconclusive or
+    skipped.
 
     Example: reshard verify you/gpt2-200MB --against openai-community/gpt2 --deep
     """

@@ -68,7 +68,8 @@ def token(
 ) -> None:
     """Create a token for the web page and the API.
 
-    The token is shown only once; the file RESHARD_WEB_TOKENS stores its hash. To revoke it, delete its line there.
+    The token is shown only once; its hash is stored in the file RESHARD_WEB_TOKENS. To revoke the token, delete its
+    line from that file.
 
     Example: reshard token ada --act
     """

@@ -54,7 +54,7 @@ def replaces_others(
     if drifted := drift(there.before):
         raise TargetDrifted(target=str(request.target), what=first(drifted))
     if last is not None and there.published is None and last.is_later(submitted, now):
-        what = f"{last.commit[:12]} is from a job submitted later"
+        what = f"commit {last.commit[:12]} is from a job submitted later"
         raise TargetDrifted(target=str(request.target), since="after this job was submitted", what=what)
     return False
 
@@ -76,7 +76,7 @@ def held_against(request: Request, made: Plan, others: tuple[str, ...], there: T
     if there.last is not None and there.last.pin.origin != made.pin.origin:
         what = f"a publication of {there.last.source}"
     ends = {file.path: "deleted" if file.path in made.deletes else "overwritten" for file in made.replaced}
-    paths = [f"{path} ({ends[path]})" for path in made.occupied if path in ends] or made.occupied
+    paths = [f"{path} (would be {ends[path]})" for path in made.occupied if path in ends] or made.occupied
     raise TargetOccupied(target=str(request.target), what=what, paths=", ".join(some(paths, OCCUPIED_SHOWN)))
 
 

@@ -58,8 +58,8 @@ def check_revision(value: str | None) -> str | None:
     """``value`` if git takes it as the name of a branch or tag, else ValueError."""
     if value is not None and not _REVISION.fullmatch(value):
         raise ValueError(
-            "not a valid branch, tag or commit: no spaces, control characters, `..` or ~^:?*[ and"
-            f" at most {REVISION_MAX} characters"
+            "not a valid branch, tag or commit: it cannot contain spaces, control characters, `..` or ~^:?*[,"
+            f" or be longer than {REVISION_MAX} characters"
         )
     return value
 

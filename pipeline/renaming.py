@@ -48,9 +48,10 @@ def _rule(value: object) -> Rule:
         case _:
             raise ValueError("a rule is one regular expression and its replacement, such as `- '^encoder[.]': model.`")
     if not pattern or max(map(len, rule)) > RENAME_TEXT_MAX:
-        raise ValueError(f"each side of a rule can have {RENAME_TEXT_MAX} characters, and the left one needs some")
+        most = f"each side of a rule can have at most {RENAME_TEXT_MAX} characters"
+        raise ValueError(f"{most}, and the left side cannot be empty")
     if any("\ud800" <= letter <= "\udfff" for letter in pattern + replacement):
-        raise ValueError(f"{rule} is not Unicode")
+        raise ValueError(f"{rule} is not valid Unicode")
     _compiled(rule)
     return rule
 
@@ -115,7 +116,7 @@ def _compiled(rule: Rule) -> Callable[[str], str]:
     for found in _REFERENCE.finditer(rule.replacement):
         number = int(found[1]) if found[1] else pattern.groupindex.get(found[2], 0)
         if not (found[3] or 0 < number <= pattern.groups):
-            raise ValueError(f"{rule.replacement!r}: {found[0]} is not a group of {rule.pattern!r}")
+            raise ValueError(f"{rule.replacement!r}: {found[0]} is not a group in {rule.pattern!r}")
         parts += [rule.replacement[end : found.start()], found[3] or number]
         end = found.end()
     parts.append(rule.replacement[end:])
@@ -158,8 +159,8 @@ def renamed(
             if len(before) <= RENAME_NAME_MAX:
                 new = apply(before)
             if not 0 < len(new) <= RENAME_NAME_MAX:
-                what = f"{name[:100]!r} of {checkpoint} would have {len(new):,} characters"
-                raise BadRename(rules=rules[number], why=f"{what}, but names need 1 to {RENAME_NAME_MAX:,}")
+                what = f"{name[:100]!r} in {checkpoint} would have {len(new):,} characters"
+                raise BadRename(rules=rules[number], why=f"{what}, but names can have only 1 to {RENAME_NAME_MAX:,}")
             if new != before:
                 if new == "__metadata__" or printable(new) != new:
                     raise BadRename(rules=rules[number], why=f"{name[:100]!r} would be {new[:100]!r}, not a valid name")

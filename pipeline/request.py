@@ -118,7 +118,7 @@ class Options(Strict):
         decides="weights",
     )
     oversize: Literal["own-shard", "fail"] = _option(
-        "own-shard", "Put a tensor larger than SIZE in its own file, or fail.", WEIGHTS, decides="weights"
+        "own-shard", "For a tensor larger than SIZE: give it its own file, or fail.", WEIGHTS, decides="weights"
     )
     pack: Literal["greedy", "balanced", "layers"] = _option(
         "greedy",
@@ -169,7 +169,7 @@ class Options(Strict):
     )
     ties: Ties = _option(
         "keep",
-        "For tied weights in .bin files, keep every name or only the one the others are tied to.",
+        "For tied weights in .bin files: keep every name, or only the one that the others are tied to.",
         WEIGHTS,
         decides="weights",
         told=lambda _: "only one of each set of tied tensors was kept",
@@ -177,7 +177,7 @@ class Options(Strict):
     )
     strip_prefix: str | None = _option(
         None,
-        "Remove this prefix from tensor names. auto removes the prefixes of known wrappers.",
+        "Remove this prefix from tensor names; auto removes the prefixes of known wrappers.",
         WEIGHTS,
         "PREFIX",
         limits={"max_length": RENAME_TEXT_MAX},
@@ -210,11 +210,11 @@ class Options(Strict):
     )
     config_from: Place | None = _option(
         None,
-        "Copy the config and tokenizer from here if SRC lacks them.",
+        "Where to copy the config and tokenizer from if SRC lacks them.",
         FILES,
         "PLACE",
         decides="content",
-        expect="Where files that SRC does not have were copied from.",
+        expect="Expect the result of `reshard run --config-from`.",
     )
     include: tuple[Glob, ...] = _option(
         (), "Also copy files that match this glob.", FILES, "GLOB", limits={"max_length": GLOBS_MAX}, decides="content"
@@ -226,7 +226,7 @@ class Options(Strict):
         "GLOB",
         limits={"max_length": GLOBS_MAX},
         decides="content",
-        expect="Files in SRC that `reshard run` skipped.",
+        expect="Expect the result of `reshard run --exclude`.",
     )
     branch: Revision = _option(None, "Commit to this branch of the target.", PUBLISHING, "BRANCH")
     pr: bool = _option(False, "Open a pull request on the target instead of committing to it.", PUBLISHING)
@@ -234,7 +234,7 @@ class Options(Strict):
         "as-source", "Visibility of the target; as-source makes a new target private unless SRC is public."
     )
     prune: bool = _option(
-        False, "Also delete files from the target that the source does not have.", FILES, decides="content"
+        False, "Also delete files in the target that are not in the source.", FILES, decides="content"
     )
     overwrite: bool = _option(False, "Replace files in the target that others added or changed.")
     lineage: bool = _option(False, "Set base_model in the model card to the source.", FILES, decides="content")
@@ -259,7 +259,7 @@ class Options(Strict):
     )
     force: bool = _option(False, "Copy and publish again even if the same result was published before.", PUBLISHING)
     require: Literal["any", "model"] = _option(
-        "any", "Level of check required to publish: any, or model (a check with the model's own class).", PUBLISHING
+        "any", "Check level required to publish: any, or model (a check with the model's own class).", PUBLISHING
     )
     transport: Transport = _option("auto", "How to transfer weights; auto uses Xet where the Hub offers it.", ACCESS)
 

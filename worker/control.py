@@ -124,7 +124,8 @@ class Control:
         """Wait up to ``listen`` seconds for the bell, then do all that is due; returns how many wakes were sent."""
         if not self._readable and (layout := int(self._store.redis.get(LAYOUT_KEY) or LAYOUT)) > LAYOUT:
             cure = "install the newer release here"
-            raise QueueError(what=f"the broker has data layout {layout}, and this release reads up to {LAYOUT}; {cure}")
+            why = f"the broker has data layout {layout}, but this release reads only up to {LAYOUT}"
+            raise QueueError(what=f"{why}; {cure}")
         self._readable = True
         self._sent, heard = 0, False
         for name, work in self._turn(listen):

@@ -172,7 +172,7 @@ class Settings(SubmitSettings):
     @classmethod
     def _word(cls, value: SecretStr | None) -> SecretStr | None:
         if value and not re.fullmatch(r"[!-~]+", value.get_secret_value()):
-            raise ValueError("not a token of `reshard token` (one word of visible ASCII characters)")
+            raise ValueError("not a token from `reshard token` (one word of visible ASCII characters)")
         return value
 
     @field_validator("broker_url")

@@ -12,13 +12,15 @@ Severity = Annotated[Literal["critical", "error", "warning"], Newer]
 
 
 class AuditFinding(Document):
-    """All findings of one kind about a model."""
+    """All findings of one kind for a model."""
 
-    kind: str = Field(description="a name to search for, such as `tensors-lost`; the guide lists them")
-    severity: Severity = Field(description="wrong or lost bytes, loads wrongly, cannot be proven from headers")
+    kind: str = Field(description="the kind, such as `tensors-lost`; the guide lists all kinds")
+    severity: Severity = Field(
+        description="`critical`: wrong or lost bytes; `error`: loads incorrectly; `warning`: not provable from headers"
+    )
     count: int
-    first: str = Field(description="the first of them")
-    next: str = Field(description="the next command, or what else to do")
+    first: str = Field(description="the first finding")
+    next: str = Field(description="the next command to run, or what to do instead")
 
 
 class AuditedModel(Document):
@@ -27,10 +29,10 @@ class AuditedModel(Document):
     source: str | None
     source_commit: str | None
     source_by: Annotated[Literal["map", "manifest"], Newer] | None = Field(
-        description="what names the source; `manifest` is the word of whoever published it"
+        description="where the source is named; `manifest` is only the publisher's claim"
     )
     deep: bool = Field(description="whether every byte was read")
-    severity: Severity | None = Field(description="of the worst finding; null if there is none")
+    severity: Severity | None = Field(description="severity of the worst finding; null if there is none")
     findings: list[AuditFinding]
 
 
@@ -39,9 +41,9 @@ class Audit(Document):
     against: str | None
     result: Checked = Field(description="`failed` if a finding is critical or an error")
     models: int
-    critical: int = Field(description="models by their worst finding")
+    critical: int = Field(description="number of models whose worst finding is critical")
     errors: int
     warnings: int
-    calls: int = Field(description="requests to Hubs, without those to where they redirect")
+    calls: int = Field(description="requests to Hubs, not counting redirect targets")
     without_weights: list[str]
     entries: list[AuditedModel]

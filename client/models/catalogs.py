@@ -33,7 +33,7 @@ class CatalogEntry(Document):
 class CatalogChecked(Document):
     name: str
     models: int
-    empty: list[int] = Field(description="numbers of the entries that match no models")
+    empty: list[int] = Field(description="indexes of the entries that match no models")
     unwritable: list[str]
     ready: int
     new: int
@@ -87,7 +87,7 @@ class Catalog(Document):
     name: str
     digest: str
     asked_by: str
-    at_once: int = Field(description="number of its jobs that run at a time")
+    at_once: int = Field(description="maximum number of its jobs to run at once")
     state: str
     note: str | None
     started: Moment
@@ -95,7 +95,7 @@ class Catalog(Document):
     success: Moment | None
     entries: int
     todo: int
-    active: dict[str, str] = Field(description="job by repository")
+    active: dict[str, str] = Field(description="job IDs by repository")
     empty: list[int]
     counts: dict[str, int]
     left: Seconds | None = Field(default=None, description=_LEFT)
@@ -133,13 +133,13 @@ class CatalogFailure(Problem, _Failing):
 
 class CatalogFailures(Document):
     name: str
-    failures: dict[str, list[CatalogFailure]] = Field(description="by error code")
+    failures: dict[str, list[CatalogFailure]] = Field(description="failed models by error code")
 
 
 class CatalogRetried(Document):
     name: str
     again: int
-    left: dict[str, int] = Field(description="by error code")
+    left: dict[str, int] = Field(description="number of models not retried, by error code")
 
 
 class CatalogState(Document):
@@ -164,9 +164,9 @@ class ScheduleFacts(Document):
     missed: Literal["once", "skip"]
     request: Known | None
     digest: str | None
-    next: Moment | None = Field(description="null while it is paused")
+    next: Moment | None = Field(description="time of the next run; null while paused")
     success: Moment | None
-    trouble: Moment | None = Field(default=None, description="when it last failed or was missed; null after a success")
+    trouble: Moment | None = Field(default=None, description="last failed or missed run; null after a success")
     outdated: bool
     runs: list[Run]
     last: str
@@ -229,7 +229,7 @@ class SchedulePreview(Document):
 
     name: str
     outcome: Fired
-    job: str | None = Field(description="a job that already does this, or that blocks it")
+    job: str | None = Field(description="the job that already does this, or that blocks it")
 
 
 class ScheduleSet(Document):
@@ -251,12 +251,14 @@ class CatalogNow(Document):
     started: Moment
     since: Moment
     success: Moment | None
-    trouble: Moment | None = Field(default=None, description="when a run last ended otherwise; null after a success")
+    trouble: Moment | None = Field(default=None, description="last run without success; null after a success")
     empty: list[int]
     entries: int
     todo: int
     active: int
-    counts: dict[str, int] = Field(description="models by outcome; `failed:CODE` by error code")
+    counts: dict[str, int] = Field(
+        description="number of models by outcome; `failed:CODE` counts those with that error code"
+    )
 
 
 class CatalogProgress(CatalogNow):
@@ -288,7 +290,7 @@ class Carried(Document):
     target: str
     commit: str
     outcome: Literal["submitted", "existed", "waits", "repeat", "own", "refused"]
-    job: str | None = Field(description="the job for it; `waits`: the job that it waits for")
+    job: str | None = Field(description="the job; with outcome `waits`, the job being waited for")
     error: Problem | None
 
 

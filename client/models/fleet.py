@@ -41,9 +41,9 @@ class Used(Document):
     jobs: int = Field(description="jobs that ended; a retried job counts each time")
     failed: int = Field(description="jobs that failed")
     read: Bytes = Field(description="bytes read from sources, including headers")
-    uploaded: Bytes = Field(description="bytes uploaded to the stores of targets, without the files inside commits")
+    uploaded: Bytes = Field(description="bytes uploaded to target stores, excluding files sent inside commits")
     deduplicated: Bytes = Field(description="bytes that the stores already had")
-    calls: int = Field(description="calls to Hubs, without those of hf_xet")
+    calls: int = Field(description="calls to Hubs, excluding those made by hf_xet")
     worker_seconds: Seconds = Field(description="run time of worker processes, in seconds")
 
 
@@ -87,7 +87,7 @@ class Up(Document):
     log_dir: str
     page: str | None = Field(description="URL of the web page, if it is running")
     sign_in: str | None = Field(
-        default=None, description="URL that signs in to the web page once, within ten minutes, on this machine"
+        default=None, description="URL that signs you in to the web page once, within ten minutes, on this machine"
     )
     notes: list[str]
 

@@ -94,7 +94,7 @@ class Job(Document):
     error: Problem | None
     last_error: Problem | None
     note: str | None
-    logged: int = Field(default=0, description="number of lines its workers logged; `log` has the last ones")
+    logged: int = Field(default=0, description="number of lines that its workers logged; `log` has the last ones")
     notes: list[str]
     checked: list[Check]
     published: Published | None
@@ -181,7 +181,7 @@ class JobFile(Document):
     path: str
     size: Bytes
     tensors: int
-    unit: str = Field(description="the task that copies it; empty once the plan is gone")
+    unit: str = Field(description="the task that copies the file; empty once the plan is deleted")
     state: Literal["waiting", "copying", "sealed"] = "waiting"
     done: Bytes = 0
     rate: float | None = Field(default=None, description="bytes per second while it is being copied; null if unknown")
@@ -189,14 +189,14 @@ class JobFile(Document):
 
 
 class JobFiles(Document):
-    """The files in a job's plan; once the plan is gone, only the first ones."""
+    """The files in a job's plan; once the plan is deleted, only the first ones."""
 
     files: list[JobFile]
     more: int = Field(description="files that are not listed")
 
 
 class LogLine(Document):
-    """A line that a worker logged during a task; its text is printable and has no secrets."""
+    """A line that a worker logged during a task; its text is printable and contains no secrets."""
 
     at: Moment
     level: str
@@ -240,7 +240,7 @@ class Acted(Document):
     """The result of an action on several jobs."""
 
     dry_run: bool
-    ids: list[str] = Field(description="jobs that were changed, or would be with `dry_run`")
+    ids: list[str] = Field(description="jobs that were changed or, with `dry_run`, would be changed")
     refused: list[Refused]
 
 
@@ -270,7 +270,7 @@ class Provenance(Document):
     place: str
     commit: str | None
     format: Literal["slsa", "cyclonedx", "json"]
-    provenance: dict[str, Any] = Field(description="in that format")
+    provenance: dict[str, Any] = Field(description="the provenance in that format")
 
 
 class Probe(Document):
@@ -320,7 +320,7 @@ class PlanMade(Document):
 
 
 class Waits(Document):
-    """Why the job is waiting from now on; null when it continues."""
+    """Why the job is now waiting; null when it continues."""
 
     waits: str | None
 
@@ -333,13 +333,13 @@ Lenient = Annotated[
 
 
 class Happened(BaseModel):
-    """An event. Its kind determines which of these fields it has; all others are text."""
+    """An event. Its kind determines which of these fields it has; all other fields are text."""
 
     model_config = ConfigDict(extra="allow", strict=True)
     __pydantic_extra__: dict[str, Any]
     kind: str
     at: Moment
-    attempt: int | None = Field(default=None, description="`claimed`: number of attempts at the task")
+    attempt: int | None = Field(default=None, description="`claimed`: the number of this attempt at the task")
     waited: float | None = Field(default=None, description="first `claimed`: seconds since the job was submitted")
     took: float | None = Field(default=None, description="`finished`: seconds since the task was claimed")
     bytes: int | None = Field(default=None, description="`sealed`: size of the stored file")
@@ -390,8 +390,8 @@ class JobsPage(Document):
 
     jobs: list[JobNow]
     next: str | None = Field(description="`after` for the next page; null on the last page")
-    unreadable: dict[str, str] = Field(description="by job ID: why its record cannot be read")
-    counts: dict[str, int] = Field(description="number of all jobs by state")
+    unreadable: dict[str, str] = Field(description="why a job's record cannot be read, by job ID")
+    counts: dict[str, int] = Field(description="number of all jobs, by state")
     waits: str | None = Field(description="why no jobs are starting now")
 
 

@@ -58,25 +58,25 @@ class Block(Document):
 
 
 class RankReads(Document):
-    """What one rank of `ep8` or `pp4` reads."""
+    """What one rank reads, such as a rank of `ep8` or `pp4`."""
 
     rank: int
     files: int
     bytes: Bytes = Field(description="size of the weight files it reads")
     needed: Bytes = Field(description="size of the tensors it needs")
-    patterns: list[str] = Field(description="for `hf download --include` and `allow_patterns`, including small files")
+    patterns: list[str] = Field(description="for `hf download --include` and `allow_patterns`; also match small files")
 
 
 class Layout(Document):
-    """What each rank reads of a repository."""
+    """What each rank reads from a repository."""
 
     place: str
     commit: str
     ranks: list[RankReads]
     files: int
-    bytes: Bytes = Field(description="of all weight files")
+    bytes: Bytes = Field(description="size of all weight files")
     command: str | None = Field(
-        default=None, description="the command that lets each rank read only its own files; null if they can"
+        default=None, description="the command that lets each rank read only its own files; null if not needed"
     )
     notes: list[str]
 
@@ -89,7 +89,7 @@ class Misaligned(Document):
 
 class RanksRead(Document):
     ranks: str
-    bytes: Bytes = Field(description="read by the rank that reads the most")
+    bytes: Bytes = Field(description="bytes read by the rank that reads the most")
     needed: Bytes = Field(description="size of that rank's tensors")
 
 
@@ -111,9 +111,9 @@ class LayoutHealth(Document):
     bytes: Bytes
     tensors: int
     now: LayoutFigures
-    index_seeks: int | None = Field(description="by a reader that follows the index; null without an index")
+    index_seeks: int | None = Field(description="seeks of a reader that follows the index; null without an index")
     command: str | None
-    then: LayoutFigures | None = Field(description="after running the command; null without one")
+    then: LayoutFigures | None = Field(description="figures after running the command; null without a command")
 
 
 class AdvisedLayout(Document):
@@ -122,11 +122,11 @@ class AdvisedLayout(Document):
     name: str
     command: str | None = Field(description="the command that creates this layout; null for the current one")
     files: int = Field(description="weight files that the reader needs")
-    largest: Bytes = Field(description="of the largest of them")
-    bytes: Bytes = Field(description="to download, small files included")
-    requests: int = Field(description="of the download over HTTP")
-    memory: Bytes = Field(description="at the peak of loading")
-    seconds: Seconds = Field(description="of the download")
+    largest: Bytes = Field(description="size of the largest of these files")
+    bytes: Bytes = Field(description="bytes to download, including small files")
+    requests: int = Field(description="number of requests for the download over HTTP")
+    memory: Bytes = Field(description="peak memory while loading, in bytes")
+    seconds: Seconds = Field(description="seconds that the download takes")
     recommended: bool = False
 
 
@@ -137,7 +137,7 @@ class Advice(Document):
     commit: str
     loader: str
     ranks: str | None
-    link: Bytes = Field(description="per second")
+    link: Bytes = Field(description="download speed in bytes per second")
     layouts: list[AdvisedLayout]
 
 
@@ -189,7 +189,7 @@ class Plan(Document):
     kept: list[str]
     drift: list[str]
     occupied: list[str]
-    ranks: list[RankReads] | None = Field(default=None, exclude_if=absent, description="only if cut for ranks")
+    ranks: list[RankReads] | None = Field(default=None, exclude_if=absent, description="only if split for ranks")
     notes: list[str]
 
 

@@ -23,7 +23,7 @@ Bytes = Annotated[int, Field(description="bytes")]
 Moment = Annotated[float, Field(description="seconds since the epoch")]
 Seconds = Annotated[float, Field(description="seconds")]
 Resident = Annotated[int | None, Field(description="memory of the process and its children in bytes; null if unknown")]
-OnDisk = Annotated[int | None, Field(description="size of their temporary files in bytes; null if unknown")]
+OnDisk = Annotated[int | None, Field(description="size of these processes' temporary files in bytes; null if unknown")]
 
 
 def _newer(value: Any, known: ValidatorFunctionWrapHandler) -> Any:
@@ -108,14 +108,14 @@ class Process(Document):
     draining: bool
     memory: Resident
     temporary: OnDisk
-    queues: list[str] = Field(default=["interactive", "bulk"], description="the classes of jobs that a worker takes")
+    queues: list[str] = Field(default=["interactive", "bulk"], description="the job priorities that a worker accepts")
 
 
 class SilentProcess(Process):
     """A worker or control process that stopped responding without shutting down."""
 
     told: Moment = Field(description="when it last responded")
-    why: Literal["stopped", "hangs", "unknown"] = Field(description="`unknown`: it is on another machine")
+    why: Literal["stopped", "hangs", "unknown"] = Field(description="`unknown` if the process is on another machine")
     says: str = Field(description="what happened and what to do, as text")
 
 

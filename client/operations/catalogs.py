@@ -44,9 +44,11 @@ class Submission(Body):
         description="the YAML file",
         json_schema_extra={"contentMediaType": "application/yaml", "maxLength": BODY_MAX},  # where it comes as a body
     )
-    at_once: int = Field(default=AT_ONCE, ge=1, le=AT_ONCE_MAX, description="number of its jobs to run at a time")
+    at_once: int = Field(
+        default=AT_ONCE, ge=1, le=AT_ONCE_MAX, description="maximum number of the catalog's jobs to run at once"
+    )
     max_failures: int | None = Field(
-        default=None, ge=0, le=COUNT_MAX, description="stop the catalog after more failures than this"
+        default=None, ge=0, le=COUNT_MAX, description="stop the catalog after more than this many failures"
     )
     max_bytes: int | None = Field(
         default=None, ge=0, le=COUNT_MAX, description="stop the catalog after reading this many bytes of weights"
@@ -94,7 +96,7 @@ def _now(name: str, now: Snapshot, success: float | None, trouble: float | None)
 
 @operation("POST", "/catalogs")
 def submit_catalog(session: InProcess, body: Submission) -> catalogs.CatalogSubmitted:
-    """Queue the models in a catalog that have changed."""
+    """Queue a catalog's new and changed models."""
     definition = body.definition(session.caller)
     started = session.queue.catalogs.submit(definition)
     return catalogs.CatalogSubmitted(
@@ -108,7 +110,7 @@ def submit_catalog(session: InProcess, body: Submission) -> catalogs.CatalogSubm
 
 @operation("POST", "/catalogs/check")
 def check_catalog(session: InProcess, body: Submission) -> catalogs.CatalogChecked:
-    """Show what a catalog would do now, using the service's token, without queueing jobs."""
+    """Show what a catalog would do now, without queueing jobs; uses the service's token."""
     from reshard.client.dry_run import of_catalog
     from reshard.pipeline.catalogs.definition import parse
 
@@ -202,7 +204,7 @@ def cancel_catalog(session: InProcess, name: str) -> catalogs.CatalogCancelled:
 
 @operation("POST", "/catalogs/{name}/retry")
 def retry_catalog(session: InProcess, name: str, body: Only) -> catalogs.CatalogRetried:
-    """Retry failed models, reusing what they copied; `left` counts those that need a fix in the file."""
+    """Retry failed models, reusing copied files; `left` counts those with errors in the catalog file."""
     failed = session.queue.catalogs.get(name).failures()
     if body.only is not None and body.only not in failed:
         raise NoSuchFailures(name=name, only=body.only, there=", ".join(failed) or "none")

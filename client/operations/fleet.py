@@ -26,30 +26,30 @@ class Why(Body):
 
 class UsageQuery(Body):
     by: Literal["submitter", "catalog", "day"] = "submitter"
-    days: int = Field(default=USAGE_DAYS, ge=1, le=USAGE_DAYS_MAX, description="number of days up to today (UTC)")
+    days: int = Field(default=USAGE_DAYS, ge=1, le=USAGE_DAYS_MAX, description="number of days, ending today (UTC)")
 
 
 class Limiting(Body):
-    """Limits for all workers; `none` removes one, and those that are not set are unchanged."""
+    """Limits for all workers. `none` removes a limit; limits that are not set are unchanged."""
 
     bandwidth: str | None = Field(
-        default=None, max_length=LIMIT_MAX, description="total bandwidth of all copies, such as 200MB/s"
+        default=None, max_length=LIMIT_MAX, description="total bandwidth limit for all copies, such as 200MB/s"
     )
     night_bytes: str | None = Field(
         default=None,
         max_length=LIMIT_MAX,
-        description="data that bulk jobs can read per day, such as 2TB; a day begins with `window`, or at midnight",
+        description="limit on data read by bulk jobs per day, such as 2TB; a day begins with `window`, or at midnight",
     )
     window: str | None = Field(
-        default=None, max_length=LIMIT_MAX, description="hours in which bulk jobs run, such as 22:00-06:00"
+        default=None, max_length=LIMIT_MAX, description="hours when bulk jobs can run, such as 22:00-06:00"
     )
     closed: str | None = Field(
-        default=None, max_length=LIMIT_MAX, description="hours in which bulk jobs do not run; replaces `window`"
+        default=None, max_length=LIMIT_MAX, description="hours when bulk jobs cannot run; replaces `window`"
     )
     tz: str | None = Field(
         default=None,
         max_length=LIMIT_MAX,
-        description="time zone of hours and days",
+        description="time zone for the hours and days",
         json_schema_extra={"format": "timezone"},
     )
 
@@ -121,7 +121,7 @@ def _used(took: int, **counts: int) -> dict[str, Any]:
 
 @operation("POST", "/fleet/limits")
 def limit_fleet(session: InProcess, body: Limiting) -> fleet.FleetLimits:
-    """Set limits for all workers together."""
+    """Set limits shared by all workers."""
     session.queue.fleet.limit(body.model_dump(exclude_none=True))
     return limits_of(session.queue.fleet.seen())
 
@@ -142,7 +142,7 @@ def resume_fleet(session: InProcess) -> fleet.FleetResumed:
 
 @operation("POST", "/fleet/workers/{worker}/drain")
 def drain(session: InProcess, worker: str) -> fleet.Drained:
-    """Drain a worker: it returns its tasks and accepts no more."""
+    """Drain a worker: it requeues its tasks and accepts no more."""
     return fleet.Drained(name=session.queue.fleet.drain(worker), drained=True)
 
 

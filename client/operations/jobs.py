@@ -47,7 +47,7 @@ AWAITED = "the control process has recorded the result in the catalog"
 
 
 class JobRequest(Body):
-    """A model to reshard, and its target; places are strings, as in commands, or objects."""
+    """A model to reshard, and its target. A place is a string, as in commands, or an object."""
 
     source: Place
     target: Place
@@ -69,17 +69,15 @@ class Drafted(JobRequest):
 
 
 class Filter(Body):
-    """Selects jobs; without any field, all of them."""
+    """Selects jobs; without any field, selects all jobs."""
 
     state: list[JobState] = Field(default_factory=list, max_length=STATES_MAX)
     source: Glob = Field(default="", description="a pattern with `*`, such as `them/*`")
     target: Glob = Field(default="", description="a pattern with `*`")
     by: Glob = Field(default="", description="the submitter")
-    catalog: Glob = Field(default="", description="the catalog that submitted them")
-    code: Glob = Field(
-        default="", description="the code of the error that ended them, or that they are being retried after"
-    )
-    since: float = Field(default=0.0, ge=0, le=1e11, description="only jobs from this time on")
+    catalog: Glob = Field(default="", description="the catalog that submitted the jobs")
+    code: Glob = Field(default="", description="the code of the error that jobs ended with or are being retried after")
+    since: float = Field(default=0.0, ge=0, le=1e11, description="only jobs since this time")
 
     @property
     def takes(self) -> Callable[[Job], bool] | None:
@@ -124,16 +122,16 @@ class Since(Body):
 class Again(Body):
     anew: bool = Field(default=False, description="plan again from the current source and target")
     overwrite: bool = Field(
-        default=False, description="plan again, and replace files that others have changed in the target since"
+        default=False, description="plan again, and replace target files that others have added or changed"
     )
 
 
 class Chosen(Filter):
-    """Jobs by ID, or those that match a filter; `all` selects every job. Without any field, no jobs."""
+    """Selects jobs by ID or by filter, or every job with `all`. Without any field, selects no jobs."""
 
     most: ClassVar[int] = BODY_MAX
     jobs: list[Annotated[str, Field(max_length=ID_MAX)]] = Field(default_factory=list, max_length=CHOSEN_MAX)
-    all: bool = Field(default=False, description="select every job, without a filter")
+    all: bool = Field(default=False, description="select every job if no filter is set")
     age: float = Field(
         default=0.0,
         ge=0,
@@ -179,7 +177,7 @@ def now(queue: Queue, job: Job) -> jobs.JobNow:
 
 @operation("GET", "/jobs")
 def list_jobs(session: InProcess, query: JobsQuery) -> jobs.JobsPage:
-    """List jobs, newest first; a page of large jobs can have fewer than `limit`."""
+    """List jobs, newest first; if jobs are large, a page can have fewer than `limit`."""
     store = session.queue.jobs
     try:
         found = store.listed(query.state, query.limit, query.after, query.since, query.takes)
@@ -286,7 +284,7 @@ def report_of(job: jobs.Job) -> jobs.JobReport:
 
 @operation("GET", "/jobs/{job}/plan")
 def show_plan(session: InProcess, job: str) -> Plan:
-    """Show a job's plan, until an hour after the job ends."""
+    """Show a job's plan; available until an hour after the job ends."""
     from reshard.client.plan import document_of  # which a client that only submits need not wait for
 
     found, plan = session.queue.jobs.get(job), session.queue.jobs.plan(job)
@@ -307,14 +305,14 @@ def files(session: InProcess, job: str) -> jobs.JobFiles:
 
 @operation("GET", "/jobs/{job}/log")
 def log(session: InProcess, job: str) -> jobs.JobLog:
-    """Show the last log lines of a job's workers; if the job is done, until an hour after it ended."""
+    """Show the last log lines from a job's workers; once the job is done, they are kept for an hour."""
     found = session.queue.jobs.get(job)
     return jobs.JobLog.of(found, lines=session.queue.jobs.log(found.id))
 
 
 @operation("GET", "/jobs/{job}/attested")
 def attested(session: InProcess, job: str) -> jobs.AttestedFiles:
-    """Show how each source file of a job was checked, until an hour after the job ends."""
+    """Show how each source file of a job was checked; available until an hour after the job ends."""
     return jobs.AttestedFiles(attested=session.queue.jobs.attested(job))
 
 
@@ -337,7 +335,7 @@ def cancel(session: InProcess, job: str) -> jobs.Cancelled:
 
 @operation("POST", "/jobs/{job}/retry")
 def retry(session: InProcess, job: str, body: Again) -> jobs.Retried:
-    """Retry a failed or cancelled job, reusing what it copied."""
+    """Retry a failed or cancelled job, reusing copied files."""
     store = session.queue.jobs
     id = store.resolve(job)
     was = store.retry(id, anew=body.anew, overwrite=body.overwrite)
@@ -353,7 +351,7 @@ def roll_back(session: InProcess, job: str) -> jobs.RolledBack:
 
     found = shown(session.queue.jobs.get(job))
     if found.own is None:  # before a token is needed
-        raise WrongState(job=found.id, state=found.state, why="it published nothing to undo")
+        raise WrongState(job=found.id, state=found.state, why="it published nothing, so there is nothing to undo")
     with session.hub() as context:
         session.allow(found.request, context)
         return roll_back(session.queue, found, found.own, context)
@@ -367,7 +365,7 @@ def delete(session: InProcess, job: str) -> jobs.Deleted:
 
 @operation("POST", "/plan")
 def plan(session: InProcess, body: Drafted) -> Planned:
-    """Show what a job would do, using the service's token; change nothing."""
+    """Show what a job would do, without doing it; uses the service's token."""
     from reshard.client.plan import look
 
     request = body.request(session.caller)

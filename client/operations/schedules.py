@@ -26,7 +26,9 @@ def _only(name: str) -> dict[str, Any]:
 
 
 class SchedulesQuery(Body):
-    failing: bool = Field(default=False, description="only those that failed or were missed since their last success")
+    failing: bool = Field(
+        default=False, description="only schedules that failed or missed a run since their last success"
+    )
     limit: int = Field(default=LISTED, ge=1, le=PAGE_MAX)
     after: str = Field(default="", max_length=NAME_MAX, description="`next` from the previous page")
 
@@ -48,7 +50,8 @@ class Edited(Body):
         description="time zone of `cron`, such as Europe/Berlin",
     )
     missed: Literal["once", "skip"] = Field(
-        default="once", description="for times missed while the control process was down: run once, or skip them"
+        default="once",
+        description="what to do about times missed while the control process was down: run once, or skip them",
     )
     request: JobRequest | None = None
     catalog: Submission | None = None
@@ -80,7 +83,7 @@ def _facts(queue: Queue, seen: ScheduleStatus) -> dict[str, Any]:
 
 @operation("GET", "/schedules")
 def list_schedules(session: InProcess, query: SchedulesQuery) -> catalogs.Schedules:
-    """List schedules by name, without catalog texts; a page of large ones can have fewer than `limit`."""
+    """List schedules by name, without catalog texts; if schedules are large, a page can have fewer than `limit`."""
     rows, size = list[catalogs.ScheduleRow](), 0
     for seen in session.queue.schedules.each(query.after, query.failing):
         facts = _facts(session.queue, seen)
@@ -102,7 +105,7 @@ def add_schedule(session: InProcess, body: Kept) -> catalogs.ScheduleNext:
 
 @operation("POST", "/schedules/check")
 def check_schedule(session: InProcess, body: Kept) -> catalogs.ScheduleTimes:
-    """Show when a schedule would run, and what it would submit now, using the service's token; save nothing."""
+    """Show when a schedule would run and what it would submit now, without saving it; uses the service's token."""
     from reshard.client.dry_run import of_request
 
     schedule = body.schedule(session, body.name)
@@ -133,7 +136,7 @@ def show_schedule(session: InProcess, name: str) -> catalogs.Schedule:
 
 @operation("GET", "/schedules/{name}/preview")
 def preview_schedule(session: InProcess, name: str) -> catalogs.SchedulePreview:
-    """Show what would happen if a schedule ran now, and which job would block it."""
+    """Show what would happen if a schedule ran now, and which job would block the run."""
     outcome, job = session.queue.schedules.preview(name)
     return catalogs.SchedulePreview(name=name, outcome=outcome, job=job)
 

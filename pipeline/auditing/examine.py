@@ -218,14 +218,14 @@ def _of_source(
         if stated and not _is_same(stated, place, subject.source_known, sources.context):
             told.append(Told("source-wrong", f"its manifest says it was made from {stated.repo}, not from {place}"))
         elif stated and stated.commit != commits[0]:
-            text = f"made from {stated.commit[:12]} by its manifest; {place} is at {commits[0][:12]} now"
+            text = f"made from {stated.commit[:12]} according to its manifest; {place} is now at {commits[0][:12]}"
             told.append(Told("source-moved", text))
             commits.insert(0, stated.commit)
         # What a manifest claims may be neither a commit of the source nor possible.
         ways = [(commit, how) for commit in commits for how in ([claims, {}] if claims else [{}])]
         at, commit, claims = _first_way(sources, theirs, changes, ways)
         if commit != commits[0]:
-            text = f"{place} has no commit {commits[0][:12]} that can be read, which its manifest names"
+            text = f"its manifest names commit {commits[0][:12]}, which cannot be read in {place}"
             told.append(Told("source-unreadable", text))
         changes = changes.model_copy(update=claims)
         if claims and (claims.keys() - {"dtype", "dequantize"} or any(at.changed.values())):
@@ -298,7 +298,7 @@ def _compared(
         tied = ties.get(name, {})
         for copy, kept in copies.items():
             if tied.get(copy, copy) != tied.get(kept, kept):
-                yield Told("changes-claimed", f"only the output says that {copy} can be dropped for {kept}")
+                yield Told("changes-claimed", f"only the output says that {copy} can be dropped in favor of {kept}")
     here, there = ours.source.files(), theirs.source.files()
     for path in sorted(here.keys() & there.keys()):
         if path.endswith((SUFFIX, GGUF)) and here[path].size == there[path].size:

@@ -17,7 +17,7 @@ def of_catalog(catalog: Catalog, context: Context) -> list[Subject]:
     """Every target of a catalog against its entry's source; raises UsageError, and what `expand` does."""
     found = list(_by_target(catalog, context).values())
     if not found:
-        raise UsageError(what=f"the catalog {catalog.name} matches no models")
+        raise UsageError(what=f"catalog {catalog.name} matches no models")
     return found
 
 
@@ -40,7 +40,7 @@ def of_owner(owner: str, against: Catalog | str | None, context: Context) -> lis
     of_all = _by_target(against, context)
     mapped = {slot: one for slot, one in of_all.items() if slot.startswith(f"{default.rstrip('/')}/{owner.lower()}/")}
     if not mapped:
-        raise UsageError(what=f"no entry of the catalog {against.name} has a target of {owner}")
+        raise UsageError(what=f"no entry in catalog {against.name} has a target that {owner} owns")
     return [*mapped.values(), *(Subject(Hub(repo=m.repo), m) for slot, m in models.items() if slot not in mapped)]
 
 

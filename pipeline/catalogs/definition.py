@@ -58,7 +58,7 @@ def _with_unit(value: str) -> str:
 Size = Annotated[
     str,
     AfterValidator(_with_unit),
-    Field(max_length=SIZE_MAX, examples=["200MB", "5GB"], description="With a unit: 200MB is 200,000,000."),
+    Field(max_length=SIZE_MAX, examples=["200MB", "5GB"], description="A size with a unit: 200MB is 200,000,000."),
 ]
 
 
@@ -92,7 +92,9 @@ class Cut(_Chosen):
     """How to split the weights and where to publish; an entry overrides the defaults."""
 
     to: str | None = Field(
-        default=None, max_length=FILLED_MAX, description="acme/{name}-{size}, with {owner}, {name}, {size}, {revision}."
+        default=None,
+        max_length=FILLED_MAX,
+        description="acme/{name}-{size}; can contain {owner}, {name}, {size} and {revision}.",
     )
     endpoint: Endpoint = Field(default=None, description="The source's Hub (default: the worker's HF_ENDPOINT).")
     to_endpoint: Endpoint = Field(default=None, description="The target's Hub (default: the worker's HF_ENDPOINT).")
@@ -123,15 +125,15 @@ class Query(Strict):
     """A query for models on a Hub; all fields must match."""
 
     author: str | None = Field(default=None, max_length=REPO_MAX, description="A user or an organization.")
-    search: str | None = Field(default=None, max_length=SEARCH_MAX, description="Part of the repository's id.")
+    search: str | None = Field(default=None, max_length=SEARCH_MAX, description="Part of the repository's ID.")
     tags: tuple[Word, ...] = Field(default=(), max_length=TAGS_MAX)
     library: Word | None = None
     name: str | None = Field(
         default=None, max_length=SEARCH_MAX, description="A glob for the name without its owner, such as llama-*."
     )
     min_downloads: int | None = Field(default=None, ge=0, le=2**53)
-    min_size: Size | None = Field(default=None, description="Of all that the repository stores.")
-    max_size: Size | None = Field(default=None, description="Of all that the repository stores.")
+    min_size: Size | None = Field(default=None, description="Minimum size of everything that the repository stores.")
+    max_size: Size | None = Field(default=None, description="Maximum size of everything that the repository stores.")
     limit: int | None = Field(
         default=None,
         ge=1,
@@ -157,7 +159,7 @@ class Query(Strict):
 class CatalogEntry(Cut):
     """One model by its id, or all models that match a query."""
 
-    repo: str | None = Field(default=None, max_length=URL_MAX, description="A model: them/model.")
+    repo: str | None = Field(default=None, max_length=URL_MAX, description="A model, such as them/model.")
     query: Query | None = None
 
     @field_validator("repo")
@@ -307,7 +309,8 @@ def _refuse_bombs(text: str) -> None:
         why = ""
         if isinstance(event, yaml.AliasEvent):
             nodes += sizes.get(event.anchor, 0)
-            why = "" if event.anchor in sizes else f"alias *{event.anchor} has no anchor before it, or is inside it"
+            misplaced = f"alias *{event.anchor} has no anchor before it, or is inside its own anchor"
+            why = "" if event.anchor in sizes else misplaced
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, before = opened.pop()
             sizes |= {anchor: nodes - before} if anchor else {}

@@ -94,7 +94,7 @@ def expand(catalog: Catalog, context: Context, use: Use = "write") -> Expansion:
                 held += len(request.stored())
             asked.setdefault(request, repo)
             if held > CATALOG_REQUESTS_MAX:
-                why = f"the requests of its models exceed {CATALOG_REQUESTS_MAX:,} bytes"
+                why = f"the requests for its models exceed {CATALOG_REQUESTS_MAX:,} bytes"
                 raise BadCatalog(file=catalog.name, line=1, key="entries", why=why, fix="split it into two catalogs")
         except (BadPlace, RequestTooLarge) as error:
             refused.append(Wanted(repo, None, None, None, error))

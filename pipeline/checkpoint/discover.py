@@ -368,13 +368,14 @@ def _is_map_of(content: bytes, suffixes: set[str]) -> bool:
 def beside_a_model(path: str, told_by: str) -> dict[str, str]:
     """What there is where nothing else is than GGUF files that go beside a model."""
     cure = "use this file unchanged; reshard the model it belongs to"
-    return {"found": f" ({path} goes with another model, by its {told_by}, and is never resharded)", "cure": cure}
+    found = f" ({path} belongs to another model, according to its {told_by}, and is never resharded)"
+    return {"found": found, "cure": cure}
 
 
 def _what_else(listing: Mapping[str, StoredFile], uncut: set[str]) -> dict[str, str]:
     if uncut:
         cure = "use an adapter unchanged, or merge it into its base model first (merge_and_unload)"
-        return {"found": f" ({min(uncut)} is loaded by its name and never resharded)", "cure": cure}
+        return {"found": f" ({min(uncut)} is never resharded, because loaders look for that name)", "cure": cure}
     kinds = sorted({kind for path in listing if (kind := foreign_format(path))})
     if kinds:
         example = min(path for path in listing if foreign_format(path))

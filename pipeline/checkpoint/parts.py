@@ -83,9 +83,9 @@ def _ranks(beside: Iterable[StoredFile]) -> tuple[StoredFile, ...]:
         rank, ranks = int(match["rank"]), int(match["count"])
         count = count or ranks
         if ranks != count:
-            raise BadIndex(file=file.path, why=f"one of {ranks} ranks, but next to it are files of {count}")
+            raise BadIndex(file=file.path, why=f"one of {ranks} ranks, but other files here are from {count} ranks")
         if rank >= count or rank in found:
-            raise BadIndex(file=file.path, why=f"of {count} ranks, this one is unknown or duplicate")
+            raise BadIndex(file=file.path, why=f"its rank is a duplicate, or not one of the {count} ranks")
         found[rank] = file
     return _complete(found, count or 0)
 
@@ -126,8 +126,8 @@ def _latest(home: str, steps: set[str], listing: Listing, text: Text) -> tuple[s
         raise AbsentFile(file=there[0].path, other=repr(named[0])[1:-1][:200])
     if len(steps) > 1:
         first, *others = sorted(steps)
-        they = "is another step" if len(others) == 1 else "are other steps"
-        why = f"{they}, and no file `latest` says which one to use"
+        they = "is a different step" if len(others) == 1 else "are different steps"
+        why = f"{they}, and no `latest` file says which one to use"
         raise AmbiguousWeights(file=first, other=", ".join(others), why=why)
     return min(steps), None
 

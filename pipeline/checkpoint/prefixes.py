@@ -63,5 +63,6 @@ def renamed(names: Iterable[str], wrappers: Sequence[str], file: str) -> dict[st
     for name in names:
         found[name] = new = unwrapped(name, wrappers)
         if (other := taken.setdefault(new, name)) != name:
-            raise DuplicateTensor(tensor=new, file=f"{file} as {other}", other=f"it as {name} (without prefixes)")
+            again = f"the same file (as {name}), once prefixes are removed"
+            raise DuplicateTensor(tensor=new, file=f"{file} (as {other})", other=again)
     return found

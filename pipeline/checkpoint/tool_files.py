@@ -43,12 +43,12 @@ def leftover(path: str) -> str | None:
     >>> leftover("scripts/.env.local")
     'could contain secrets'
     >>> leftover("__pycache__/modeling.cpython-312.pyc")
-    'leftover of a tool'
+    'left over from a tool'
     >>> leftover("modeling.py")
     """
     if _has_part(path, _SECRETS):
         return "could contain secrets"
-    return "leftover of a tool" if _has_part(path, _LEFTOVERS) else None
+    return "left over from a tool" if _has_part(path, _LEFTOVERS) else None
 
 
 def _has_part(path: str, patterns: tuple[str, ...]) -> bool:

@@ -238,8 +238,8 @@ def _tokenizers(seen: _Seen, meta_loader: MetaLoader, tmpdir: Path | None) -> It
         for check in check_tokenizers(seen.source, None, meta_loader, tmpdir):
             folder = check.name.partition(" ")[2]
             if folder in partial and check.result != "passed":
-                has = f"{folder or 'the root'} has only {', '.join(partial[folder])}"
-                text = f"{has} of a tokenizer: {check.reason}"
+                has = f"{folder or 'the root'} has only part of a tokenizer ({', '.join(partial[folder])})"
+                text = f"{has}: {check.reason}"
                 yield Symptom("tokenizer", text, cure)
 
 

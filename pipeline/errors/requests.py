@@ -36,7 +36,7 @@ class CastOverflow(UsageError, code="usage.overflow"):
     message = "{tensor} has values that overflow {dtype} (at least {count}), and --strict-dtype is set"
     hint = "use --dtype bfloat16 (the range of float32), or remove --strict-dtype"
 class NotDequantized(
-    UsageError, code="usage.dequantize", cure="remove it to copy quantized weights unchanged"
+    UsageError, code="usage.dequantize", cure="remove --dequantize to copy quantized weights unchanged"
 ):
     message = "--dequantize: {why}"
     hint = "{cure}"
@@ -60,7 +60,7 @@ class BadExperts(UsageError, code="usage.experts"):
     hint = "remove --experts; it can only stack or split unquantized weights, not convert quantized ones"
 class BadRanks(UsageError, code="usage.ranks"):
     message = "cannot use ranks {value}: {why}"
-    hint = "use epN for expert parallelism or ppN for a pipeline, such as ep8; see docs/layouts.md"
+    hint = "use epN for expert parallelism or ppN for pipeline parallelism, for example ep8; see docs/layouts.md"
 class TooLargeForHub(UsageError, code="usage.too_large_for_hub"):
     message = "{tensor} is too large for the Hub: it needs a file of {bytes} bytes (maximum: {most})"
     hint = "use a folder as the target, or make the tensor smaller with --dtype"
@@ -128,7 +128,7 @@ class PartOfCheckpoint(SourceError, code="source.part"):
     hint = "pass the folder instead: {folder}"
 class BucketNotFound(SourceError, code="source.no_bucket", setting="AWS_ENDPOINT_URL"):
     message = "{place}: bucket not found, or the folder is empty ({why})"
-    hint = "check the spelling; check {setting}{where}, then {again}"
+    hint = "check the spelling and {setting}{where}, then {again}"
 class LinkLoop(FolderNotFound, code="source.link_loop"):
     hint = "remove the symbolic link that points back to itself, then {again}"
 class PathTooLong(FolderNotFound, code="source.path_too_long"):
@@ -195,10 +195,10 @@ class CredentialUnknown(AccessError, code="access.credential_unknown", blames_wo
     hint = 'use an available credential, or ask the operator to add a [[credential]] with `name = "{name}"`'
 class CredentialScope(AccessError, code="access.credential_scope"):
     message = "credential {name} does not cover {use} access to {namespace} on {endpoint}; it covers {serves}"
-    hint = "choose a matching credential, or omit it to have one selected by namespace"
+    hint = "use a matching credential, or set none: reshard then selects one by namespace"
 class BadSignKey(AccessError, code="access.sign_key", blames_worker=True):
     message = "cannot use the key {key}: {why}"
-    hint = "docs/guides/signing.md shows how to create a key, and where workers look for it (RESHARD_SIGN_KEYS)"
+    hint = "docs/guides/signing.md explains how to create a key and where workers look for keys (RESHARD_SIGN_KEYS)"
 class CertificateExpired(BadSignKey, code="access.sign_key.expired"):
     message = "cannot use the key {key}: its certificate has expired or is not yet valid (valid until {until})"
     hint = "put a new certificate for the same key in the key file{where}, then {again}"
@@ -219,7 +219,7 @@ class ScopeMissing(AccessError, code="access.scope"):
     hint = "ask the operator for a token with that scope: `reshard token {name} --act`"
 class ApiTokenRefused(AccessError, code="access.api_token"):
     message = "{url} {why}"
-    hint = "ask its operator for a token (`reshard token NAME --act`), and set RESHARD_API_TOKEN"
+    hint = "ask its operator for a token (`reshard token NAME --act` creates one), and set RESHARD_API_TOKEN to it"
 class CrossSite(AccessError, code="access.cross_site"):
     message = "the request came from another site"
     hint = "open this service's web page and send the request from there"

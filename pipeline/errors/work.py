@@ -30,7 +30,7 @@ class TargetOccupied(TargetError, code="target.occupied"):
     hint = "preview the changes with `reshard plan`; choose another target, or {replace} to replace those files"
 class KeptOriginal(TargetError, code="target.kept_original"):
     message = "{kept} is the only copy of the original weights of {target} ({what}), and this run would delete it"
-    hint = "move it to keep it; to delete it, {replace}"
+    hint = "to keep it, move it somewhere else; to delete it, {replace}"
 class NothingKept(TargetError, code="target.nothing_kept"):
     message = "{target} does not keep earlier versions, so this run would overwrite the only copy of its source"
     hint = "publish to a different target; to replace the source, {replace}"
@@ -43,7 +43,7 @@ class TargetFull(TargetError, code="target.disk"):
 class NothingToRollBack(
     TargetError,
     code="target.nothing_to_roll_back",
-    cure="`reshard rollback` undoes the latest publication, as long as the earlier version is kept",
+    cure="`reshard rollback` undoes the latest publication if the earlier version was kept",
 ):
     message = "cannot roll back {commit}: {why}"
     hint = "nothing was changed; {cure}"
@@ -91,7 +91,7 @@ class HubUnreachable(HubError, code="hub.unreachable", setting="HF_ENDPOINT"):
     hint = "check the network and {setting}, then {again} to resume"
 class HubRefused(HubError, code="hub.refused", retryable=False):
     message = "{endpoint} refused {what}: {why}"
-    hint = "see the response above; nothing was published"
+    hint = "nothing was published; see the reason above"
 class ReadOnlyMirror(HubRefused, code="hub.read_only"):
     message = "{endpoint} is a read-only mirror, or does not accept {what}"
     hint = "nothing was published; publish to the Hub itself, or to a folder"
@@ -151,13 +151,13 @@ class TooManyReaders(QueueError, code="queue.readers", retryable=True):
     hint = "close some browser tabs, or try again later"
 class TooManyPlans(QueueError, code="queue.plans", retryable=True):
     message = "too many plans and rollbacks at once: the limit is {most}"
-    hint = "try again in a moment; queued jobs do not need to be retried"
+    hint = "try again in a moment; queued jobs are not affected"
 class TooManyQueued(QueueError, code="queue.too_many_queued"):
     message = "{name} already has {most} queued jobs, the limit per submitter"
     hint = "wait until some have started, cancel some, or ask the operator to raise RESHARD_MAX_QUEUED"
 class NoAnswer(QueueError, code="queue.no_answer"):
     message = "no healthy worker, control process or web server on this machine: {why}"
-    hint = "check its log, or set RESHARD_HEALTH_PORT for a worker and RESHARD_METRICS_PORT for the control process"
+    hint = "check the logs, or set RESHARD_HEALTH_PORT for a worker and RESHARD_METRICS_PORT for the control process"
 class WorkerNotFound(QueueError, code="queue.no_worker"):
     message = "{which} matches {name} (workers: {workers})"
     hint = "see `reshard fleet status`"

@@ -72,13 +72,13 @@ def _experts(names: Sequence[str], ranks: int) -> Shares:
         else:
             of |= {name: number * ranks // count for name, number in members.items()}
     notes = [
-        f"{counted(count, 'expert')} of {layers[0]}{f' and {len(layers) - 1} more layers' if layers[1:] else ''} cannot"
+        f"{counted(count, 'expert')} in {layers[0]}{f' and {len(layers) - 1} more layers' if layers[1:] else ''} cannot"
         f" be divided evenly among {ranks} ranks: every rank reads all of them"
         for count, layers in undivided.items()
     ]
     if not of:
         fused = next((name for name in names if FUSED.fullmatch(name)), None)
-        why = f"{fused} holds all experts of its layer; add --experts separate" if fused else "it has no such experts"
+        why = f"{fused} holds all experts of its layer; add --experts separate" if fused else "no experts to divide"
         raise BadRanks(value=f"ep{ranks}", why=notes[0] if notes else why)
     return Shares(of, tuple(notes))
 

@@ -46,7 +46,7 @@ def dequantised(tensors: Sequence[Tensor], config: str, modelopt: str | None, as
     known here, and BadScale.
     """
     if as_dtype is None:
-        raise NotDequantized(why="--dtype is required for the result", cure="add --dtype bfloat16")
+        raise NotDequantized(why="it also requires --dtype", cure="add --dtype bfloat16")
     known = _known(_settings(config))
     if modelopt is not None:
         _refuse_other_than_fp8(modelopt)
@@ -117,7 +117,7 @@ def _transposed(tensor: Tensor, axes: Sequence[int | None]) -> tuple[Piece, ...]
 def _scale_of(weight: Tensor, named: Mapping[str, Tensor], known: _Known) -> Scale:
     names = [name for end in ("_scale_inv", "_scale") if (name := f"{weight.name}{end}") in named]
     if len(names) != 1:
-        there = "both exist (need one)" if names else "are missing (need one)"
+        there = "both exist (only one is allowed)" if names else "are missing (one is required)"
         raise BadScale(
             tensor=weight.name,
             why=f"it is {weight.dtype}, but {weight.name}_scale_inv and {weight.name}_scale {there}",
@@ -131,7 +131,8 @@ def _scale_of(weight: Tensor, named: Mapping[str, Tensor], known: _Known) -> Sca
         left_out = grid[len(tensor.shape) :]  # dimensions of one element may be, at the end
         if tensor.shape + left_out == grid and prod(left_out) == 1:
             return Scale(_with_dimensions(tensor, len(grid)), block)
-    why = f"its shape is {[*tensor.shape]}, but {weight.name} of {[*weight.shape]} has one value per {known.told()}"
+    needs = f"{weight.name} with shape {[*weight.shape]} needs one value per {known.told()}"
+    why = f"its shape is {[*tensor.shape]}, but {needs}"
     raise BadScale(tensor=tensor.name, why=why)
 
 
@@ -199,7 +200,7 @@ def _of_groups(groups: object) -> _Known:
     blocks = {_block_size(one.get("block_structure"), "block_structure") for one in weights} - {None}
     in_fp8 = all((one.get("type"), one.get("num_bits")) == ("float", 8) for one in weights)
     if not (each and in_fp8 and each <= {"tensor", "channel", "block"} and len(blocks) == ("block" in each)):
-        raise NotDequantized(why=f"config_groups in config.json are {groups!r:.200}, and only fp8 is supported")
+        raise NotDequantized(why=f"config_groups in config.json are {groups!r:.200}, but only fp8 is supported")
     return _Known(frozenset(each), next(iter(blocks), None))
 
 
@@ -218,7 +219,7 @@ def _refuse_other_than_fp8(modelopt: str) -> None:
     settings = raw.get("quantization") if isinstance(raw, dict) else None
     algorithm = settings.get("quant_algo") if isinstance(settings, dict) else None
     if algorithm != "FP8":
-        raise NotDequantized(why=f"{MODELOPT} has {algorithm!r:.100}, and of ModelOpt only 'FP8' is supported")
+        raise NotDequantized(why=f"{MODELOPT} has {algorithm!r:.100}, but only 'FP8' is supported for ModelOpt")
 
 
 def _json(text: str, name: str) -> Any:

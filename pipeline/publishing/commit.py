@@ -240,7 +240,8 @@ def commit_on_head(target: Target, what: str, attempt: Callable[[str], Change | 
         return Published(commit, target.branch, found=False)
     if raced:
         raise TargetRaced(target=str(target.place), races=COMMIT_RACES)
-    raise HubUnreachable(endpoint=str(target.place), what=f"no answer to {COMMIT_RACES} commits of {what[:12]}")
+    failed = f"no response to {COMMIT_RACES} attempts to commit {what[:12]}"
+    raise HubUnreachable(endpoint=str(target.place), what=failed)
 
 
 @contextmanager

@@ -74,7 +74,7 @@ class Signer:
             if certificates[0].public_key() != private.public_key():
                 raise BadSignKey(key=key, why="its first certificate belongs to another key")
             if not _may_sign(certificates[0]):
-                raise BadSignKey(key=key, why="its certificate has neither usage digitalSignature nor codeSigning")
+                raise BadSignKey(key=key, why="its certificate allows neither digitalSignature nor codeSigning")
             if not certificates[0].not_valid_before_utc <= datetime.now(UTC) <= certificates[0].not_valid_after_utc:
                 raise CertificateExpired(key=key, until=f"{certificates[0].not_valid_after_utc:%Y-%m-%d}")
         return cls(path, builder, private, certificates)
@@ -223,7 +223,7 @@ class Trusted:
         public: Any = leaf.public_key()
         if not any(key == public for _, key in self.keys):
             if not _may_sign(leaf):
-                raise BadSignature(file=what, why="its certificate is not for signing")
+                raise BadSignature(file=what, why="its certificate does not allow signing")
             store = X509Store()
             store.set_flags(X509StoreFlags.PARTIAL_CHAIN)  # each is trusted, also one that is no root
             for authority in self.authorities:

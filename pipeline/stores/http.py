@@ -140,7 +140,7 @@ class HubSource:
         if response.status_code == 206:
             range_, _, total = response.headers.get("content-range", "").partition("/")
             if range_ != f"bytes {at}-{stop - 1}":
-                raise self._changed(f"{file.path}: requested bytes {at}-{stop - 1}, but got others")
+                raise self._changed(f"{file.path}: requested bytes {at}-{stop - 1}, but got different ones")
         else:
             total = response.headers.get("content-length", "")
             if at != 0:

@@ -213,8 +213,8 @@ class BucketObjects:
                 self.look()
             token = self._api.kept_xet_token(f"{self._bucket.path}/xet-write-token")
         if token is None:
-            why = "it gives out no Xet token for buckets"
-            raise HubRefused(endpoint=self._api.endpoint, what=f"writing to {self.place}", why=why)
+            why = "it does not issue Xet tokens for buckets"
+            raise HubRefused(endpoint=self._api.endpoint, what=f"a write to {self.place}", why=why)
 
     def listed(self) -> Listing:
         with self._meaning():

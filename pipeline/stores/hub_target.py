@@ -190,7 +190,7 @@ class HubTarget:
                     number = self.api.open_pull_request(self.place.repo, title, message)
                 except httpx2.TransportError as error:
                     if UNLISTED in self.api.notes:  # it may be open, and another one would be opened each time
-                        why = f"no answer ({error}), and it lists no pull requests: check there before trying again"
+                        why = f"no response ({error}), and it cannot list pull requests: look there before trying again"
                         raise HubRefused(endpoint=self.api.endpoint, what="a pull request", why=why) from error
                     self.api.after(retry, error)
                     number = self._find(author, digest)

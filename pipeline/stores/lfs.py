@@ -190,7 +190,7 @@ class Upload:
         except ValueError as error:
             raise self._refused(f"invalid upload parts: {error}") from error
         if len(urls) != ceil(self._size / part_size):
-            raise self._refused(f"{counted(len(urls), 'part')} of {part_size:,} bytes do not make {self._size:,}")
+            raise self._refused(f"{counted(len(urls), 'part')} of {part_size:,} bytes do not add up to {self._size:,}")
         parts = []
         for number, url in enumerate(urls, 1):
             start = (number - 1) * part_size

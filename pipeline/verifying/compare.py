@@ -141,7 +141,8 @@ def moved(pair: Pair, theirs: OpenedSide, ours: OpenedSide) -> str | None:
     named = was.stem == is_.stem or (was.stem not in discover.SOUGHT_STEMS and is_.stem in discover.SOUGHT_STEMS)
     if not mapped and (str(was) == str(is_) or (found and named and was.variant == is_.variant)):
         return None
-    return f"{entry(ours, pair.output)}: it is {was} in the source, and loaders that look for that will not find it"
+    told = f"it is {was} in the source, and loaders that look for that name will not find it"
+    return f"{entry(ours, pair.output)}: {told}"
 
 
 def _called(side: OpenedSide, checkpoint: Checkpoint) -> Name:
@@ -322,7 +323,7 @@ def check_ties(models: Mapping[Name, ModelCheck], was_read: Read) -> list[Check]
         if twice := models[name].stored_twice:
             differing = [f"{one} and {other}" for one, other in twice.items() if read[one].blake3 != read[other].blake3]
             figures = {"stored_twice": len(twice), "differ": len(differing)}
-            reason = "loaders use one copy or both; use --against to see whether the source has the same"
+            reason = "loaders use one copy or both; use --against to see whether the source has the same difference"
             reason = f"different bytes in {', '.join(some(differing))}: {reason}" if differing else ""
             result: Result = "inconclusive" if differing else "passed"
             checks.append(Check(f"ties of {name}", result, "BLAKE3 of both copies", reason, figures))

@@ -91,7 +91,8 @@ def compare_loads(meta_loader: MetaLoader, source: Path, output: Path, options: 
         return after
     if before.output != after.output:
         return replace(after, result="failed", reason="one forward pass produces a different output than the source")
-    same = f"; {counted(len(after.in_no_file), 'parameter', 'is')} in no file of either" if after.in_no_file else ""
+    absent = counted(len(after.in_no_file), "parameter", "is")
+    same = f"; {absent} in no file on either side" if after.in_no_file else ""
     return replace(
         after, result="equal", reason=f"one forward pass produces the same output as the source, bit for bit{same}"
     )
@@ -112,7 +113,7 @@ def check_load(
     """
     level = f"loaded by {options.loader}, one forward pass"
     if not _files(output):
-        return Check("load", "skipped", level, "no safetensors files and config.json at its top level")
+        return Check("load", "skipped", level, "no safetensors files with a config.json at its top level")
     comparable = source is not None and bool(_files(source))
     with ExitStack() as fetched:
         here = fetched.enter_context(_as_folder(output, tick, tmpdir))

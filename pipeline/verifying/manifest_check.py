@@ -139,7 +139,7 @@ def _index_findings(manifest: Manifest, indexes: Mapping[str, Index]) -> Iterato
         if others := names - manifest.files.keys():
             yield f"{path} lists {_example(others)}, but {MANIFEST} does not"
     if unnamed := {path for path in manifest.files if is_numbered(path) and path.endswith(SUFFIX)} - named:
-        yield f"no index lists {_example(unnamed)}, published with an index"
+        yield f"no index lists {_example(unnamed)}, which was published with an index"
 
 
 def _commit_findings(manifest: Manifest, sha256: str, described: Publication) -> Iterator[str]:

@@ -308,10 +308,10 @@ class _Child:
             return answer
         except (EOFError, ConnectionError):
             raise _ChildLost(
-                f"no answer within {seconds:g} s" if time.monotonic() >= deadline else self._ending()
+                f"no response within {seconds:g} s" if time.monotonic() >= deadline else self._ending()
             ) from None
         except OSError:  # of a length that is more than was asked for
-            raise _ChildLost(f"its answer exceeds {limits.RELOAD_ANSWER:,} bytes") from None
+            raise _ChildLost(f"its response exceeds {limits.RELOAD_ANSWER:,} bytes") from None
         finally:
             late.cancel()
 

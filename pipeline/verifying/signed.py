@@ -29,7 +29,7 @@ def check_signatures(output: Source, trusted: Trusted, builder: str | None, deep
     signature = _read(output, SIGNATURE, trusted)
     signed, name = signature.files, signature.statement["subject"][0]["name"]
     if signature.statement["predicateType"] != _MODEL:
-        raise BadSignature(file=SIGNATURE, why="it is another statement, not the signature of a model")
+        raise BadSignature(file=SIGNATURE, why="it is another statement, not a model signature")
     if output.pin.named not in (None, name):
         raise SignedElsewhere(file=SIGNATURE, place=output.pin.named, name=name)
     listed = {path: file for path, file in output.files().items() if path not in UNSIGNED and not is_tool_file(path)}
@@ -63,7 +63,7 @@ def _provenance(output: Source, trusted: Trusted, builder: str | None, signed: M
     if builder not in (None, told.builder):
         findings.append(f"it was built by {told.builder}, not by {builder}")
     if subjects != {path: digest for path, digest in signed.items() if path != PROVENANCE}:
-        findings.append(f"{PROVENANCE} is about other files than {SIGNATURE}")
+        findings.append(f"{PROVENANCE} describes different files than {SIGNATURE}")
     reason = f"built by {told.builder} on {told.finished}, from {told.source}"
     reason += "".join(f", {step}" for step in chain.steps) + (f"; {chain.broken}" if chain.broken else "")
     result: Result = "failed" if findings else "inconclusive" if chain.broken else "passed"
@@ -126,7 +126,7 @@ def _breaks(link: Signed, made_from: list[dict[str, Any]]) -> str:
     if not read:
         return "no sha256 of its files was listed"
     if other := sorted(path for path, digest in read.items() if link.files.get(path) != digest):
-        return f"its statement does not have the bytes that were read of {first(other)}"
+        return f"its statement lists different bytes than were read for {first(other)}"
     return ""
 
 

@@ -221,7 +221,7 @@ def _check_total(
         text = f"{index_path} has {TOTAL_PARAMETERS} {str(parameters)[:40]!r}, which is not a count"
         yield Finding("total_parameters", text, index_path)
     if "total_size" not in metadata:
-        yield Finding("no_total_size", f"{index_path} has no total_size, which loaders do not need", index_path)
+        yield Finding("no_total_size", f"{index_path} has no total_size (loaders do not need it)", index_path)
         return
     stated = metadata["total_size"]
     counted = [

@@ -132,7 +132,7 @@ def _exchanged(names: Mapping[str, str], believed: bool) -> Check:
     """Told before everything else: with such rules, other weights under the right names are no difference."""
     shown = some([f"{new} has the bytes of the source's {old}" for new, old in sorted(names.items())], EXCHANGED_SHOWN)
     result: Result = "passed" if believed else "inconclusive"
-    level = "source names that the naming options give to another tensor"
+    level = "source names that the naming options assign to another tensor"
     return Check("exchanged names", result, level, ", ".join(shown), {"tensors": len(names)})
 
 
@@ -178,7 +178,7 @@ def ask_class(
     if checkpoint.name.suffix == GGUF:
         return ModelCheck("skipped", NO_CLASS)
     if side.found.stays_whole:
-        return ModelCheck("skipped", "such weights have their own loader, for more than one model")
+        return ModelCheck("skipped", "adapters and similar weights are not checked against a model class")
     path = join(checkpoint.name.folder, "config.json")
     places = [(side.source, path)]
     if theirs and before:
@@ -210,4 +210,5 @@ def _judged(verdict: ModelCheck, alone: bool) -> tuple[Result, str]:
     if complaints := [*verdict.missing, *verdict.mismatched, *verdict.errors]:
         misses = f"{verdict.class_name} misses or rejects {complaints[0]}"
         return "inconclusive", f"{misses}; use --against to see whether its source does too"
-    return "passed", f"{verdict.class_name} has all its tensors, and no use for others such as {verdict.unexpected[0]}"
+    unused = f"does not use others, such as {verdict.unexpected[0]}"
+    return "passed", f"{verdict.class_name} has all its tensors and {unused}"

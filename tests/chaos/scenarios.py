@@ -33,7 +33,7 @@ MOMENTS = {
     "copying": Moment(lambda work: work.upload),
     "after the last receipt": Moment(lambda work: rf"^POST /api/models/{work.target}/preupload/"),
     "before the commit": Moment(lambda work: work.commit, lost=True),
-    "after the commit, before its answer": Moment(lambda work: work.commit, when="answer"),
+    "after the commit, before its response": Moment(lambda work: work.commit, when="answer"),
     "confirming": Moment(lambda work: rf"^GET /{work.target}/resolve/"),
 }
 

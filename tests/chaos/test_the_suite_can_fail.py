@@ -15,7 +15,7 @@ from tests.hub.process import HubProcess
 
 
 def killed_after_the_commit(service: Service, transport: Transport) -> None:
-    scenarios.child_killed(service, transport, scenarios.MOMENTS["after the commit, before its answer"])
+    scenarios.child_killed(service, transport, scenarios.MOMENTS["after the commit, before its response"])
 
 
 # guard -> the schedule that needs it, on how many machines, and what may be violated without it

@@ -208,22 +208,22 @@ def of_theirs(deed: Deed, code: str = "") -> Row:
 WEATHER: dict[str, Row] = {
     "429 storm": Row(storm, transports=BOTH),
     "503 on every endpoint": Row(each_once("status", status=503), transports=BOTH),
-    "503 on every endpoint, with a word of when": Row(
+    "503 on every endpoint, with Retry-After": Row(
         each_once("status", status=503, headers={"Retry-After": "0"}), transports=BOTH
     ),
-    "reset before the answer": Row(each_once("reset"), transports=BOTH),
-    "answer cut after its head": Row(each_once("truncate", "GET", after=0), transports=BOTH),
-    "answer cut in its body": Row(each_once("truncate", "GET", after=20), transports=BOTH),
-    "every answer cut in its head": Row(each_once("truncate_head", after=40), transports=BOTH),
-    "call's answer cut in its head": Row(head_cut(lambda w: rf"^GET /api/models/{w.source}/tree/", 12)),
-    "download's answer cut in its head": Row(head_cut(weights, 60)),
-    "upload's answer cut in its head": Row(head_cut(lambda w: w.upload, 12), transports=BOTH),
-    "commit's answer cut in its head": Row(head_cut(lambda w: w.commit, 60)),
-    "request cut in its body": Row(each_once("reset_upload", "POST|PUT", after=20), transports=BOTH),
-    "answer lost": Row(each_once("lost_response", "POST|PUT"), transports=BOTH),
+    "connection reset before the response": Row(each_once("reset"), transports=BOTH),
+    "response cut off after its headers": Row(each_once("truncate", "GET", after=0), transports=BOTH),
+    "response cut off in its body": Row(each_once("truncate", "GET", after=20), transports=BOTH),
+    "every response cut off in its headers": Row(each_once("truncate_head", after=40), transports=BOTH),
+    "API call's response cut off in its headers": Row(head_cut(lambda w: rf"^GET /api/models/{w.source}/tree/", 12)),
+    "download's response cut off in its headers": Row(head_cut(weights, 60)),
+    "upload's response cut off in its headers": Row(head_cut(lambda w: w.upload, 12), transports=BOTH),
+    "commit's response cut off in its headers": Row(head_cut(lambda w: w.commit, 60)),
+    "request cut off in its body": Row(each_once("reset_upload", "POST|PUT", after=20), transports=BOTH),
+    "response lost": Row(each_once("lost_response", "POST|PUT"), transports=BOTH),
     "tokens and URLs expire": Row(short_lives, transports=BOTH, came=something_expired),
     "wrong bytes once": Row(fault(weights, "wrong_bytes", at=900_000, times=1)),
-    "wrong bytes for good": Row(fault(weights, "wrong_bytes", at=900_000), state=FAILED, code="proof.source_corrupt"),
+    "wrong bytes every time": Row(fault(weights, "wrong_bytes", at=900_000), state=FAILED, code="proof.source_corrupt"),
     "storage full": Row(full, state=FAILED, code="hub.quota", transports=BOTH),
     "commit refused": Row(fault(lambda w: w.commit, "status", status=403), state=FAILED, code="access.no_write"),
     "others commit other files": Row(deed=somebody_else_commits, moment=COMMITTING, others=1),
@@ -235,18 +235,18 @@ WEATHER: dict[str, Row] = {
         deed=the_target_is_moved(elsewhere), moment=COMMITTING, called=elsewhere, state=FAILED, code="target.moved"
     ),
     "an object is lost": Row(deed=an_object_is_lost, moment=COPIED),
-    "Hub away": Row(deed=the_hub_dies(1), moment=COPYING),
+    "Hub unreachable": Row(deed=the_hub_dies(1), moment=COPYING),
     "source renamed": of_theirs(the_source_is_renamed),
     "source gated": of_theirs(the_source_is_gated, "source.gated"),
     "source force-pushed": of_theirs(the_source_is_squashed),
-    "source force-pushed, its commit gone": of_theirs(the_source_forgets, "source.changed"),
+    "source force-pushed, and its commit is gone": of_theirs(the_source_forgets, "source.changed"),
     "source deleted": of_theirs(the_source_goes, "source.not_found"),
 }
 
 # The other half of the table is what test_kills.py kills.
 KILLS: dict[str, Scenario] = {
     "child killed": scenarios.child_killed,
-    "control killed": scenarios.control_and_worker_killed,
+    "control process killed": scenarios.control_and_worker_killed,
     "broker killed": scenarios.broker_killed,
     "everything killed": scenarios.all_killed,
     "worker hangs": scenarios.zombie_comes_back,
@@ -265,12 +265,12 @@ def others(hub: HubProcess) -> None:
 SLOW = {
     "429 storm",
     "503 on every endpoint",
-    "reset before the answer",
-    "every answer cut in its head",
-    "answer cut after its head",
+    "connection reset before the response",
+    "every response cut off in its headers",
+    "response cut off after its headers",
     "tokens and URLs expire",
 }
-QUICK_OVER_XET = {"503 on every endpoint, with a word of when"}
+QUICK_OVER_XET = {"503 on every endpoint, with Retry-After"}
 CASES = [
     pytest.param(
         name, transport, id=f"{name}-{transport}",

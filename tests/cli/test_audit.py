@@ -46,7 +46,7 @@ def test_an_audit_is_a_table_json_and_a_page_and_fails_if_a_model_is_wrong(
     assert re.search(rf"{re.escape(str(file))}: {counts}\d+ Hub calls\n$", done.out)
     error, hint = done.err.splitlines()[-2:]
     assert error.startswith(
-        f"error[proof.audit]: {file}: 2 of 4 models are wrong; the worst is {namespace.repo('short')}:"
+        f"error[proof.audit]: {file}: 2 of 4 models failed the audit; the worst is {namespace.repo('short')}:"
     )
     assert hint.startswith("hint: use --json")
 
@@ -101,7 +101,7 @@ def test_what_cannot_be_audited_is_one_line_with_its_exit_code(
     (tmp_path / "broken.yaml").write_text("name: [")
     for typed, code, said in (
         (["nobody-of-this-name"], 2, "nobody-of-this-name has no models on"),
-        ([namespace.name, "--against", file], 2, f"no entry of the catalog mirror has a target of {namespace.name}"),
+        ([namespace.name, "--against", file], 2, f"no entry in catalog mirror has a target that {namespace.name} owns"),
         ([namespace.name, "--against", tmp_path / "broken.yaml"], 2, f"{tmp_path}/broken.yaml, line 2"),
         ([namespace.name, "--against", tmp_path / "none.yaml"], 2, f"cannot read {tmp_path}/none.yaml"),
         ([namespace.name, "--against", "mistralai"], 2, "--against mistralai: use a catalog file, or a template"),

@@ -213,7 +213,7 @@ ROWS: dict[str, tuple[Spoil, str, int, str, str]] = {
     "two files have one name": (
         lambda s: s.files.update({SECOND: s.files[FIRST]}), "checkpoint.duplicate_tensor", 5, FIRST, "",
     ),
-    "header repeats a field": (lambda s: s.spoil_header(twice), "checkpoint.header", 5, "once each", ""),
+    "header repeats a field": (lambda s: s.spoil_header(twice), "checkpoint.header", 5, "exactly once", ""),
     "header claims 100 GB": (
         lambda s: s.files.update({FIRST: (100 * 10**9).to_bytes(8, "little") + s.files[FIRST][8:]}),
         "checkpoint.header", 5, "100,000,000,000", "",

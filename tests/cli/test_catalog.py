@@ -245,7 +245,7 @@ def test_a_schedule_with_an_older_text_is_said_until_the_command_that_is_named_u
     before = queue("schedule", "show", "nightly", "--json").documents[0]
     assert before["outdated"] is True
     updated = queue(*shlex.split(update)[1:])
-    assert updated.out == f"Updated schedule nightly: submits catalog mine, {again['digest'][:12]}\n", updated.err
+    assert updated.out == f"Updated schedule nightly: now submits catalog mine, {again['digest'][:12]}\n", updated.err
     after = queue("schedule", "show", "nightly", "--json").documents[0]
     assert (after["digest"], after["catalog"]["at_once"], after["outdated"]) == (again["digest"], 2, False)
     assert [after[kept] for kept in ("cron", "next", "runs")] == [before[kept] for kept in ("cron", "next", "runs")]

@@ -117,7 +117,7 @@ def test_a_silent_worker_is_shown_with_what_to_do(queue: Queue, url: str) -> Non
     (one,) = fleet["silent"]
     assert (one["name"], one["why"]) == (worker.name, "unknown") and fleet["workers"] == []
     assert {**one, "says": ""} == {**service["silent"][0], "says": ""}
-    assert re.search(r"^worker +there:7 has not been heard from for \d+ s: check it on its machine$", shown, re.M)
+    assert re.search(r"^worker +there:7 has not been heard from for \d+ s: check the machine it runs on$", shown, re.M)
     assert "not running" not in shown and queue("fleet", "status", "--json").documents[0]["silent"] == []
 
 

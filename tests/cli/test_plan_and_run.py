@@ -25,7 +25,7 @@ def test_a_plan_shows_what_would_be_written_and_writes_nothing(reshard: Run, mod
     done = reshard("plan", model, "--to", tmp_path / "out", "--size", "3300B")
     assert done.code == 0, done.err
     assert re.search(
-        r"^10 tensors in 1 file \([\d,]+ bytes\) -> 4 files \([\d,]+ bytes\) of at most 3,300 bytes$", done.out, re.M
+        r"^10 tensors in 1 file \([\d,]+ bytes\) -> 4 files \([\d,]+ bytes\), up to 3,300 bytes each$", done.out, re.M
     )
     assert "model-00001-of-00004.safetensors  3," in done.out
     assert "copied    2 files: config.json, tokenizer.json" in done.out
@@ -55,7 +55,7 @@ def test_a_plan_without_a_target_is_of_the_cut_alone(reshard: Run, model: Path) 
     assert facts["transports"] == {"source": "file", "target": ""}
     assert facts["target"] is None and not facts["deletes"] and not facts["in_place"] and not facts["needs"]["target"]
     said = reshard("plan", model, "--size", "3300B").out
-    assert re.match(rf"{model}@\w+\n10 tensors in .* of at most 3,300 bytes\n", said), said
+    assert re.match(rf"{model}@\w+\n10 tensors in .*, up to 3,300 bytes each\n", said), said
     for of_a_target in ("deletes", "overwrites", "warning", "writes", "for the target", "rollback", "->  "):
         assert of_a_target not in said, said
 
@@ -144,7 +144,7 @@ def test_what_others_changed_in_the_target_is_a_warning_of_the_plan_and_the_end_
     shown = reshard("plan", *typed)
     assert shown.code == 0, shown.err
     assert "others changed 26 files in the target since reshard last published; " in shown.out
-    assert "a run fails (exit code 7) unless you use --overwrite" in shown.out
+    assert "a run will fail (exit code 7) unless you use --overwrite" in shown.out
     assert re.search(rf"^drift +{changed[0].name} was replaced$", shown.out, re.MULTILINE)
     assert re.search(r"^drift +6 more; use `reshard plan --all` to show them$", shown.out, re.MULTILINE)
     assert "more" not in reshard("plan", *typed, "--all").out.replace("more-", "")
@@ -168,7 +168,7 @@ def test_another_model_in_the_target_is_refused_listed_replaced_when_asked_and_b
     shown = reshard("plan", model, "--to", out, "--size", "3300B").out
     assert re.search(r"^overwrites +config\.json, 2 bytes$", shown, re.MULTILINE)
     assert re.search(r"^deletes +model-00001-of-00002\.safetensors, 6 bytes$", shown, re.MULTILINE)
-    assert "a run fails (exit code 7) unless you use --overwrite to replace them" in shown
+    assert "a run will fail (exit code 7) unless you use --overwrite to replace them" in shown
     assert "rollback" in reshard("plan", model, "--to", out, "--size", "3300B", "--overwrite").out
     assert reshard("run", model, "--to", out, "--size", "3300B", "--overwrite").code == 0
     undone = reshard("rollback", out)
@@ -269,7 +269,7 @@ def test_verbose_shows_the_figures_of_each_check(reshard: Run, model: Path, tmp_
     told = reshard("run", model, "--to", tmp_path / "out", "--size", "3300B", "--verbose")
     assert len(re.findall("Nothing to do|up to date", told.out + told.err)) == 2, "once, in one line"
     planned = reshard("plan", model, "--to", tmp_path / "out", "--size", "3300B").out
-    assert planned.splitlines()[1:] == ["Nothing to do: target is up to date"]
+    assert planned.splitlines()[1:] == ["Nothing to do: the target is up to date"]
 
 
 def test_quiet_writes_the_commit_and_nothing_else(reshard: Run, model: Path, tmp_path: Path) -> None:

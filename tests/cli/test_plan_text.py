@@ -50,7 +50,7 @@ def test_a_summary_says_what_goes_where_in_how_many_files_and_what_moves() -> No
     said = summary_text(plan(carried=carried, left_out=left, notes=NOTES[:1]))
     assert said.splitlines() == [
         "them/m@0123456789ab -> us/m",
-        "weights      1 file (90.9 MB) -> 3 files (90.9 MB) of at most 30,000,000 bytes",
+        "weights      1 file (90.9 MB) -> 3 files (90.9 MB), up to 30,000,000 bytes each",
         "other files  10 copied unchanged, 1 skipped",
         "moves        reads 91.7 MB (3 Xet requests), uploads about 491 kB",
         "note         note 0",
@@ -62,11 +62,11 @@ def test_a_summary_has_at_most_eight_lines_whatever_there_is_to_tell() -> None:
     replaced = [Replaced(path="a", size=1, deleted=False), *[Replaced(path="b", size=1, deleted=True)] * 2]
     surprising = {"occupied": ["a", "b"], "drift": ["c is gone"] * 9, "replaced": replaced, "notes": NOTES}
     said = summary_text(plan(carried=[Sized(path="c", size=1)], **surprising)).splitlines()
-    refuses = "a run fails (exit code 7) unless you use --overwrite to replace them"
+    refuses = "a run will fail (exit code 7) unless you use --overwrite to replace them"
     assert said[3:] == [
         "target       overwrites 1 file, deletes 2 files",
         "moves        reads 91.7 MB (3 Xet requests), uploads about 491 kB",
-        f"warning      2 files in the target, not published by reshard from this source: a, b; {refuses}",
+        f"warning      2 files in the target not published by reshard from this source: a, b; {refuses}",
         f"warning      others changed 9 files in the target since reshard last published; {refuses}",
         "more         4 notes; use -v to show them",
     ]
@@ -126,6 +126,6 @@ def test_a_plan_says_how_much_moves_and_by_what(transports: tuple[str, str], for
 
 def test_a_published_plan_has_nothing_to_do() -> None:
     said = plan_text(plan(published="c" * 40))
-    assert said == "them/m@0123456789ab -> us/m\nNothing to do: target is up to date"
+    assert said == "them/m@0123456789ab -> us/m\nNothing to do: the target is up to date"
     noted = plan_text(plan(published="c" * 40, notes=["theirs.txt: not covered by the signature"]))
     assert noted == f"{said}\nnote  theirs.txt: not covered by the signature"

@@ -427,7 +427,7 @@ def test_up_submit_and_down_do_what_run_does(reshard: Run, model: Path, tmp_path
             refused = reshard("web", env=env)
         assert service["started"] == ["broker", "control", "worker"]
         own, lacking, without = service["notes"]
-        assert own == f"jobs can access your folders: {home} (set RESHARD_ALLOWED_FOLDERS to change this)"
+        assert own == f"jobs can access these folders: {home} (set RESHARD_ALLOWED_FOLDERS to change this)"
         assert lacking.startswith("the worker has no token")
         said = f"RESHARD_WEB_PORT={env['RESHARD_WEB_PORT']}: cannot listen on 127.0.0.1: Address already in use"
         assert without == f"the web page was not started: {said}" and service["page"] is None

@@ -217,11 +217,11 @@ def test_a_worker_is_added_and_removed(site: Site) -> None:
 def test_it_is_upgraded_and_goes_back_while_a_job_is_at_work(site: Site) -> None:
     job = site.slow_job("acme/upgraded")
     site.type(f"sed -i 's/^version = .*/version = \"{NEXT}\"/' pyproject.toml")
-    site.follow("Upgrade, and back", f"venv /opt/reshard-{NEXT}")
+    site.follow("Upgrade and roll back", f"venv /opt/reshard-{NEXT}")
     wait_for(lambda: site.processes() == {("control", NEXT), ("worker", NEXT)}, "the new release", 120)
     site.done(job)
     other = site.slow_job("acme/downgraded")
-    site.follow("Upgrade, and back", f"ln -sfn reshard-{NOW}")
+    site.follow("Upgrade and roll back", f"ln -sfn reshard-{NOW}")
     wait_for(lambda: site.processes() == {("control", NOW), ("worker", NOW)}, "the old release", 120)
     site.done(other)
 

@@ -186,7 +186,7 @@ def test_what_llama_cpp_takes_beside_a_model_is_carried_whole(tmp_path: Path, go
 @pytest.mark.parametrize(("name", "told_by"), [("MMPROJ-F16.gguf", "name"), ("vision.gguf", "keys")])
 def test_what_goes_beside_a_model_is_none(tmp_path: Path, name: str, told_by: str, go: Run) -> None:
     ggufs.save(tmp_path / "model" / name, {"v": ("F16", (4,))}, architecture="clip")
-    says = f"{name} goes with another model, by its {told_by}, and is never resharded"
+    says = f"{name} belongs to another model, according to its {told_by}, and is never resharded"
     with pytest.raises(NoWeights, match=says) as caught:
         go(tmp_path / "model", tmp_path / "out")
     assert "reshard the model it belongs to" in caught.value.next_step
@@ -367,7 +367,7 @@ def test_no_tensor_gets_a_longer_name_than_llama_cpp_takes(tmp_path: Path, go: R
     ggufs.save(folder / "tiny.gguf", {"a": ("F32", (4,)), "b": ("F32", (4,))})
     go(folder, out, rename=((("^a$", "ä" * 31 + "a"),)))
     assert ggufs.read(out / "tiny.gguf").tensors.keys() == {"ä" * 31 + "a", "b"}
-    with pytest.raises(BadRename, match="has 64 bytes, and the limit for tensor names in this GGUF model is 63"):
+    with pytest.raises(BadRename, match="is 64 bytes long, but names in this GGUF model can have at most 63"):
         go(folder, out, rename=(("^a$", "ä" * 32),))
     long = "first_stage_model." * 5
     ggufs.save(folder / "tiny.gguf", {long: ("F32", (4,)), "b": ("F32", (4,))})

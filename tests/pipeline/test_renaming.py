@@ -60,7 +60,7 @@ def test_two_names_that_become_one_are_an_error_that_names_both() -> None:
         (r"- (a): 'b\2'", "is not a group"),
         (r"- (a): 'b\n'", "is not a group"),
         (r"- (?P<x>a): '\g<y>'", "is not a group"),
-        ("- '': b", "some"),
+        ("- '': b", "cannot be empty"),
         (f"- a: {'b' * (RENAME_TEXT_MAX + 1)}", f"{RENAME_TEXT_MAX} characters"),
         (f"- {'b' * (RENAME_TEXT_MAX + 1)}: a", f"{RENAME_TEXT_MAX} characters"),
         (r"- '(?:\pL{1,50}){1,20}': b", "too large"),
@@ -72,8 +72,8 @@ def test_two_names_that_become_one_are_an_error_that_names_both() -> None:
         ("- a", "one regular expression and its replacement"),
         ("- a:", "one regular expression and its replacement"),
         ("- 1: b", "one regular expression and its replacement"),
-        (r'- "a": "\ud800"', "is not Unicode"),
-        (r'- "\udfff": a', "is not Unicode"),
+        (r'- "a": "\ud800"', "is not valid Unicode"),
+        (r'- "\udfff": a', "is not valid Unicode"),
         ("- a: b\n- [a", "not YAML, line 2"),
         ("[" * 2000, "not YAML"),
         ("- !!python/object/apply:os.system [id]", "not YAML"),
@@ -92,7 +92,7 @@ def test_a_name_that_no_file_or_screen_takes_is_refused(new: str) -> None:
 
 @pytest.mark.parametrize("rule", [Rule("x*", "y" * 400), Rule(".+", "")])
 def test_a_name_that_becomes_nothing_or_grows_beyond_all_names_is_refused(rule: Rule) -> None:
-    with pytest.raises(BadRename, match=r"'xx\.weight' of model would have"):
+    with pytest.raises(BadRename, match=r"'xx\.weight' in model would have"):
         renamed(["xx.weight"], [rule], "model")
     with pytest.raises(BadRename, match="1,001 characters"):
         renamed(["n" * (RENAME_NAME_MAX + 1)], [Rule("a", "b")], "model")

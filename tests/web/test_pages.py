@@ -201,14 +201,14 @@ def test_a_preview_compares_layouts_and_marks_one(site: Site, tmp_path: Path) ->
         return told, [row for row in cells if row]
 
     told, rows = layouts()
-    assert told == "For transformers at 1.0 Gbit/s."
+    assert told == "Figures for transformers at 1.0 Gbit/s."
     assert [row[0].partition(" <")[0] for row in rows] == [
         "as it is", "50 GB files", "5 GB files", "5 GB files, aligned", "512 MB files",
     ]  # fmt: skip
     assert rows[0][1] == "7" and rows[1][1] == "1"
     assert sum("<strong>recommended</strong>" in row[0] for row in rows) == 1
     told, rows = layouts(ranks="ep2")
-    assert told.endswith(", each rank of ep2.") and rows[3][0].startswith("for ep2, aligned")
+    assert told.endswith(", for each rank of ep2.") and rows[3][0].startswith("for ep2, aligned")
 
 
 def planned(store: JobStore, leases: Leases, folder: Path) -> tuple[str, Plan]:
@@ -261,7 +261,7 @@ def test_each_file_says_how_far_it_is(site: Site, store: JobStore, leases: Lease
         assert copying.count('s-copying">') >= 2 and "worker-a" in copying
         assert leases.seal(lease, receipts(plan, 0)[:1]) == "ok"
         sealed = client.get(f"/jobs/{job}").text
-        assert sealed.count("s-sealed") == 1 and "stored a file of" in sealed
+        assert sealed.count("s-sealed") == 1 and "group:00000: stored a " in sealed
         assert "group:00000" in client.get("/").text
 
 
@@ -295,7 +295,7 @@ def test_the_last_day_is_drawn(site: Site, store: JobStore, leases: Leases) -> N
     followed(store)
     with signed_in(site) as client:
         seen = client.get("/").text
-    assert "2 times in 24 h (a retried job counts each time)" in seen
+    assert "2 jobs in 24 h (a retried job counts each time)" in seen
     failures = seen.partition("Failures in the last 24 hours")[2].partition("</table>")[0]
     assert re.findall(">(Times|[0-9]+)</t[hd]>", failures) == ["Times", "2"] and NoWeights.code in failures
     assert "120 of 1,000 left now" in seen and "12 % left" in seen and "k-scarce" in seen

@@ -75,13 +75,13 @@ def test_the_page_of_an_error_speaks_of_the_page() -> None:
 
 def test_hints_of_a_job_lead_to_its_buttons() -> None:
     for code, words in (
-        ("target.drift", f'<a href="/jobs/{JOB}#do-retry">Retry, replacing what others changed</a>.'),
+        ("target.drift", f'<a href="/jobs/{JOB}#do-retry">Retry with “Also replace files” selected</a>.'),
         ("job.under_way", f'<a href="/jobs/{JOB}#do-cancel">Cancel</a> first'),
     ):
         _, kept = each(by_code()[code])
         assert words in said(kept)[1]
     of_a_catalog = sentence("then `reshard retry JOB --anew`")
-    assert of_a_catalog == "Then Retry, planned again.", "it is for many jobs, which are linked below it"
+    assert of_a_catalog == "Then Retry with “Plan again” selected.", "it is for many jobs, which are linked below it"
 
 
 @pytest.mark.parametrize("name", Options.model_fields)

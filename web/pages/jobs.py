@@ -184,7 +184,7 @@ def _told(event: Happened) -> str:
             again = f", attempt {event.attempt}" if (event.attempt or 1) > 1 else ""
             return f"{fields['worker']} started {unit}{again}"
         case "sealed":
-            return f"{unit}: stored a file of {human_bytes(event.bytes or 0)}"
+            return f"{unit}: stored a {human_bytes(event.bytes or 0)} file"
         case "finished":
             return f"{unit}, in {lasted(event.took)}" if event.took is not None else unit
         case "lost":

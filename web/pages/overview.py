@@ -19,7 +19,7 @@ from reshard.client.text import clock, count, human_bytes
 from reshard.web.pages.charts import Chart, bars
 from reshard.web.pages.site import Call, Page, Reply, act, page
 
-SILENT = "no sign of life"  # of a worker that has work
+SILENT = "not responding"  # of a worker that has work
 _CHILD = re.compile(r"\.\d+$")  # the number that a worker's child has behind its name
 RECENT = 8  # jobs that ended last
 SPANS = (1, 7, 30, 365)  # days of usage
@@ -89,7 +89,7 @@ def _charts(hours: list[tuple[float, dict[str, int]]]) -> list[Chart]:
     number = sum(n for _, of in hours for name, n in of.items() if name.startswith("ended:"))
     return [
         bars("Read", f"{human_bytes(size)} of weights in 24 h", read),
-        bars("Ended", f"{count(number, 'time')} in 24 h (a retried job counts each time)", ended),
+        bars("Ended", f"{count(number, 'job')} in 24 h (a retried job counts each time)", ended),
     ]
 
 
@@ -102,8 +102,8 @@ def _budgets(day: Day) -> list[Chart]:
             for (began, _), p in zip(day.hours, least, strict=True)
         ]
         now_left = day.left.get((endpoint, kind))
-        about = f"{now_left[0]:,} of {now_left[1]:,} left now" if now_left else "least left of a window's calls"
-        charts.append(bars(f"{kind} calls of {endpoint.partition('://')[2] or endpoint}", about, rows, most=100))
+        about = f"{now_left[0]:,} of {now_left[1]:,} left now" if now_left else "lowest percentage of calls left"
+        charts.append(bars(f"{kind} calls to {endpoint.partition('://')[2] or endpoint}", about, rows, most=100))
     return charts
 
 

@@ -28,7 +28,7 @@ from reshard.web.pages.site import Call, Fields, Page, Reply, page
 
 FILES_SHOWN = 200
 COMPARED_MAX = 20_000  # tensors of a model whose layouts a preview compares: each layout takes a second per 50,000
-TARGET = Input("target", "text", (), "", "user/model-200MB; empty to see only the cut")
+TARGET = Input("target", "text", (), "", "user/model-200MB; leave empty to plan only the split")
 FORM = Form(
     "Plan a job",
     [[PLACES[0], TARGET, *SIZE, *inputs(Drafted, "priority")]],

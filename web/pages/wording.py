@@ -20,7 +20,7 @@ LABELS = {
 FLAGS = {"--public": "“Visibility” public", "--private": "“Visibility” private"}
 SENTENCES = {
     "run the same command again": "try again",
-    "run the same command with --overwrite": "tick “Overwrite” and try again",
+    "run the same command with --overwrite": "select “Overwrite” and try again",
     "run `hf auth login` or set HF_TOKEN": "set HF_TOKEN or RESHARD_CREDENTIALS for the service",
     "see `reshard --help`": "",
     "^not found: [A-Z]+ /.*": "page not found",
@@ -28,8 +28,8 @@ SENTENCES = {
     "see /api/v1/openapi.json for the format of this request": "correct it and send it again",
     r", and [A-Z]+ \S+ requires the scope `act`": "",
     r"--cron '0 3 \* \* \*' --tz ": "0 3 * * *` in `",
-    r"String should match pattern '\^\[a-z0-9\]\S+": "use small letters, digits, dots, - and _, at most 63",
-    "skip the manifest with --no-manifest": "untick “Manifest”",
+    r"String should match pattern '\^\[a-z0-9\]\S+": "use at most 63 lowercase letters, digits, dots, - or _",
+    "skip the manifest with --no-manifest": "clear “Manifest”",
     r"\(--revision, or the part after @\)": "(the part after @)",
 }
 ANY = "JOB"  # what hints of a catalog say in place of a job's id, for all that failed alike
@@ -38,8 +38,8 @@ _JOB = f"([0-9a-z]{{10}}|{ANY})"
 PLACES = {
     rf"reshard (?:status|watch) {_JOB}(?: --report)?": (r"/jobs/\1", r"the page of job \1"),
     rf"reshard retry {_JOB}": (r"/jobs/\1#do-retry", "Retry"),
-    rf"reshard retry {_JOB} --anew": (r"/jobs/\1#do-retry", "Retry, planned again"),
-    rf"reshard retry {_JOB} --overwrite": (r"/jobs/\1#do-retry", "Retry, replacing what others changed"),
+    rf"reshard retry {_JOB} --anew": (r"/jobs/\1#do-retry", "Retry with “Plan again” selected"),
+    rf"reshard retry {_JOB} --overwrite": (r"/jobs/\1#do-retry", "Retry with “Also replace files” selected"),
     rf"reshard (cancel|delete) {_JOB}": (r"/jobs/\2#do-\1", r"\1"),
     rf"reshard rollback {_JOB}": (r"/jobs/\1#do-rollback", "Roll back"),
     "reshard list --all": ("/jobs", "the list of jobs"),

@@ -36,7 +36,7 @@ class Silent(NamedTuple):
                 return f"{name} is stopped: resume it with `kill -CONT {pid}` or replace it with `reshard up --restart`"
             case "hangs":
                 return f"{name} hangs (see its log): replace it with `reshard up --restart` or run `kill -KILL {pid}`"
-        return f"{name} has not been heard from for {time.time() - self.told:.0f} s: check it on its machine"
+        return f"{name} has not been heard from for {time.time() - self.told:.0f} s: check the machine it runs on"
 
 
 def noted(process: Process) -> str:

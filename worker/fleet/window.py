@@ -30,7 +30,7 @@ class Window:
         """Of ``22:00-06:00``; raises BadLimit."""
         match = _WINDOW.fullmatch(text.strip())
         if match is None:
-            raise BadLimit(what=f"{text!r} is not a window; write it as 22:00-06:00")
+            raise BadLimit(what=f"{text!r} is not a time window; use a format such as 22:00-06:00")
         window = cls(f"{match[1]}:{match[2]}", f"{match[3]}:{match[4]}")
         if window.start == window.stop:
             raise BadLimit(what=f"{text!r} starts and ends at the same time; use `none` to remove the window")

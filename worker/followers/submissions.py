@@ -166,8 +166,8 @@ class Submissions:
             return _refused(message, error)
         result = {"id": job, "existed": existed}
         writes += [link.sent(result, _id(message.id, number)) for number, link in enumerate(links)]
-        how = "asks for it as well" if existed else "queued it"
-        return Outcome(logging.INFO, f"job {job}: task {message.id} of Celery {how}", writes)
+        how = "requested it too" if existed else "queued it"
+        return Outcome(logging.INFO, f"job {job}: Celery task {message.id} {how}", writes)
 
     def _submitted(self, pipe: Pipeline, given: Submission, key: str) -> tuple[str, bool, list[Write]]:
         """The job, whether it was there before, and what makes it so."""
@@ -216,7 +216,7 @@ def _awaited(pipe: Pipeline, job: str, key: str, told: Callback | None) -> list[
         return []
     kept = {**_kept(record.get("callbacks")), key: told}
     if len(kept) > CALLBACKS_MAX:
-        raise BadBody(where="callback", why=f"job {job} has {CALLBACKS_MAX} others")
+        raise BadBody(where="callback", why=f"job {job} already has {CALLBACKS_MAX} callbacks")
     writes = _noted(job, kept)
     if JobState.known(record["state"]).ended:
         found = _end(job, record["state"], record.get("error", ""), record.get("published", ""))
@@ -257,7 +257,7 @@ def _read(text: bytes) -> Message:
     if message.task != TASK:
         raise NotAMessage("it is for another task")
     if not re.fullmatch(r"[!-~]{1,100}", message.id):
-        raise NotAMessage("its id is not one of Celery's")
+        raise NotAMessage("its id is not a Celery task ID")
     return message
 
 
@@ -266,7 +266,7 @@ def _given(message: Message) -> tuple[Submission, list[Callback]]:
     unheeded = {"args": message.args, **{what: message.headers.get(what) for what in ("eta", "expires")}}
     unheeded |= {what: message.embed.get(what) for what in ("chain", "chord")}
     if name := next((name for name, value in unheeded.items() if value), ""):
-        raise BadBody(where=name, why=f"{TASK} takes arguments by name, a callback and links; no {name}")
+        raise BadBody(where=name, why=f"{TASK} accepts named arguments, a callback and links, but not {name}")
     try:
         return Submission.model_validate(message.kwargs), _links(message, "callbacks")
     except ValidationError as error:
@@ -296,7 +296,7 @@ def _refused(message: Message, error: ReshardError) -> Outcome:
         writes.append(told.sent(said, _id(message.id, "refused")))
     with suppress(ValidationError):
         writes += [one.sent(message.id, _id(message.id, n)) for n, one in enumerate(_links(message, "errbacks"))]
-    return Outcome(logging.WARNING, f"refused task {message.id} of Celery: error[{error.code}]: {error}", writes)
+    return Outcome(logging.WARNING, f"refused Celery task {message.id}: error[{error.code}]: {error}", writes)
 
 
 def _id(*parts: object) -> str:

@@ -140,7 +140,7 @@ class JobStore:
         elif mode == "sentinel":
             why = "it is a Sentinel, which stores no data"
         elif said.get("role") == "slave":
-            why = f"it is a replica of {said['master_host']}:{said['master_port']}, which does not keep writes"
+            why = f"it is a replica of {said['master_host']}:{said['master_port']}, and a replica does not keep writes"
         else:
             return
         raise BrokerUnsupported(url=without_password(self.url), why=why)

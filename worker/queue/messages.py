@@ -45,7 +45,7 @@ class Message(NamedTuple):
             raise NotAMessage(shortened(f"{type(error).__name__}: {error}")) from None
         wanted = (str, str, dict, list, dict, dict)
         if not all(isinstance(part, kind) for part, kind in zip(found, wanted, strict=True)):
-            raise NotAMessage("a part of it is of the wrong type")
+            raise NotAMessage("part of it has the wrong type")
         return found
 
 

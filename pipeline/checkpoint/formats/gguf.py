@@ -327,7 +327,7 @@ def check_renamed(names: Iterable[str], before: Iterable[str]) -> None:
     most = max([GGUF_RENAME_MAX, *(len(name.encode()) for name in before)])
     for name in names:
         if (size := len(name.encode())) > most:
-            why = f"{name[:100]!r} has {size:,} bytes, and the limit for tensor names in this GGUF model is {most:,}"
+            why = f"{name[:100]!r} is {size:,} bytes long, but names in this GGUF model can have at most {most:,}"
             raise BadRename(rules="RULES", why=why)
 
 

@@ -67,7 +67,8 @@ def read_ranks(read: Read, files: Sequence[StoredFile]) -> Contents:
     ranks = each(partial(_rank, read), files, count())
     for rank, file in zip(ranks, files, strict=True):
         if odd := rank.parts.keys() ^ ranks[0].parts.keys():
-            raise BadIndex(file=file.path, why=f"{label((min(odd),))} is in only one of this file and {files[0].path}")
+            why = f"{label((min(odd),))} is in this file or in {files[0].path}, but not in both"
+            raise BadIndex(file=file.path, why=why)
     tensors: list[Tensor] = []
     records: dict[Record, None] = {}
     for name in ranks[0].parts:

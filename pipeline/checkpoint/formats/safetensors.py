@@ -185,7 +185,7 @@ def _parse_json(raw: memoryview, data_start: int, file: str) -> tuple[dict[str, 
     try:
         text = str(raw, "utf-8")
         if "\\u" in text and any(len(escape[0]) == len(r"\ud800") for escape in _ESCAPES.finditer(text)):
-            raise ValueError("half a surrogate pair is not a character")
+            raise ValueError("a string has an unpaired surrogate")
         content = json.loads(
             text,
             object_pairs_hook=tuple,
@@ -259,13 +259,13 @@ def _spec(name: str, entry: Any, data_start: int, file: str) -> Spec:
     if type(entry) is list and len(entry) == len(_ORDER):
         entry = tuple(zip(_ORDER, entry, strict=True))
     if type(entry) is not tuple or sorted(key for key, _ in entry if key in _FIELDS) != sorted(_FIELDS):
-        raise BadHeader(file=file, why=f"{name} does not have {', '.join(sorted(_FIELDS))} once each")
+        raise BadHeader(file=file, why=f"{name} does not have each of {', '.join(sorted(_FIELDS))} exactly once")
     try:
         deep = any(_depth(value) > _DEPTH_MAX - 2 for key, value in entry if key not in _FIELDS)
     except ValueError as error:
         raise BadHeader(file=file, why=f"{name}: {error}") from None
     if deep:
-        raise BadHeader(file=file, why=f"{name} is nested more than {_DEPTH_MAX} deep")
+        raise BadHeader(file=file, why=f"{name} is nested more than {_DEPTH_MAX} levels deep")
     dtype, shape, offsets = map(dict(entry).__getitem__, _ORDER)
     if type(dtype) is tuple and len(dtype) == 1 and dtype[0][1] is None:
         dtype = dtype[0][0]  # {"F32": null}

@@ -48,7 +48,7 @@ FOREIGN_KINDS = {
     "torch._utils._rebuild_qtensor": "a quantized tensor",
     "torch._utils._rebuild_meta_tensor_no_storage": "a meta tensor without data",
     "torch._utils._rebuild_device_tensor_from_numpy": "a tensor pickled as a numpy array",
-    "torch._utils._rebuild_device_tensor_from_cpu_tensor": "a tensor of another device, pickled by value",
+    "torch._utils._rebuild_device_tensor_from_cpu_tensor": "a tensor on another device, pickled by value",
     "torch._utils._rebuild_wrapper_subclass": "a tensor of a custom class",
 }
 TENSOR_KINDS = {*REBUILD, *PARAMETER, *FROM_TYPE, *FOREIGN_KINDS}

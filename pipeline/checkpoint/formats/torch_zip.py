@@ -214,7 +214,7 @@ def _read_directory(fetch: Fetch, file: StoredFile, within: Span, tail_read: int
 def _directory_place(file: StoredFile, tail: bytes, base: int, end: int) -> tuple[int, int, int, int]:
     """(entries, bytes, offset, where it must end) of the directory, from the end record and its zip64 form."""
     if len(tail) < _END.size or tail[-_END.size :][:4] != _END_MAGIC:
-        raise _bad(file, "no zip end record of torch; the file could be truncated")
+        raise _bad(file, "no end record of a torch zip archive; the file could be truncated")
     _, disk, first_disk, here, count, size, offset, comment = _END.unpack_from(tail, len(tail) - _END.size)
     if disk or first_disk or here != count or comment:
         raise _bad(file, "zip end record was not written by torch")

@@ -119,7 +119,7 @@ def _check_partitions(partitions: Sequence[Partition], files: Sequence[str]) -> 
     kinds = [group.dtype for group in first.groups]
     for partition, file in zip(partitions, files, strict=True):
         if partition.ranks != len(files):
-            why = f"one of {partition.ranks} ranks, but there are files of {len(files)}"
+            why = f"one of {partition.ranks} ranks, but there are files from {len(files)}"
             raise BadIndex(file=file, why=why)
         if partition.stage != first.stage or [group.dtype for group in partition.groups] != kinds:
             raise BadIndex(file=file, why=f"not the same groups as {files[0]}")

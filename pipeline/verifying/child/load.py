@@ -136,8 +136,9 @@ def _by_accelerate(model_class: Any, config: Any, folder: Path, where: Mapping[s
     model.tie_weights()
     if unnamed := _unnamed(model, folder):
         reason = f"{counted(len(unnamed), 'parameter', 'has')} no tensor of the same name, such as {unnamed[0]}"
-        hint = "use `--loader transformers` to see whether they have another"
-        raise NotChecked(f"{reason}, and accelerate looks for no other; {hint}", "inconclusive", in_no_file=unnamed)
+        hint = "use `--loader transformers` to see whether they exist under another name"
+        reason = f"{reason}, and accelerate does not try other names"
+        raise NotChecked(f"{reason}; {hint}", "inconclusive", in_no_file=unnamed)
     model = load_checkpoint_and_dispatch(
         model,
         str(folder),

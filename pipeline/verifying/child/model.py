@@ -152,11 +152,12 @@ def _class_of(raw: dict[str, Any]) -> type[PreTrainedModel]:
     except ImportError as error:
         raise NotChecked(f"{name} needs a package that is not installed: {_line(error)}") from error
     if not is_model_class(found):
-        where = ", but code in the repository, which is never run" if "auto_map" in raw else ""
-        raise NotChecked(f"{name} is not a model class of transformers {transformers.__version__}{where}")
+        where = "; it is code in the repository, which is never run" if "auto_map" in raw else ""
+        raise NotChecked(f"{name} is not a model class in transformers {transformers.__version__}{where}")
     declared = found.config_class.model_type
     if model_type is not None and model_type != declared:
-        raise NotChecked(f"config.json has class {name}, which is for {declared}, but model_type {model_type!r:.100}")
+        its = f"its model_type is {model_type!r:.100}"
+        raise NotChecked(f"config.json has class {name}, which is for {declared}, but {its}")
     model_class: type[PreTrainedModel] = found
     return model_class
 

@@ -141,7 +141,7 @@ def _held(pid: int) -> int:
 def _cut_short(status: int, allowed: Allowed) -> str:
     """What a fork's end without an answer means."""
     if not os.WIFSIGNALED(status):
-        return f"the reload exited with code {os.WEXITSTATUS(status)} and no answer"
+        return f"the reload exited with code {os.WEXITSTATUS(status)} and no response"
     number = os.WTERMSIG(status)
     if number == signal.SIGXCPU:
         return f"the reload used up its {allowed.cpu} s of CPU time"

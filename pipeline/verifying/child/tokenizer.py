@@ -152,12 +152,12 @@ def _behaviour(tokenizer: Any) -> Iterator[tuple[str, Any]]:
     for text in TEXTS:
         ids = tokenizer(text)["input_ids"]
         yield f"ids of {text!r:.60}", ids
-        yield f"ids without special tokens of {text!r:.60}", tokenizer(text, add_special_tokens=False)["input_ids"]
+        yield f"ids of {text!r:.60} without special tokens", tokenizer(text, add_special_tokens=False)["input_ids"]
         yield f"pair ids of {text!r:.60}", tokenizer(text, "and more")["input_ids"]
         yield f"decoding of {text!r:.60}", tokenizer.decode(ids)
-        yield f"decoding without special tokens of {text!r:.60}", tokenizer.decode(ids, skip_special_tokens=True)
+        yield f"decoding of {text!r:.60} without special tokens", tokenizer.decode(ids, skip_special_tokens=True)
     yield "chat template", tokenizer.chat_template
-    yield "chat by the template", _templated(tokenizer)
+    yield "output of the chat template", _templated(tokenizer)
     yield from definition
 
 
@@ -165,7 +165,7 @@ def _definition(tokenizer: Any) -> list[tuple[str, Any]]:
     """What it is made of as loaded, of which a sample of texts shows only part: normalizer, truncation, token flags."""
     backend = tokenizer if isinstance(tokenizer, Tokenizer) else getattr(tokenizer, "backend_tokenizer", None)
     parts = json.loads(backend.to_str()) if isinstance(backend, Tokenizer) else {}
-    return [(f"{name} of its definition", part) for name, part in sorted(parts.items())]
+    return [(f"{name} in its definition", part) for name, part in sorted(parts.items())]
 
 
 def _settings(folder: str) -> Iterator[tuple[str, Any]]:

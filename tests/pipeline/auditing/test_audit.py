@@ -260,7 +260,7 @@ def test_an_owner_is_audited_by_a_template_a_catalog_or_the_manifests(space: Nam
     by_catalog = audited(of_owner(space.name, parse(text, "c.yaml"), context))
     assert kinds(by_catalog) == {("two", "shape-changed"), ("gone", "unreadable")}
 
-    with pytest.raises(UsageError, match=f"no entry of the catalog n has a target of {origin.name}"):
+    with pytest.raises(UsageError, match=f"no entry in catalog n has a target that {origin.name} owns"):
         of_owner(origin.name, parse(text, "c.yaml"), context)
     with pytest.raises(UsageError, match="has no models on"):
         of_owner("nobody-of-this-name", None, context)

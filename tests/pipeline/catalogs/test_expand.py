@@ -181,7 +181,7 @@ def test_requests_that_the_broker_could_not_hold_are_refused_and_those_of_other_
     monkeypatch.setattr("reshard.pipeline.catalogs.expand.CATALOG_REQUESTS_MAX", 4 * one)
     assert len(found(space, entries * 2)) == 4
     monkeypatch.setattr("reshard.pipeline.catalogs.expand.CATALOG_REQUESTS_MAX", 4 * one - 1)
-    with pytest.raises(BadCatalog, match=f"entries: the requests of its models exceed {4 * one - 1} bytes"):
+    with pytest.raises(BadCatalog, match=f"entries: the requests for its models exceed {4 * one - 1} bytes"):
         found(space, entries)
 
 

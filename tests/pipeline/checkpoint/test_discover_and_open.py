@@ -141,7 +141,7 @@ def test_adapters_and_single_file_modules_are_not_cut(folder: Path) -> None:
 def test_weights_that_are_never_cut_are_found_where_they_are_alone(folder: Path) -> None:
     save_single(folder, arrays(1, 100), "adapter_model.safetensors")
     source = open_source(Folder(path=str(folder)), Context.from_env())
-    with pytest.raises(NoWeights, match="adapter_model.safetensors is loaded by its name and never resharded"):
+    with pytest.raises(NoWeights, match="adapter_model.safetensors is never resharded, because loaders look for that"):
         find_checkpoints(source)
     found = find_uncut(source)
     assert found.stays_whole and [str(part.name) for part in found.sets] == ["adapter_model"]

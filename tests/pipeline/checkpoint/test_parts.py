@@ -60,9 +60,9 @@ def test_what_is_there_in_a_safer_format_is_not_asked_to_be_complete() -> None:
     [
         ([rank(0, 2)], "rank_0.pt: one of 2 ranks, but the file of rank 1 is missing"),
         ([rank(1, 2)], "rank_1.pt: one of 2 ranks, but the file of rank 0 is missing"),
-        ([rank(0, 2), rank(1, 2), rank(1, 3)], "one of 3 ranks, but next to it are files of 2"),
-        ([rank(0, 2), rank(2, 2)], "of 2 ranks, this one is unknown"),
-        ([rank(0, 1), "model_world_size_1_rank_00.pt"], "this one is unknown or duplicate"),
+        ([rank(0, 2), rank(1, 2), rank(1, 3)], "one of 3 ranks, but other files here are from 2 ranks"),
+        ([rank(0, 2), rank(2, 2)], "its rank is a duplicate, or not one of the 2 ranks"),
+        ([rank(0, 1), "model_world_size_1_rank_00.pt"], "its rank is a duplicate"),
         ([rank(0, 999_999)], "the file of rank 1 is missing"),
     ],
 )
@@ -114,13 +114,13 @@ def test_optimizers_without_a_model_are_no_checkpoint() -> None:
             step("a/") + step("b/"),
             None,
             AmbiguousWeights,
-            "a: b in the same folder is another step, and no file `latest` says",
+            "a: b in the same folder is a different step, and no `latest` file says",
         ),
         (
             step("a/") + step("b/") + step("c/"),
             None,
             AmbiguousWeights,
-            "a: b, c in the same folder are other steps, and no",
+            "a: b, c in the same folder are different steps, and no",
         ),
         (step("a/"), "b", AbsentFile, "latest refers to a missing file: b"),
         (step("a/"), "../a", AbsentFile, r"latest refers to a missing file: \.\./a"),

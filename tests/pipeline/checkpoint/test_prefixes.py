@@ -75,5 +75,6 @@ def test_taking_out_what_was_found_loses_no_other_part(names: list[str]) -> None
 
 
 def test_two_names_that_would_become_one_are_refused() -> None:
-    with pytest.raises(DuplicateTensor, match=r"a\.w: in x\.bin as a\.w and again in it as a\._orig_mod\.w"):
+    again = r"a\.w: in x\.bin \(as a\.w\) and again in the same file \(as a\._orig_mod\.w\)"
+    with pytest.raises(DuplicateTensor, match=again):
         renamed(["a.w", "a._orig_mod.w"], ["_orig_mod."], "x.bin")

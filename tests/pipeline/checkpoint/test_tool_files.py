@@ -74,7 +74,7 @@ def test_secrets_and_leftovers_are_left_out_and_listed(home: str, tmp_path: Path
     report = go(source, tmp_path / "out", size=2000)
     left_out = dict(report.plan.left_out)
     assert all("secrets" in left_out[path] for path in SECRETS)
-    assert all("leftover of a tool" in left_out[path] for path in wanted)
+    assert all("left over from a tool" in left_out[path] for path in wanted)
     assert list_folder(tmp_path / "out").keys() >= set(KEPT)
     assert not list_folder(tmp_path / "out").keys() & {*SECRETS, *LEFTOVERS}
 

@@ -159,7 +159,7 @@ def test_a_tokenizer_that_is_there_in_part_is_told(
     for name, text in files.items():
         (model / name).write_text(text)
     (told,) = texts(model, "tokenizer", meta_loader)
-    assert told.startswith(f"the root has only {', '.join(sorted(files))} of a tokenizer: ")
+    assert told.startswith(f"the root has only part of a tokenizer ({', '.join(sorted(files))}): ")
     assert said in told
 
 
@@ -242,7 +242,7 @@ def test_an_adapter_alone_is_refused_and_nothing_else_is_wrong_with_it(tmp_path:
     found = health(tmp_path)
     (symptom,) = found.symptoms
     assert (symptom.kind, found.tensors) == ("refused", 1)
-    assert "adapter_model.safetensors is loaded by its name and never resharded" in symptom.text
+    assert "adapter_model.safetensors is never resharded, because loaders look for that name" in symptom.text
     assert "merge_and_unload" in symptom.cure
 
 

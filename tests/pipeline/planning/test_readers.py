@@ -113,7 +113,7 @@ def test_experts_that_do_not_divide_are_read_by_all_and_that_is_said() -> None:
     found = shares(names, Readers.of("ep4"))
     assert {name.split(".")[2] for name in found.of} == {"0"}
     assert found.notes == (
-        "6 experts of model.layers.1.mlp.experts cannot be divided evenly among 4 ranks: every rank reads all of them",
+        "6 experts in model.layers.1.mlp.experts cannot be divided evenly among 4 ranks: every rank reads all of them",
     )
 
 
@@ -121,8 +121,8 @@ def test_experts_that_do_not_divide_are_read_by_all_and_that_is_said() -> None:
     ("names", "typed", "why"),
     [
         (["model.layers.0.mlp.experts.gate_up_proj"], "ep2", "--experts separate"),
-        (["model.norm.weight"], "ep2", "no such experts"),
-        ([*mixture(1, 3)], "ep2", "3 experts of model.layers.0.mlp.experts cannot be divided evenly among 2 ranks"),
+        (["model.norm.weight"], "ep2", "no experts to divide"),
+        ([*mixture(1, 3)], "ep2", "3 experts in model.layers.0.mlp.experts cannot be divided evenly among 2 ranks"),
         (["model.layers.0.w"], "pp2", "1 layer"),
     ],
 )

@@ -129,15 +129,24 @@ def test_a_model_that_is_not_quantised_stays_as_it_is_and_the_plan_says_so() -> 
         ({"a.weight": None}, "a.weight_scale_inv: this scale has no fp8 weight"),
         ({"a.weight": ("BF16", (300, 260))}, "a.weight_scale_inv: this scale has no fp8 weight"),
         ({"b.weight_scale": ("F32", ())}, "b.weight_scale: this scale has no fp8 weight"),
-        ({"a.weight_scale_inv": ("F32", (2, 3))}, r"a.weight_scale_inv: its shape is \[2, 3\], but a.weight of \[300"),
-        ({"a.weight_scale_inv": ("F32", (3, 2))}, r"has one value per block of \[128, 128\]"),
+        (
+            {"a.weight_scale_inv": ("F32", (2, 3))},
+            r"its shape is \[2, 3\], but a.weight with shape \[300",
+        ),
+        ({"a.weight_scale_inv": ("F32", (3, 2))}, r"needs one value per block of \[128, 128\]"),
         ({"a.weight_scale_inv": ("F32", (9,))}, r"its shape is \[9\]"),
         ({"a.weight_scale_inv": ("F32", (1, 3, 3))}, r"its shape is \[1, 3, 3\]"),
         ({"a.weight_scale_inv": ("I32", (3, 3))}, "a.weight_scale_inv: it is I32, but scales must be F32"),
         ({"a.weight_scale_inv": ("F8_E4M3", (3, 3))}, "a.weight_scale_inv"),
-        ({"a.weight": ("F8_E4M3", (300,))}, r"a.weight_scale_inv: its shape is \[3, 3\], but a.weight of \[300\]"),
+        (
+            {"a.weight": ("F8_E4M3", (300,))},
+            r"a.weight_scale_inv: its shape is \[3, 3\], but a.weight with shape \[300\]",
+        ),
         ({"a.weight": ("F8_E4M3", ())}, r"a.weight_scale_inv: its shape is \[3, 3\]"),
-        ({"a.weight": ("F8_E4M3", (0, 260))}, r"a.weight_scale_inv: its shape is \[3, 3\], but a.weight of \[0, 260\]"),
+        (
+            {"a.weight": ("F8_E4M3", (0, 260))},
+            r"a.weight_scale_inv: its shape is \[3, 3\], but a.weight with shape \[0, 260\]",
+        ),
     ],
 )
 def test_scales_and_weights_that_do_not_fit_are_named(changes: dict[str, Any], says: str) -> None:
@@ -156,13 +165,13 @@ def test_scales_and_weights_that_do_not_fit_are_named(changes: dict[str, Any], s
             r"by 'compressed-tensors \(pack-quantized\)' are not",
         ),
         (compressed("group"), "config_groups in config.json are .*'group'"),
-        (compressed("channel", type="int"), "and only fp8 is supported"),
-        (compressed("channel", num_bits=4), "and only fp8 is supported"),
-        (compressed("channel", type=["float"]), "and only fp8 is supported"),
-        (compressed("block"), "and only fp8 is supported"),
+        (compressed("channel", type="int"), "but only fp8 is supported"),
+        (compressed("channel", num_bits=4), "but only fp8 is supported"),
+        (compressed("channel", type=["float"]), "but only fp8 is supported"),
+        (compressed("block"), "but only fp8 is supported"),
         (compressed("block", block_structure="128x128"), "block_structure in config.json is '128x128'"),
         (compressed("block", "channel", block_structure=[8, 8]) | {"config_groups": [1]}, r"config_groups .* \[1\]"),
-        (compressed() | {"config_groups": {"group_0": {"weights": None}}}, "and only fp8 is supported"),
+        (compressed() | {"config_groups": {"group_0": {"weights": None}}}, "but only fp8 is supported"),
         ({**FP8, "weight_block_size": [0, 128]}, r"weight_block_size in config.json is \[0, 128\]"),
         ({**FP8, "weight_block_size": [-128, 128]}, "weight_block_size"),
         ({**FP8, "weight_block_size": [128]}, "weight_block_size"),
@@ -187,7 +196,7 @@ def test_what_compressed_tensors_wrote_at_first_is_read_as_what_it_writes_now() 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('{"quantization": {"quant_algo": "NVFP4"}}', "hf_quant_config.json has 'NVFP4', and .* only 'FP8'"),
+        ('{"quantization": {"quant_algo": "NVFP4"}}', "hf_quant_config.json has 'NVFP4', but only 'FP8'"),
         ('{"quantization": {"quant_algo": null}}', "hf_quant_config.json has None"),
         ('{"quantization": []}', "hf_quant_config.json has None"),
         ("[]", "hf_quant_config.json has None"),
@@ -243,7 +252,7 @@ def test_blocks_that_no_config_calls_mxfp4_are_refused_and_others_stay(settings:
 
 
 def test_a_dtype_is_needed() -> None:
-    with pytest.raises(NotDequantized, match="--dtype is required"):
+    with pytest.raises(NotDequantized, match="it also requires --dtype"):
         chosen(A, dtype="keep")
 
 

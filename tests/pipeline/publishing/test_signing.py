@@ -200,7 +200,7 @@ def bad_key(folder: Path, kind: str) -> Path:
         ("its public half", BadSignKey, "not a private key"),
         ("a curve that is not signed with", BadSignKey, "P-256"),
         ("another's certificate", BadSignKey, "belongs to another key"),
-        ("not for signatures", BadSignKey, "neither usage digitalSignature nor codeSigning"),
+        ("not for signatures", BadSignKey, "allows neither digitalSignature nor codeSigning"),
         ("expired", CertificateExpired, "valid until 2020-01-02"),
     ],
 )

@@ -476,7 +476,7 @@ def test_where_none_are_listed_a_pull_request_without_an_answer_is_not_opened_tw
 ) -> None:
     hub.fault(r"GET .*/discussions(\?|$)", "status", status=404)
     hub.fault("POST .*/discussions", "lost_response", times=1)
-    with pytest.raises(HubRefused, match="it lists no pull requests: check there before trying again"):
+    with pytest.raises(HubRefused, match="it cannot list pull requests: look there before trying again"):
         proposal.request("d1", "Small files", "digest d1")
     assert calls(hub, "POST") == 1
 

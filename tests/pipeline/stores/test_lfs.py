@@ -211,7 +211,7 @@ def test_a_wrong_number_of_parts_is_refused(sink: LfsSink, hub: HubAdmin) -> Non
     hub.fault("POST .*/objects/batch", "status", status=200, body=json.dumps(answer))
     batch = sink.batch([])
     write(batch, 1)
-    with pytest.raises(HubRefused, match="1 part of 1,000,000 bytes do not make 3,000,000"):
+    with pytest.raises(HubRefused, match="1 part of 1,000,000 bytes do not add up to 3,000,000"):
         batch.seal()
 
 

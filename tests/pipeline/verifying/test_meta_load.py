@@ -286,13 +286,13 @@ def test_other_quantised_models_are_skipped_with_the_reason(
     [
         (
             {"architectures": ["ChatGLMModel"], "model_type": "chatglm"},
-            "ChatGLMModel is not a model class of transformers",
+            "ChatGLMModel is not a model class in transformers",
         ),
         (
             {"architectures": ["ChatGLMModel"], "auto_map": {"AutoModel": "modeling_chatglm.ChatGLMModel"}},
             "code in the repository, which is never run",
         ),
-        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel, which is for gpt2, but model_type 'llama'"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel, which is for gpt2, but its model_type is 'llama'"),
         ({"architectures": ["AutoModel"]}, "AutoModel is not a model class"),
         ({"architectures": ["models"]}, "models is not a model class"),
         ({"architectures": ["os.system"]}, "not a class name"),

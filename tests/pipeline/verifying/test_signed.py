@@ -116,7 +116,7 @@ def test_a_statement_about_other_files_is_a_finding(model: Path, signed: Path, t
     (signed / SIGNATURE).write_bytes(signer.sign_files(covered, "out"))
     signature, provenance = looked(signed, pair)
     assert signature.result == "passed"
-    assert provenance.findings == (f"{PROVENANCE} is about other files than {SIGNATURE}",)
+    assert provenance.findings == (f"{PROVENANCE} describes different files than {SIGNATURE}",)
 
 
 def tampered(file: Path) -> None:
@@ -218,7 +218,7 @@ def test_a_chain_breaks_where_the_source_was_changed(
     go(middle, last, size=SIZE, sign=str(pair.private))
     signature, provenance = looked(last, pair)
     assert (signature.result, provenance.result) == ("passed", "inconclusive")
-    assert provenance.reason.endswith(f"its statement does not have the bytes that were read of {path}")
+    assert provenance.reason.endswith(f"its statement lists different bytes than were read for {path}")
 
 
 def sign_as_its_author(folder: Path, pair: Pair) -> None:
@@ -259,5 +259,5 @@ def test_a_certificate_that_is_not_for_signing_is_refused_as_the_package_refuses
     certified = make_certified(tmp_path / "keys", usage=None)
     sign_as_its_author(model, certified)
     assert "cannot be used for signing" in refusal(model, certified)
-    with pytest.raises(BadSignature, match="its certificate is not for signing"):
+    with pytest.raises(BadSignature, match="its certificate does not allow signing"):
         looked(model, certified)

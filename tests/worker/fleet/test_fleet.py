@@ -128,7 +128,7 @@ def test_limits_are_kept_as_they_were_meant() -> None:
         ({"bandwidth": "fast"}, "bytes per second"),
         ({"night_bytes": "-2TB"}, "--night-bytes -2TB: the size must be greater than zero"),
         ({"night_bytes": "2TB/s"}, "not a rate"),
-        ({"window": "22-6"}, "is not a window"),
+        ({"window": "22-6"}, "is not a time window"),
         ({"window": "22:00-06:00", "closed": "08:00-18:00"}, "cannot be used together"),
         ({"tz": "Mars/Base"}, "'Mars/Base' is not a time zone"),
     ],

@@ -76,6 +76,6 @@ def test_one_of_another_machine_is_named_for_an_hour(store: JobStore, monkeypatc
     now = time.time()
     monkeypatch.setattr(module.time, "time", lambda: now + 40)
     (one,) = silent(store.redis)
-    assert one.why == "unknown" and str(one) == "there:7 has not been heard from for 40 s: check it on its machine"
+    assert one.why == "unknown" and str(one) == "there:7 has not been heard from for 40 s: check the machine it runs on"
     monkeypatch.setattr(module.time, "time", lambda: now + REMEMBERED + 1)
     assert silent(store.redis) == [] and not store.redis.exists(SEEN)

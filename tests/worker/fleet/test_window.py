@@ -105,7 +105,7 @@ def test_a_night_began_before_now_and_the_next_one_begins_after(hours: Window, t
 
 @pytest.mark.parametrize("text", ["22-6", "22:00", "22:00-24:00", "9:00-17:00", "22:00-06:00-07:00", "", "22:00-22:00"])
 def test_what_is_not_a_window_is_refused_by_name(text: str) -> None:
-    with pytest.raises(BadLimit, match="is not a window|starts and ends at the same time"):
+    with pytest.raises(BadLimit, match="is not a time window|starts and ends at the same time"):
         Window.parse(text)
 
 

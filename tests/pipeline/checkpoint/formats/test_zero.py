@@ -220,7 +220,7 @@ def both_stages(*changes: tuple[str, Change, type[CheckpointError], str]) -> lis
     ("stage", "change", "error", "why"),
     both_stages(
         ("another step", other(step=8), BadIndex, "rank_1.* not the same step as .*rank_0"),
-        ("another world", other(ranks=3), BadIndex, "one of 3 ranks, but there are files of 2"),
+        ("another world", other(ranks=3), BadIndex, "one of 3 ranks, but there are files from 2"),
         ("another stage", optimizer(lambda s: s.update(zero_stage=1)), CheckpointError, "groups|partitions"),
         ("another dtype", optimizer(lambda s: put(0, groups(s)[0].double())(s)), BadIndex, "not the same groups as"),
         ("a group less", optimizer(lambda s: groups(s).pop()), BadIndex, "not the same groups as"),

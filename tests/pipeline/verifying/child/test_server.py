@@ -189,14 +189,14 @@ def test_a_child_that_is_killed_stuck_or_closed_is_inconclusive_and_replaced() -
         assert second != warm
         second.suspend()
         stuck = meta_loader.check(llama(), NORM, allowed=Allowed(seconds=0.5))
-        assert (stuck.result, stuck.reason) == ("inconclusive", "no answer within 1 s")
+        assert (stuck.result, stuck.reason) == ("inconclusive", "no response within 1 s")
         assert not second.is_running()
         assert meta_loader.pid is None
 
         third = child_of(meta_loader)
         found, _ = ended_at_work(meta_loader, third, lambda fork: meta_loader.close())
         assert found.result == "inconclusive"
-        assert "exceeds" not in found.reason and "no answer" not in found.reason
+        assert "exceeds" not in found.reason and "no response" not in found.reason
         assert meta_loader.pid is None
 
 
@@ -217,7 +217,7 @@ def test_an_adopted_child_ends_like_ones_own(moment: str) -> None:
         elif moment == "stuck":
             warm.suspend()
             stuck = meta_loader.check(llama(hidden_size=32), NORM, allowed=Allowed(seconds=0.5))
-            assert (stuck.result, stuck.reason) == ("inconclusive", "no answer within 1 s")
+            assert (stuck.result, stuck.reason) == ("inconclusive", "no response within 1 s")
         elif moment == "idle":
             warm.kill()
             warm.wait(30)
@@ -518,7 +518,7 @@ def test_an_answer_without_an_end_is_not_kept(tmp_path: Path, monkeypatch: pytes
     endless.chmod(0o755)
     monkeypatch.setattr(limits, "RELOAD_ANSWER", 100_000)
     with closing(MetaLoader(start=2, python=str(endless))) as meta_loader:
-        assert meta_loader.warm() == "cannot start the reload: its answer exceeds 100,000 bytes"
+        assert meta_loader.warm() == "cannot start the reload: its response exceeds 100,000 bytes"
 
 
 # --------------------------------------------------------------------------------------------------------------- speed
