@@ -196,7 +196,7 @@ def occupied(plan: Plan, most: int) -> list[tuple[str, str]]:
         return [("warning", f"this changes the source itself ({changed}); {goes}")]
     if not plan.may_replace:
         goes = f"{REFUSES} to replace them"
-    what = f"{count(len(plan.occupied), 'file')} in the target not published by reshard from this source"
+    what = f"{count(len(plan.occupied), 'file')} in the target that reshard did not publish from this source"
     return [("warning", f"{what}: {some(plan.occupied, most)}; {goes}")]
 
 

@@ -66,7 +66,7 @@ def test_a_summary_has_at_most_eight_lines_whatever_there_is_to_tell() -> None:
     assert said[3:] == [
         "target       overwrites 1 file, deletes 2 files",
         "moves        reads 91.7 MB (3 Xet requests), uploads about 491 kB",
-        f"warning      2 files in the target not published by reshard from this source: a, b; {refuses}",
+        f"warning      2 files in the target that reshard did not publish from this source: a, b; {refuses}",
         f"warning      others changed 9 files in the target since reshard last published; {refuses}",
         "more         4 notes; use -v to show them",
     ]
