@@ -121,5 +121,5 @@ def outcome_text(run: Run | records.Run | ScheduleFired | SchedulePreview | Woul
         "missed": "missed: the control process was not running",
         "overlap": f"skipped: previous {f'job {run.job}' if run.job else 'run'} {was} still in progress",
         "full": "skipped: its submitter already has the maximum number of queued jobs",
-        "busy": f"skipped: job {run.job} {was} writing to the target for a different request",
+        "busy": f"skipped: job {run.job} {was} writing to the same target for another request",
     }.get(run.outcome, run.outcome)  # a newer release's

@@ -133,7 +133,7 @@ class BrokerUnavailable(QueueError, code="queue.unavailable", retryable=True):
     hint = "start it again; jobs continue automatically when it is back"
 class BrokerRefused(BrokerUnavailable, code="queue.refused", retryable=False):
     message = "the broker at {url} denied access: {why}"
-    hint = "set RESHARD_BROKER_URL with a user and password that have access: redis://USER:PASSWORD@HOST:PORT/0"
+    hint = "include a valid user and password in RESHARD_BROKER_URL: redis://USER:PASSWORD@HOST:PORT/0"
 class BrokerUnsupported(QueueError, code="queue.unsupported_broker"):
     message = "the broker at {url} cannot be used for the queue: {why}"
     hint = "set RESHARD_BROKER_URL to a standalone Redis or Valkey server (no cluster, Sentinel or replica)"

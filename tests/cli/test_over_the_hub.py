@@ -80,7 +80,7 @@ def test_a_person_is_asked_before_a_private_source_is_made_public(
     namespace.admin.put_files(source, {path.name: path.read_bytes() for path in model.iterdir()})
     command = [Path(sys.executable).parent / "reshard", "run", source, "--to", target, "--size", "3300B", "--public"]
     env = os.environ | {"HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": namespace.token, "COLUMNS": "200"}
-    returned, seen, _ = answered(command, env, b"visible to everyone?", answer)
+    returned, seen, _ = answered(command, env, b"everyone can see it?", answer)
     assert f"{source} is private".encode() in seen and returned == code
     assert any(line["path"] == "/api/repos/create" for line in namespace.admin.log()) is (code == 0)
 

@@ -308,7 +308,7 @@ def test_on_a_terminal_it_asks_before_what_not_everyone_sees_is_made_public(
             seen = b""
             while chunk := read(ours):
                 seen += chunk
-                if b"visible to everyone?" in seen and answer:
+                if b"everyone can see it?" in seen and answer:
                     assert not any(line["path"] == "/api/repos/create" for line in namespace.admin.log())
                     os.write(ours, answer)
                     answer = b""

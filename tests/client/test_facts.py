@@ -28,7 +28,7 @@ def test_what_became_of_a_run_is_told_as_it_stands_where_a_newer_release_wrote_i
         (
             "busy",
             "abc",
-            *(f"skipped: job abc {was} writing to the target for a different request" for was in ("was", "is")),
+            *(f"skipped: job abc {was} writing to the same target for another request" for was in ("was", "is")),
         ),
     ],
 )

@@ -133,7 +133,7 @@ _MISSED = {
     "missed": "skipped: no control process was running",
     "overlap": "skipped: previous run still in progress",
     "full": "skipped: it has reached the limit of queued jobs per submitter",
-    "busy": "skipped: job {job} is writing to the target for a different request",
+    "busy": "skipped: job {job} is writing to the same target for another request",
 }
 
 

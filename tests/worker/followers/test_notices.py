@@ -338,7 +338,7 @@ def test_a_night_that_did_not_happen_is_told_with_the_reason(
     schedules.fire_due()
     overlap, busy = sorted(told(store, notifier, receiver), key=lambda notice: notice["name"])
     assert overlap["text"].endswith("skipped: previous run still in progress")
-    assert busy["text"].endswith(f"skipped: job {other} is writing to the target for a different request")
+    assert busy["text"].endswith(f"skipped: job {other} is writing to the same target for another request")
 
     finish(leases, store.recent()[-1].id)  # late, and done
     (recovered,) = told(store, notifier, receiver)
