@@ -189,11 +189,11 @@ def run(
     try:
         watcher.step("copy")
         # Not beside the copy: each parses the headers, and half a million tensors take 80 MB for that.
-        checks = [check_plan(made, made.shards)] if made.outputs else []
+        checks = check_plan(made, made.shards)
 
         def classes() -> list[Check]:
             with prior_checks(checks):
-                return check_model(made, made.shards, source, meta_loader) if made.outputs else []
+                return check_model(made, made.shards, source, meta_loader)
 
         with _behind(classes) as checking:
             work.copy()

@@ -74,9 +74,11 @@ def check_structure(
     return _structure(plan, plan.shards, wanted, keys)
 
 
-def check_plan(plan: Plan, shards: Sequence[Shard]) -> Check:
+def check_plan(plan: Plan, shards: Sequence[Shard]) -> list[Check]:
     """The same for a plan that was stored meanwhile, against its own entries; raises ProofError."""
-    return _structure(plan, shards, lambda n: [e for i in plan.outputs[n].shards for e in shards[i].entries])
+    if not plan.outputs:
+        return []
+    return [_structure(plan, shards, lambda n: [e for i in plan.outputs[n].shards for e in shards[i].entries])]
 
 
 def _planned(entries: Sequence[Entry]) -> Signature:
@@ -119,9 +121,7 @@ def _structure(
 
 def check(plan: Plan, shards: Sequence[Shard], source: Source, meta_loader: MetaLoader) -> list[Check]:
     """What is checked before anything is published: the plan once more, and each model's own class."""
-    if not plan.outputs:
-        return []
-    checks = [check_plan(plan, shards)]
+    checks = check_plan(plan, shards)
     with prior_checks(checks):
         return [*checks, *check_model(plan, shards, source, meta_loader)]
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from huggingface_hub import HfApi
 
-from reshard.pipeline import drafting, reshard
+from reshard.pipeline import drafting, driving, reshard
 from reshard.pipeline.errors import (
     BadIndex,
     FoldersNested,
@@ -608,8 +608,12 @@ def test_headers_that_changed_since_they_were_planned_are_found_without_and_by_t
     planned = (lambda shards: shards) if blind else misspelt
     monkeypatch.setattr(reshard, "check_plan", lambda made, shards: check_plan(made, planned(shards)))
     monkeypatch.setattr(reshard, "check_model", lambda made, shards, *rest: check_model(made, misspelt(shards), *rest))
+    copied: list[object] = []
+    copy_group = driving.copy_group
+    monkeypatch.setattr(reshard, "copy_group", lambda *these: (copied.append(these), copy_group(*these))[1])
     with pytest.raises(error, match=said):
         go(llama, tmp_path / "out")
+    assert blind or not copied, "a plan is checked before anything of it is copied"
     assert not (tmp_path / "out").exists()
 
 
