@@ -372,7 +372,7 @@ def test_no_tensor_gets_a_longer_name_than_llama_cpp_takes(tmp_path: Path, go: R
     long = "first_stage_model." * 5
     ggufs.save(folder / "tiny.gguf", {long: ("F32", (4,)), "b": ("F32", (4,))})
     go(folder, out, rename=(("^b$", "c" * len(long)),))
-    with pytest.raises(BadRename, match="model is 90"):
+    with pytest.raises(BadRename, match="at most 90"):
         go(folder, out, rename=(("^b$", "c" * 91),))
 
 

@@ -104,7 +104,7 @@ def test_a_file_that_its_owner_added_is_not_replaced_when_the_source_gets_one_of
     write_files(tmp_path / "out", {"notes.txt": b"mine"})
     go(model, tmp_path / "out", size=2 * SIZE)
     write_files(model, {"notes.txt": b"theirs"})
-    with pytest.raises(TargetOccupied, match=r"did not publish: notes\.txt \(overwritten\)$"):
+    with pytest.raises(TargetOccupied, match=r"did not publish: notes\.txt \(would be overwritten\)$"):
         go(model, tmp_path / "out", size=SIZE)
     assert (tmp_path / "out" / "notes.txt").read_bytes() == b"mine"
 
@@ -223,7 +223,7 @@ def test_a_manifest_speaks_for_weights_and_for_no_other_file(model: Path, on_hub
     go(repo, target, size=SIZE)
     on_hub.admin.put_files(target, {"config.json": b'{"their": "own"}'})
     HfApi(on_hub.endpoint, on_hub.token).super_squash_history(target)
-    with pytest.raises(TargetOccupied, match=r"did not publish: config\.json \(overwritten\)$"):
+    with pytest.raises(TargetOccupied, match=r"did not publish: config\.json \(would be overwritten\)$"):
         go(repo, target, size=2 * SIZE)
 
 
