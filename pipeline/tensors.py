@@ -7,13 +7,13 @@ Shapes count elements, offsets and sizes count bytes, ranges are half open: ``st
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 from posixpath import join
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 # Bits per element of every dtype of the safetensors format, by the format's own names
 # (https://github.com/huggingface/safetensors, README "Format", and the `Dtype` enum of its Rust crate).
@@ -141,6 +141,14 @@ class ByteRange(NamedTuple):
     file: int
     start: int
     stop: int
+
+
+Row = TypeVar("Row", bound=tuple[Any, ...])
+
+
+def rows_as(kind: type[Row], rows: Iterable[tuple[Any, ...]]) -> Iterator[Row]:
+    """Rows of all columns of a named tuple as such, in C: a call of it runs Python's code, and there may be 500,000."""
+    return map(partial(tuple.__new__, kind), rows)
 
 
 def packed_strides(shape: Sequence[int], width: int = 1) -> tuple[int, ...]:

@@ -276,8 +276,9 @@ def index_bytes(index: Index, shards: Sequence[Shard], metadata: Mapping[str, ob
     weight_map = {tensor.name: path for i, path in paths.items() for tensor, _, _ in shards[i].entries}
     content = {"metadata": index.metadata | dict(metadata or {}), "weight_map": {}}
     made = bytearray(json.dumps(content, indent=2, ensure_ascii=False).removesuffix("}\n}").encode())
-    for name in sorted(weight_map):
-        made += f"\n    {quoted(name)}: {weight_map[name]},".encode()
+    names = sorted(weight_map)
+    for first in range(0, len(names), 1000):
+        made += "".join([f"\n    {quoted(name)}: {weight_map[name]}," for name in names[first : first + 1000]]).encode()
     if weight_map:
         made[-1:] = b"\n  "
     made += b"}\n}\n"

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from posixpath import dirname, join
 from typing import Literal
 
@@ -18,7 +18,7 @@ from reshard.pipeline.planning.model import Entry
 from reshard.pipeline.planning.scales import MODELOPT, dequantised, plain_config
 from reshard.pipeline.renaming import Change, Rule, renamed
 from reshard.pipeline.request import Options
-from reshard.pipeline.tensors import BLOCKS, DTYPE_BITS, Checkpoint, Tensor
+from reshard.pipeline.tensors import BLOCKS, DTYPE_BITS, Checkpoint, Tensor, rows_as
 from reshard.pipeline.text import counted
 
 # `--strip-prefix auto`: whatever wrappers the names themselves show.
@@ -95,7 +95,7 @@ def select(
         entries, scales = plain.entries, plain.scales
         notes += plain.notes
     elif options.dtype == "keep":
-        entries = tuple(map(partial(tuple.__new__, Entry), [(tensor, tensor.dtype, None) for tensor in kept]))
+        entries = tuple(rows_as(Entry, ((tensor, tensor.dtype, None) for tensor in kept)))
     else:
         fixed = quantised(tensors)
         wanted = [t.dtype if t.name in fixed else cast_dtype(t.dtype, options.dtype) for t in kept]

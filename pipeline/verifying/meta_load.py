@@ -48,6 +48,7 @@ _OFFLINE = {
     "PYTHONUTF8": "1",  # whatever the locale
     "TQDM_DISABLE": "1",
     "TOKENIZERS_PARALLELISM": "false",  # its threads would not survive the fork
+    "HF_DEACTIVATE_ASYNC_LOAD": "1",  # nothing is read on meta, and threads took a third of a large model's time
     "OMP_NUM_THREADS": "1",  # the same, and copies need the other cores
     # MKL's reproducible mode: else the last bit of a forward pass depends on where in memory a weight lies, and so on
     # how files are cut, and two equal models would seem to differ.

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from itertools import repeat, starmap
 from math import isinf, prod
 from operator import add, ne, sub
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from reshard.pipeline.checkpoint.formats.pointers import refuse_pointer
 from reshard.pipeline.errors import BadHeader, BadLength
 from reshard.pipeline.limits import ALIGNMENT, HEADER_MAX
-from reshard.pipeline.tensors import DTYPE_BITS, Piece, Tensor, size_in_bytes
+from reshard.pipeline.tensors import DTYPE_BITS, Piece, Tensor, rows_as, size_in_bytes
 
 LENGTH_BYTES = 8
 _OPENING = '{"__metadata__":'
@@ -71,8 +71,9 @@ class Header:
         if not self.tensors:
             return []
         dtypes, shapes, starts, _ = zip(*self.tensors.values(), strict=True)  # columns, as in _parse_compact
-        pieces = map(Piece, repeat(file), starts, map(_origin, map(len, shapes)), shapes)
-        return list(map(Tensor, self.tensors, dtypes, shapes, zip(pieces, strict=True)))
+        boxes = zip(repeat(file), starts, map(_origin, map(len, shapes)), shapes, repeat(None), repeat("little"))
+        pieces = zip(rows_as(Piece, boxes), strict=True)
+        return list(rows_as(Tensor, zip(self.tensors, dtypes, shapes, pieces, strict=True)))
 
 
 @lru_cache(maxsize=16)
@@ -159,9 +160,8 @@ def _parse_compact(raw: memoryview, data_start: int) -> tuple[dict[str, str], di
     if any(map(ne, map(sub, lasts, firsts), [size for _, _, size in kinds])):
         return None
     rows = zip([kind[0] for kind in kinds], [kind[1] for kind in kinds], firsts, lasts, strict=True)
-    specs = map(partial(tuple.__new__, Spec), rows)  # a call of Spec itself runs Python's code for each
     # The same names are in the source's headers, its index and the planned headers: one copy serves all.
-    found = dict(zip(map(sys.intern, names), specs, strict=True))
+    found = dict(zip(map(sys.intern, names), rows_as(Spec, rows), strict=True))
     if len(found) < len(names) or "__metadata__" in found:
         return None
     return metadata, found
