@@ -133,12 +133,13 @@ def _checkpoint(part: FileSet, first: int, contents: Sequence[Contents]) -> Chec
     notes = []
     for path, file in zip((stored.path for stored in part.files), contents, strict=False):
         names = [tensor.name for tensor in file.tensors]
-        if len(set(names)) < len(names) or not owner.keys().isdisjoint(names):
+        own = dict.fromkeys(names, path)
+        if len(own) < len(names) or not owner.keys().isdisjoint(own):
             for name in names:
                 if name in owner:
                     raise DuplicateTensor(tensor=name, file=owner[name], other=path)
                 owner[name] = path
-        owner |= dict.fromkeys(names, path)
+        owner |= own
         for key, value in file.metadata.items():
             if metadata.setdefault(key, value) != value:
                 notes.append(f"{path}: ignored its metadata {key!r}; the first file has a different value")

@@ -80,7 +80,7 @@ from reshard.pipeline.planning.readers import NO_SHARES, Readers, Shares, shares
 from reshard.pipeline.planning.scales import MODELOPT
 from reshard.pipeline.planning.select import Selection, edited_config, select
 from reshard.pipeline.request import LAYOUT, Options, Request, key_of
-from reshard.pipeline.tensors import Checkpoint, Name, Pin, StoredFile
+from reshard.pipeline.tensors import Checkpoint, Name, Pin, StoredFile, size_in_bytes
 from reshard.pipeline.text import counted, printable, unsafe_path
 
 
@@ -391,7 +391,8 @@ def _cut_gguf(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
 
 def _shard(entries: Bin, path: str, about: About, files: Sequence[StoredFile], pin: Pin) -> Shard:
     header, alignment = header_of(entries, about), alignment_of(about)
-    size = len(header) + sum([size + -size % alignment for size in [entry.size for entry in entries]])
+    sizes = [size_in_bytes(as_dtype, tensor.shape) for tensor, as_dtype, _ in entries]
+    size = len(header) + sum([size + -size % alignment for size in sizes])
     return Shard(path, tuple(entries), header, size, shard_digest(header, entries, files, pin), alignment)
 
 
