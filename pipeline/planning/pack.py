@@ -137,7 +137,6 @@ class Row:
         kinds = [(dtype, tensor.shape) for tensor, dtype, _ in entries]
         extents = list(starmap(_extent, kinds))
         self._elements = bytes([element for element, _ in extents])
-        self._ranks = bytes([_rank(*extent, align) for extent in extents])
         self._starts = _sums([size for _, size in extents])
         self._texts = _sums(entry_sizes([tensor.name for tensor, _, _ in entries], kinds))
         self._misaligned: dict[int, list[int]] = {}  # by the first offset modulo 8: entries that start misaligned
@@ -146,8 +145,9 @@ class Row:
     def _columns(self) -> list[_Column]:
         """The entries by their rank, the lowest first."""
         columns = []
-        for rank in sorted(set(self._ranks)):
-            rows = array("q", (i for i, one in enumerate(self._ranks) if one == rank))
+        ranks = bytes(_rank(element, self.data(i, i + 1), self._align) for i, element in enumerate(self._elements))
+        for rank in sorted(set(ranks)):
+            rows = array("q", (i for i, one in enumerate(ranks) if one == rank))
             columns.append(_Column(rows, _sums(self.data(i, i + 1) for i in rows)))
         return columns
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, eq
 from typing import Any, Literal, NamedTuple
 
 from reshard.pipeline.checkpoint.formats.gguf import SPLIT_KEYS, GgufHeader, Keys, split_faults
@@ -108,6 +108,15 @@ class _Shared(dict[Kind, Kind]):
     def __missing__(self, kind: Kind) -> Kind:
         self[kind] = kind
         return kind
+
+
+def are_of(headers: Mapping[str, Header], wanted: Signature) -> bool:
+    """Whether the files hold the tensors of ``wanted``, each once; ``compare`` tells what differs."""
+    held = [header.tensors for header in headers.values()]
+    kinds = attrgetter("dtype", "shape")
+    return len(wanted) == sum(map(len, held)) == len(set().union(*held)) and all(
+        all(map(eq, map(wanted.get, tensors), map(kinds, tensors.values()))) for tensors in held
+    )
 
 
 def compare(source: Signature, output: Signature) -> Iterator[Finding]:

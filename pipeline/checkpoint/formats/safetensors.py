@@ -106,8 +106,11 @@ def parse_header(data: bytes | memoryview, *, file: str, file_size: int) -> Head
         raise BadLength(file=file, actual=len(data), expected=data_start)
     raw = memoryview(data)[LENGTH_BYTES:data_start]
     metadata, found = _parse_compact(raw, data_start) or _parse_json(raw, data_start, file)
-    tensors = found if _misplaced(found, data_start) is None else dict(sorted(found.items(), key=_place))
-    if (name := _misplaced(tensors, data_start)) is not None:
+    tensors, name = found, _misplaced(found, data_start)
+    if name is not None:
+        tensors = dict(sorted(found.items(), key=_place))
+        name = _misplaced(tensors, data_start)
+    if name is not None:
         before = max((spec.stop for spec in tensors.values() if spec[2:] < tensors[name][2:]), default=data_start)
         trouble = "overlaps another tensor" if tensors[name].start < before else "leaves a hole before it"
         raise BadHeader(file=file, why=f"{name} {trouble}")
