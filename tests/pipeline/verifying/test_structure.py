@@ -20,6 +20,7 @@ from reshard.pipeline.errors import BadHeader, CheckpointError
 from reshard.pipeline.verifying.structure import (
     Finding,
     Total,
+    are_of,
     check_index,
     check_weight_files,
     compare,
@@ -261,6 +262,7 @@ def test_an_honest_layout_breaks_no_rule(it: Folder) -> None:
     assert it.findings() == []
     assert list(check_weight_files(it.headers)) == []
     assert len(signature(it.headers)) == len(it.index["weight_map"])
+    assert are_of(it.headers, signature(it.headers))
 
 
 @given(layouts, st.data())
@@ -286,6 +288,25 @@ def test_one_tensor_lost_from_a_file_is_always_found(it: Folder, data: st.DataOb
     it.headers[path] = header(shapes)
     assert ("ghost", name) in {(finding.rule, finding.tensor) for finding in it.findings()}
     assert [finding.rule for finding in compare(before, signature(it.headers))] == ["lost"]
+    assert not are_of(it.headers, before)
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        {"head": (8, 4), "norm": (4,)},  # instead of "scale", and as many as before
+        {"head": (8, 4), "scales": ()},
+        {"head": (4, 8), "scale": ()},
+        {"head": (8, 4), "scale": (), "more": ()},
+    ],
+)
+def test_a_tensor_that_is_there_twice_does_not_stand_for_a_lost_one(
+    second: dict[str, tuple[int, ...]],
+) -> None:
+    source = signature(honest().headers)
+    it = folder({ONE: {"embed": (8, 4), "norm": (4,)}, TWO: second})
+    assert not are_of(it.headers, source)
+    assert [*compare(source, signature(it.headers))]
 
 
 def test_what_save_pretrained_writes_breaks_no_rule(tmp_path: Path) -> None:
