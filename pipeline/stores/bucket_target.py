@@ -162,10 +162,8 @@ class StoreObjects:
         there = self.listed()
         found = {}
         for path in there:
-            if path.startswith(SEALED):
-                sha256, size, name = path.removeprefix(SEALED).split("/", 2)
-                if there.get(DATA + name, (-1, ""))[0] == int(size):
-                    found[sha256, int(size)] = DATA + name
+            if path.startswith(SEALED) and there.get(_data(path), (-1, ""))[0] == _content(path)[1]:
+                found[_content(path)] = _data(path)
         return found
 
     def lost(self, stored: Sequence[StoredFile]) -> list[StoredFile]:
@@ -177,11 +175,12 @@ class StoreObjects:
         self.delete([path for path in self.listed() if path.startswith(f"{DATA}{token}/") and path not in kept])
 
     def clear(self, stored: Sequence[StoredFile]) -> None:
-        """Also what nobody went on with for STAGING_AGE."""
-        sealed = self._sealed()
-        placed = {sealed[key] for file in stored if (key := (file.sha256 or "", file.size)) in sealed}
+        """Also copies of it, which a killed worker stored in vain, and what nobody went on with for STAGING_AGE."""
+        contents = {(file.sha256 or "", file.size) for file in stored}
         with self.writing():
             staged = [item for some in self._obstore.list(self._store, prefix=OWN) for item in some]
+        sealed = (item["path"] for item in staged if item["path"].startswith(SEALED))
+        placed = {_data(path) for path in sealed if _content(path) in contents}
         old = time.time() - STAGING_AGE
         self.delete([
             path for item in staged
@@ -193,6 +192,12 @@ class StoreObjects:
 def _data(path: str) -> str:
     """Where the bytes are that a staged object is, or that it says are complete."""
     return DATA + path.removeprefix(SEALED).split("/", 2)[2] if path.startswith(SEALED) else path
+
+
+def _content(path: str) -> tuple[str, int]:
+    """The sha256 and the bytes of a file that a staged object says is complete."""
+    sha256, size, _ = path.removeprefix(SEALED).split("/", 2)
+    return sha256, int(size)
 
 
 def _part_of(size: int) -> int:

@@ -12,7 +12,8 @@ import pytest
 from reshard.pipeline.errors import TargetConflict, UnsafePath
 from reshard.pipeline.limits import LOCK_AGE
 from reshard.pipeline.protocols import Addition, Change, HeadMoved, Target
-from reshard.pipeline.stores.objects import EMPTY, LOCK, PENDING, Objects, ObjectTarget
+from reshard.pipeline.stores.folder.record import PUBLICATIONS
+from reshard.pipeline.stores.objects import EMPTY, LOCK, OWN, PENDING, Objects, ObjectTarget
 from reshard.pipeline.tensors import StoredFile
 from tests.pipeline.stores.conftest import MakeTarget, noise, read
 
@@ -83,6 +84,13 @@ def test_one_object_can_be_the_content_of_several_files(target: ObjectTarget) ->
     one = stored(target, OLD)
     target.commit(change(one, Addition("copy.safetensors", stored=one.stored)), EMPTY)
     assert listed(target) == {INDEX: b"{}", "model-1.safetensors": OLD, "copy.safetensors": OLD}
+
+
+def test_what_was_stored_twice_after_a_kill_leaves_no_copy_behind(target: ObjectTarget) -> None:
+    for _ in range(2):  # the second by a worker that was never told of the first
+        one = stored(target, OLD)
+    target.commit(change(one), EMPTY)
+    assert {path for path in target.objects.listed() if path.startswith(OWN)} <= {OWN + PUBLICATIONS}
 
 
 def test_until_the_change_is_written_down_a_kill_changes_nothing(target: ObjectTarget) -> None:
