@@ -7,11 +7,12 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from xxhash import xxh3_128
@@ -46,6 +47,7 @@ from reshard.pipeline.stores.pace import RateLimiter
 from reshard.pipeline.tensors import StoredFile
 
 DATA, SEALED = f"{OWN}data/", f"{OWN}objects/"
+_COMPLETE = re.compile(f"{re.escape(SEALED)}([0-9a-f]{{64}})/([0-9]{{1,19}})/(.+)")  # sha256, bytes, name below DATA
 
 
 def open_source(place: Bucket, context: Context, *_: object) -> BucketSource:
@@ -162,8 +164,8 @@ class StoreObjects:
         there = self.listed()
         found = {}
         for path in there:
-            if path.startswith(SEALED) and there.get(_data(path), (-1, ""))[0] == _content(path)[1]:
-                found[_content(path)] = _data(path)
+            if (one := _complete(path)) and there.get(one.data, (-1, ""))[0] == one.content[1]:
+                found[one.content] = one.data
         return found
 
     def lost(self, stored: Sequence[StoredFile]) -> list[StoredFile]:
@@ -179,25 +181,27 @@ class StoreObjects:
         contents = {(file.sha256 or "", file.size) for file in stored}
         with self.writing():
             staged = [item for some in self._obstore.list(self._store, prefix=OWN) for item in some]
-        sealed = (item["path"] for item in staged if item["path"].startswith(SEALED))
-        placed = {_data(path) for path in sealed if _content(path) in contents}
+        complete = [(item["path"], one) for item in staged if (one := _complete(item["path"]))]
+        placed = {name for path, one in complete if one.content in contents for name in (path, one.data)}
         old = time.time() - STAGING_AGE
         self.delete([
             path for item in staged
             if (path := item["path"]).startswith((DATA, SEALED))
-            and (_data(path) in placed or item["last_modified"].timestamp() < old)
+            and (path in placed or item["last_modified"].timestamp() < old)
         ])  # fmt: skip
 
 
-def _data(path: str) -> str:
-    """Where the bytes are that a staged object is, or that it says are complete."""
-    return DATA + path.removeprefix(SEALED).split("/", 2)[2] if path.startswith(SEALED) else path
+class _Complete(NamedTuple):
+    """A file that a staged object says is complete."""
+
+    content: tuple[str, int]  # sha256, bytes
+    data: str  # the object with its bytes
 
 
-def _content(path: str) -> tuple[str, int]:
-    """The sha256 and the bytes of a file that a staged object says is complete."""
-    sha256, size, _ = path.removeprefix(SEALED).split("/", 2)
-    return sha256, int(size)
+def _complete(path: str) -> _Complete | None:
+    """What a staged object says; None of what others put beside them."""
+    match = _COMPLETE.fullmatch(path)
+    return match and _Complete((match[1], int(match[2])), DATA + match[3])
 
 
 def _part_of(size: int) -> int:

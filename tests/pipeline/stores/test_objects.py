@@ -93,6 +93,15 @@ def test_what_was_stored_twice_after_a_kill_leaves_no_copy_behind(target: Object
     assert {path for path in target.objects.listed() if path.startswith(OWN)} <= {OWN + PUBLICATIONS}
 
 
+def test_what_others_put_beside_staged_files_ends_no_commit(target: ObjectTarget) -> None:
+    strange = [f"{OWN}objects/{name}" for name in ("notes.txt", "ab/12", f"{'0' * 64}/many/name")]
+    for path in strange:
+        target.objects.write(path, b"x")
+    target.commit(change(stored(target, OLD)), EMPTY)
+    assert listed(target).items() >= {INDEX: b"{}", "model-1.safetensors": OLD}.items()
+    assert target.objects.listed().keys() >= {*strange}
+
+
 def test_until_the_change_is_written_down_a_kill_changes_nothing(target: ObjectTarget) -> None:
     base = target.commit(change(stored(target, OLD)), EMPTY)
     objects: Any = Mortal(target.objects, "write")
