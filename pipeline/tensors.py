@@ -143,11 +143,11 @@ class ByteRange(NamedTuple):
     stop: int
 
 
-Row = TypeVar("Row", bound=tuple[Any, ...])
+T = TypeVar("T", bound=tuple[Any, ...])
 
 
-def rows_as(kind: type[Row], rows: Iterable[tuple[Any, ...]]) -> Iterator[Row]:
-    """Rows of all columns of a named tuple as such, in C: a call of it runs Python's code, and there may be 500,000."""
+def rows_as(kind: type[T], rows: Iterable[tuple[Any, ...]]) -> Iterator[T]:
+    """``kind(*row)`` of each row, which has a value for every field, without its Python code: there may be 500,000."""
     return map(partial(tuple.__new__, kind), rows)
 
 

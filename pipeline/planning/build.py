@@ -347,7 +347,7 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
 def _parts(entries: Sequence[Entry], share: Shares) -> list[Bin]:
     """The entries that one rank reads, or all, which come first: those alone share files."""
     if not share.of:
-        return [list(entries)]
+        return [list(entries)] if entries else []
     common: Bin = []
     own: dict[int, Bin] = {}
     for entry in entries:

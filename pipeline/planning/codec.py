@@ -28,7 +28,7 @@ from reshard.pipeline.planning.model import (
     Shard,
     Transports,
 )
-from reshard.pipeline.request import Options, canonical, key_of
+from reshard.pipeline.request import AT_ONCE, Options, canonical, key_of
 from reshard.pipeline.tensors import Name, Piece, Pin, Record, StoredFile, Tensor
 
 
@@ -49,10 +49,10 @@ def shard_digest(header: bytes, entries: Sequence[Entry], files: Sequence[Stored
         found.update(canonical(text[start : start + CHUNK].decode("latin-1"))[1:-1])
     found.update(b'",[')
     separator = ""
-    for first in range(0, len(entries), 1000):
+    for first in range(0, len(entries), AT_ONCE):
         some = [
             f'["{dtype}",[{pieces(tensor)}]{scaled(scale) if scale else ""}]'
-            for tensor, dtype, scale in entries[first : first + 1000]
+            for tensor, dtype, scale in entries[first : first + AT_ONCE]
         ]
         found.update((separator + ",".join(some)).encode())
         separator = ","

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
-from reshard.pipeline.request import Options
+from reshard.pipeline.request import AT_ONCE, Options
 from reshard.pipeline.tensors import Name, Piece, Pin, Record, StoredFile, Tensor, size_in_bytes
 from reshard.pipeline.text import counted
 
@@ -277,8 +277,9 @@ def index_bytes(index: Index, shards: Sequence[Shard], metadata: Mapping[str, ob
     content = {"metadata": index.metadata | dict(metadata or {}), "weight_map": {}}
     made = bytearray(json.dumps(content, indent=2, ensure_ascii=False).removesuffix("}\n}").encode())
     names = sorted(weight_map)
-    for first in range(0, len(names), 1000):
-        made += "".join([f"\n    {quoted(name)}: {weight_map[name]}," for name in names[first : first + 1000]]).encode()
+    for first in range(0, len(names), AT_ONCE):
+        lines = [f"\n    {quoted(name)}: {weight_map[name]}," for name in names[first : first + AT_ONCE]]
+        made += "".join(lines).encode()
     if weight_map:
         made[-1:] = b"\n  "
     made += b"}\n}\n"

@@ -47,7 +47,7 @@ from reshard.pipeline.stores.pace import RateLimiter
 from reshard.pipeline.tensors import StoredFile
 
 DATA, SEALED = f"{OWN}data/", f"{OWN}objects/"
-_COMPLETE = re.compile(f"{re.escape(SEALED)}([0-9a-f]{{64}})/([0-9]{{1,19}})/(.+)")  # sha256, bytes, name below DATA
+_SEALED_PATH = re.compile(f"{re.escape(SEALED)}([0-9a-f]{{64}})/([0-9]{{1,19}})/(.+)")  # sha256, bytes, name
 
 
 def open_source(place: Bucket, context: Context, *_: object) -> BucketSource:
@@ -164,7 +164,7 @@ class StoreObjects:
         there = self.listed()
         found = {}
         for path in there:
-            if (one := _complete(path)) and there.get(one.data, (-1, ""))[0] == one.content[1]:
+            if (one := _parse_sealed(path)) and there.get(one.data, (-1, ""))[0] == one.content[1]:
                 found[one.content] = one.data
         return found
 
@@ -181,7 +181,7 @@ class StoreObjects:
         contents = {(file.sha256 or "", file.size) for file in stored}
         with self.writing():
             staged = [item for some in self._obstore.list(self._store, prefix=OWN) for item in some]
-        complete = [(item["path"], one) for item in staged if (one := _complete(item["path"]))]
+        complete = [(item["path"], one) for item in staged if (one := _parse_sealed(item["path"]))]
         placed = {name for path, one in complete if one.content in contents for name in (path, one.data)}
         old = time.time() - STAGING_AGE
         self.delete([
@@ -191,17 +191,17 @@ class StoreObjects:
         ])  # fmt: skip
 
 
-class _Complete(NamedTuple):
+class _Sealed(NamedTuple):
     """A file that a staged object says is complete."""
 
     content: tuple[str, int]  # sha256, bytes
     data: str  # the object with its bytes
 
 
-def _complete(path: str) -> _Complete | None:
+def _parse_sealed(path: str) -> _Sealed | None:
     """What a staged object says; None of what others put beside them."""
-    match = _COMPLETE.fullmatch(path)
-    return match and _Complete((match[1], int(match[2])), DATA + match[3])
+    match = _SEALED_PATH.fullmatch(path)
+    return match and _Sealed((match[1], int(match[2])), DATA + match[3])
 
 
 def _part_of(size: int) -> int:

@@ -47,8 +47,8 @@ _OFFLINE = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "PYTHONUTF8": "1",  # whatever the locale
     "TQDM_DISABLE": "1",
-    "TOKENIZERS_PARALLELISM": "false",  # its threads would not survive the fork
     "HF_DEACTIVATE_ASYNC_LOAD": "1",  # nothing is read on meta, and threads took a third of a large model's time
+    "TOKENIZERS_PARALLELISM": "false",  # its threads would not survive the fork
     "OMP_NUM_THREADS": "1",  # the same, and copies need the other cores
     # MKL's reproducible mode: else the last bit of a forward pass depends on where in memory a weight lies, and so on
     # how files are cut, and two equal models would seem to differ.

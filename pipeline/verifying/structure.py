@@ -200,11 +200,8 @@ def _check_names(
     index_path: str, weight_map: Mapping[str, str], places: Mapping[str, str], headers: Headers
 ) -> Iterator[Finding]:
     readable = _readable(headers)
-    if len(weight_map) == sum(len(header.tensors) for header in readable.values()) and all(
-        {written and places.get(written) for written in set(map(weight_map.get, header.tensors))} <= {path}
-        for path, header in readable.items()
-    ):
-        return  # nearly always, of 500,000 names at times
+    if _names_each(weight_map, places, readable):
+        return
     owners = _owners(headers)
     named = set(places.values())
     for name, written in weight_map.items():
@@ -220,6 +217,14 @@ def _check_names(
         if name not in weight_map and not named.isdisjoint(paths):
             text = f"{name} is in {' and '.join(paths)}, but {index_path} does not list it"
             yield Finding("missing", text, paths[0], name)
+
+
+def _names_each(weight_map: Mapping[str, str], places: Mapping[str, str], headers: Mapping[str, Header]) -> bool:
+    """Whether each tensor is in the file that the index says, and no other; nearly always, of 500,000 at times."""
+    return len(weight_map) == sum(len(header.tensors) for header in headers.values()) and all(
+        {written and places.get(written) for written in set(map(weight_map.get, header.tensors))} <= {path}
+        for path, header in headers.items()
+    )
 
 
 def _check_total(

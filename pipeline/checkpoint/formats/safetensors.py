@@ -71,7 +71,8 @@ class Header:
         if not self.tensors:
             return []
         dtypes, shapes, starts, _ = zip(*self.tensors.values(), strict=True)  # columns, as in _parse_compact
-        boxes = zip(repeat(file), starts, map(_origin, map(len, shapes)), shapes, repeat(None), repeat("little"))
+        packed = map(repeat, Piece._field_defaults.values())
+        boxes = zip(repeat(file), starts, map(_origin, map(len, shapes)), shapes, *packed)
         pieces = zip(rows_as(Piece, boxes), strict=True)
         return list(rows_as(Tensor, zip(self.tensors, dtypes, shapes, pieces, strict=True)))
 
@@ -106,14 +107,13 @@ def parse_header(data: bytes | memoryview, *, file: str, file_size: int) -> Head
         raise BadLength(file=file, actual=len(data), expected=data_start)
     raw = memoryview(data)[LENGTH_BYTES:data_start]
     metadata, found = _parse_compact(raw, data_start) or _parse_json(raw, data_start, file)
-    tensors, name = found, _misplaced(found, data_start)
-    if name is not None:
+    tensors = found
+    if _misplaced(found, data_start) is not None:
         tensors = dict(sorted(found.items(), key=_place))
-        name = _misplaced(tensors, data_start)
-    if name is not None:
-        before = max((spec.stop for spec in tensors.values() if spec[2:] < tensors[name][2:]), default=data_start)
-        trouble = "overlaps another tensor" if tensors[name].start < before else "leaves a hole before it"
-        raise BadHeader(file=file, why=f"{name} {trouble}")
+        if (name := _misplaced(tensors, data_start)) is not None:
+            before = max((spec.stop for spec in tensors.values() if spec[2:] < tensors[name][2:]), default=data_start)
+            trouble = "overlaps another tensor" if tensors[name].start < before else "leaves a hole before it"
+            raise BadHeader(file=file, why=f"{name} {trouble}")
     end = next(reversed(tensors.values())).stop if tensors else data_start
     if end != file_size:
         raise BadLength(file=file, actual=file_size, expected=end)
