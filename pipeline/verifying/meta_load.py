@@ -161,8 +161,7 @@ class MetaLoader:
                 # The child ends its fork itself at the limit; the grace is for a child that no longer does.
                 answer = self._child.ask(allowed.seconds + self._grace, *request)
             except _ChildLost as lost:
-                self._child.end()
-                self._child = None
+                self._end()
                 answer = {"result": "inconclusive", "reason": str(lost)}
             return {**answer, "seconds": time.monotonic() - began}
 
@@ -184,10 +183,14 @@ class MetaLoader:
     def enough(self) -> None:
         """Nothing more will be asked: a child that was started ahead and answered nobody ends."""
         with self._flags:
-            if self._spare:
-                self._dropped = True
-                if (child := self._child) is not None:
-                    child.kill()
+            if not self._spare:
+                return
+            self._dropped = True
+            if (child := self._child) is not None:
+                child.kill()
+        with self._lock:  # of whoever starts it, who sees at once that it was killed
+            if self._dropped:
+                self._end()
 
     @property
     def pid(self) -> int | None:
@@ -214,9 +217,12 @@ class MetaLoader:
         if (child := self._child) is not None:
             child.kill()
         with self._lock:
-            if self._child is not None:
-                self._child.end()
-                self._child = None
+            self._end()
+
+    def _end(self) -> None:
+        if self._child is not None:
+            self._child.end()
+            self._child = None
 
     def _started(self) -> str | None:
         if self._closed:
@@ -226,8 +232,7 @@ class MetaLoader:
         lacking = [name for name in ("torch", "transformers", "accelerate") if find_spec(name) is None]
         if lacking:
             return f"{' and '.join(lacking)} not installed here; the reload needs the extra `model`"
-        if self._child is not None:
-            self._child.end()
+        self._end()
         try:
             self._child = _Child.start(self._python, self._tmpdir)
         except OSError as error:
@@ -241,8 +246,7 @@ class MetaLoader:
             hello = {"unavailable": str(lost)}
         if "unavailable" not in hello:
             return None
-        self._child.end()
-        self._child = None
+        self._end()
         return f"cannot start the reload: {hello['unavailable']}"
 
 
