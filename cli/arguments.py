@@ -22,7 +22,7 @@ from reshard.cli.help import HELP_ALL, OUTPUT, SectionedCommand
 from reshard.cli.output import Output
 from reshard.client.connect import asked_by
 from reshard.client.profiles import PROFILES
-from reshard.pipeline.arguments import ACCESS, FILES, PUBLISHING, WEIGHTS
+from reshard.pipeline.arguments import ACCESS, FILES, PUBLISHING, WEIGHTS, as_option
 from reshard.pipeline.errors import BadPlace, BadRename, NoTarget, UsageError, shortened
 from reshard.pipeline.limits import DEFAULT_SIZE, JOBS_MAX, RENAME_RULES_MAX, RENAME_TEXT_MAX
 from reshard.pipeline.places import (
@@ -152,6 +152,7 @@ def read_request(
         source=_by("--credential", credential, _source(source, revision)),
         target=_by("--to-credential", to_credential, _target(to, options.get("branch"), options.get("pr", False))),
         options=Options.of(
+            as_option,
             **_cut(size, for_, single),
             visibility="public" if public else "private" if private else "as-source",
             manifest=not no_manifest,

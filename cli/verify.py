@@ -11,6 +11,7 @@ from reshard.cli.job_text import check_row
 from reshard.cli.output import Output, first, lines
 from reshard.cli.progress import bar
 from reshard.client.models.jobs import Verified
+from reshard.pipeline.arguments import as_option
 from reshard.pipeline.errors import UsageError, VerifyFailed
 from reshard.pipeline.places import AnyPlace
 from reshard.pipeline.request import Options
@@ -31,7 +32,7 @@ class Expected(NamedTuple):
 def read_expected(**typed: Any) -> Expected:
     given = read_options(**typed)
     config_from = given.pop("config_from", None)
-    return Expected(Options.of(**given), config_from)
+    return Expected(Options.of(as_option, **given), config_from)
 
 
 EXPECTED = [name for name in Options.model_fields if Options.declared(name).expect]

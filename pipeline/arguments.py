@@ -29,13 +29,11 @@ def typed_options(given: Iterable[tuple[str, object]]) -> list[str]:
     """Fields of ``Options`` as commands take them; of rules for names, which are in a file, that there are some."""
     words: list[str] = []
     for name, value in given:
-        option = f"--{name.replace('_', '-')}"
+        option = as_option(name)
         match name, value:
             case "size", int(size):
                 text = f"{size // MB}MB" if size % MB == 0 else f"{size}B"
                 words += ["--single"] if size == SINGLE else [option, text]
-            case "ranks", _:
-                words += ["--for", str(value)]
             case "rename", _:
                 words += [option, "RULES"]
             case _, bool():
@@ -43,6 +41,11 @@ def typed_options(given: Iterable[tuple[str, object]]) -> list[str]:
             case _:
                 words += [option, str(value)]
     return words
+
+
+def as_option(name: str) -> str:
+    """What commands call this field of ``Options``."""
+    return "--for" if name == "ranks" else f"--{name.replace('_', '-')}"
 
 
 def as_arguments(text: str) -> str:

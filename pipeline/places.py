@@ -24,7 +24,7 @@ from pydantic import (
 
 from reshard.pipeline.errors import BadPlace, UsageError, shortened
 from reshard.pipeline.limits import PATH_MAX, REPO_MAX, REVISION_MAX, URL_MAX
-from reshard.pipeline.validation import Strict
+from reshard.pipeline.validation import Matching, Strict
 
 # The Hub's rule for names (huggingface_hub.utils.validate_repo_id): 96 characters of [\w.-], no `--`, no `..`,
 # and neither `-` nor `.` at either end.
@@ -73,7 +73,7 @@ Revision = Annotated[
     AfterValidator(check_revision),
     WithJsonSchema({"anyOf": [_text(_REVISION.pattern, REVISION_MAX), {"type": "null"}]}),
 ]
-Endpoint = Annotated[str | None, Field(max_length=URL_MAX, pattern="^[!-~]*$")]
+Endpoint = Annotated[str, Field(max_length=URL_MAX), Matching("[!-~]*", "use a URL, without spaces")] | None
 
 
 def _told_apart(schema: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ from reshard.pipeline.places import (
 )
 from reshard.pipeline.renaming import Rules
 from reshard.pipeline.sizes import SINGLE, parse_size
-from reshard.pipeline.validation import Strict, first_problem
+from reshard.pipeline.validation import Matching, Strict, first_problem
 
 # Changes only when the same request would give other bytes; a new release alone republishes nothing.
 LAYOUT = 2  # 1: indexes without `total_parameters`
@@ -127,12 +127,11 @@ class Options(Strict):
         WEIGHTS,
         decides="weights",
     )
-    ranks: str = _option(
+    ranks: Annotated[str, Matching(f"({RANKS})?", "use ep or pp and a number from 2 to 9999, such as ep8")] = _option(
         "",
         "Group tensors by the rank that reads them: ep8 for 8 expert ranks, pp4 for 4 pipeline stages.",
         WEIGHTS,
         "RANKS",
-        limits={"pattern": f"^({RANKS})?$"},
         decides="weights",
         late=True,
     )
@@ -264,14 +263,16 @@ class Options(Strict):
     transport: Transport = _option("auto", "How to transfer weights; auto uses Xet where the Hub offers it.", ACCESS)
 
     @classmethod
-    def of(cls, **options: Any) -> Options:
-        """Those that are given; raises BadSize, and UsageError for others that make no sense."""
+    def of(cls, called: Callable[[str], str] = str, /, **options: Any) -> Options:
+        """Those that are given; raises BadSize, and UsageError for others that make no sense, as ``called``."""
         try:
             return cls(**options)
         except ValidationError as error:
             first = first_problem(error)
-            given = "" if first.unknown or first.loc[0] == "sign" else f", not {shortened(repr(first.given))}"
-            raise UsageError(what=f"{first.where}: {first.why}{given}") from error
+            given = "" if first.unknown or first.loc[0] == "sign" else shortened(repr(first.given))
+            if given:
+                given = f", not {given}" if first.why.startswith(("must ", "use ")) else f" (got {given})"
+            raise UsageError(what=f"{called(str(first.loc[0]))}: {first.why}{given}") from error
 
     @classmethod
     def declared(cls, name: str) -> Declared:

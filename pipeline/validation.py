@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from reshard.pipeline.errors import shortened
 
@@ -55,6 +56,25 @@ def _taken_out(data: Any, where: Sequence[str | int]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Matching:
+    """In ``Annotated[str, ...]``: a pattern of the whole text, and what to do about another text."""
+
+    pattern: str
+    cure: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._checked, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return handler(schema) | {"pattern": f"^{self.pattern}$"}
+
+    def _checked(self, value: str) -> str:
+        if not re.fullmatch(self.pattern, value):
+            raise PydanticCustomError(Matching.__name__, "{cure}", {"cure": self.cure})
+        return value
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """Where something is wrong, why, and what stood there, which may be a secret."""
 
@@ -91,6 +111,8 @@ def _plain(message: str) -> str:
     'a size of 0 bytes'
     >>> _plain("Input should be a valid boolean, unable to interpret input")
     'must be a valid boolean'
+    >>> _plain("String should have at most 500 characters")
+    'must have at most 500 characters'
     >>> _plain("Input should be a valid dictionary or instance of Entry")
     'must be a mapping'
     >>> _plain("Input should be a valid tuple")
@@ -98,5 +120,5 @@ def _plain(message: str) -> str:
     """
     if message.startswith("Value error, "):  # what pydantic puts before our own words
         return message.removeprefix("Value error, ")
-    plain = message.replace("Input should be", "must be").partition(", unable to")[0].replace("a valid tuple", "a list")
+    plain = re.sub(r"^\w+ should ", "must ", message).partition(", unable to")[0].replace("a valid tuple", "a list")
     return re.sub(r"a valid dictionary( or instance of \w+)?", "a mapping", plain)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -14,8 +14,9 @@ from reshard.client.operations.catalogs import Submission, check_catalog
 from reshard.client.operations.jobs import JobRequest
 from reshard.client.operations.table import BODY_MAX, LISTED, Body, InProcess, operation
 from reshard.client.queue import Queue
+from reshard.pipeline.catalogs.definition import NAME
 from reshard.worker.followers.records import NAME_MAX
-from reshard.worker.followers.schedules import CRON_MAX, NAME, PRIORITY, ZONE_MAX, Schedule, ScheduleStatus
+from reshard.worker.followers.schedules import CRON_MAX, PRIORITY, ZONE_MAX, Schedule, ScheduleStatus
 from reshard.worker.queue.jobs import PAGE_BYTES
 
 TIMES = 5  # that are shown of a schedule which is not kept
@@ -68,9 +69,7 @@ class Edited(Body):
 class Kept(Edited):
     """A schedule and its name."""
 
-    name: str = Field(
-        max_length=NAME_MAX, pattern=f"^{NAME.pattern}$", description="lowercase letters, digits, dots, - and _"
-    )
+    name: Annotated[str, NAME] = Field(max_length=NAME_MAX, description="lowercase letters, digits, dots, - and _")
 
 
 def _facts(queue: Queue, seen: ScheduleStatus) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from reshard.pipeline.limits import CATALOG_MAX, REPO_MAX, SEARCH_MAX, URL_MAX
 from reshard.pipeline.places import CredentialName, Endpoint, Hub, Revision, parse_place, repository
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.sizes import parse_size
-from reshard.pipeline.validation import Strict, first_problem
+from reshard.pipeline.validation import Matching, Strict, first_problem
 
 VERSION: Literal[1] = 1
 NESTING_MAX = 32  # levels of a file, which has five; libyaml itself ends the process at some ten thousand
@@ -36,12 +36,12 @@ ENTRIES_MAX = 100_000  # of one file; its expansion is kept in the broker's memo
 SIZE_MAX = 50  # characters of a size as it is typed
 TAGS_MAX = 50  # of one query
 FILLED_MAX = 250  # characters of a template that is filled in; the Hub's longest repository has 193
-NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
-WORDS = {  # for what pydantic says of a pattern, which only a name has, and of a length, which only entries have
-    "string_pattern_mismatch": "use lowercase letters, digits, '.', '-' or '_', starting with a letter or digit; "
-    "at most 63 characters",
-    "too_short": "the list is empty",
-}
+# Of a catalog or a schedule.
+NAME = Matching(
+    "[a-z0-9][a-z0-9._-]{0,62}",
+    "use at most 63 lowercase letters, digits, dots, - or _, starting with a letter or digit",
+)
+WORDS = {"too_short": "the list is empty"}  # for what pydantic says of a length, which only entries have
 # Ten times as fast, where PyYAML was built with libyaml; a catalog may have thousands of lines.
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 PLACEHOLDERS = ("owner", "name", "size", "revision")
@@ -183,7 +183,7 @@ class Catalog(Strict):
     """The whole file."""
 
     version: Literal[1] = VERSION
-    name: str = Field(pattern=NAME, description="Lowercase letters, digits, dots, - and _.")
+    name: Annotated[str, NAME] = Field(description="Lowercase letters, digits, dots, - and _.")
     defaults: Cut = Cut()
     entries: tuple[CatalogEntry, ...] = Field(min_length=1, max_length=ENTRIES_MAX)
 
@@ -371,7 +371,7 @@ def _fix(error: Any) -> str:
             return _meant(str(path[-1]), LEVELS[len(path) - 1])
         case "missing":
             return f"add `{path[-1]}:`"
-        case "string_pattern_mismatch":
+        case Matching.__name__ if path == ("name",):
             return "for example `name: nightly-200mb`"
         case "too_short":
             return "add an entry: `- repo: user/repo`"

@@ -49,6 +49,21 @@ def test_a_credential_belongs_to_the_place_that_it_is_for() -> None:
     assert asked.key() == request().key() != request(revision="v1").key()
 
 
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ({"for_": "ep1"}, "--for: use ep or pp and a number from 2 to 9999, such as ep8, not 'ep1'"),
+        ({"branch": "a..b"}, r"--branch: not a valid branch, .* \(got 'a\.\.b'\)"),
+        ({"exclude": ["a", "b" * 501]}, "--exclude: must have at most 500 characters, not 'bbb"),
+        ({"strip_prefix": "p" * 3000}, "--strip-prefix: must have at most [0-9,]+ characters, not 'ppp"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_a_refused_value_is_told_by_the_option_that_took_it(typed: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=f"^{says}"):
+        request(**typed)
+
+
 @pytest.mark.parametrize("place", ["model", "a/b/c", "a/..", "ftp://hub.example/a/b", "a/b@", ""])
 def test_what_is_no_place_is_refused(place: str) -> None:
     with pytest.raises(BadPlace):
@@ -130,7 +145,7 @@ def test_a_size_is_given_in_one_way_only(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="--single"):
             read_request(**places, **typed)
     for unknown in ("phone", "ep1", "pp", "ep8x"):
-        with pytest.raises(UsageError, match="ranks|expected"):
+        with pytest.raises(UsageError, match="^--for.*(expected|use ep or pp)"):
             read_request(**places, for_=unknown)
 
 

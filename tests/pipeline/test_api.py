@@ -64,6 +64,8 @@ def test_a_request_is_made_of_places_and_options_as_they_are_typed(tmp_path: Pat
         Request.of("a/model", "b/model", size="5G")
     with pytest.raises(UsageError, match="dtype: .*, not 'int3'"):
         Request.of("a/model", "b/model", dtype="int3")
+    with pytest.raises(UsageError, match="^ranks: use ep or pp"):
+        Request.of("a/model", "b/model", ranks="ep1")
     with pytest.raises(UsageError, match="sise"):
         Request.of("a/model", "b/model", sise="200MB")
 

@@ -101,7 +101,8 @@ def test_an_edit_keeps_what_a_form_cannot_say(site: Site, schedules: Schedules) 
     [
         ({"cron": "0 3 * *"}, "cron", "“When” '0 3 * *' needs 5 fields, not 4."),
         ({"tz": "Mars/Base"}, "tz", "“Time zone” 'Mars/Base' is not a time zone on this machine."),
-        ({"name": "My Own"}, "name", "“Name”: use at most 63 lowercase letters, digits, dots, - or _."),
+        ({"name": "My Own"}, "name", "“Name”: use at most 63 lowercase letters, digits, dots, - or _, starting with a"),
+        ({"ranks": "ep1"}, "ranks", "“Ranks”: use ep or pp and a number from 2 to 9999, such as ep8."),
         ({"source": ""}, "source", "“Source”: the model is missing."),
         ({"target": "us/b/c"}, "target", "us/b/c: "),
         ({"size": "5Gb"}, "size", "“Maximum file size” 5Gb: Gb means bits, not bytes."),

@@ -28,7 +28,6 @@ SENTENCES = {
     "see /api/v1/openapi.json for the format of this request": "correct it and send it again",
     r", and [A-Z]+ \S+ requires the scope `act`": "",
     r"--cron '0 3 \* \* \*' --tz ": "0 3 * * *` in `",
-    r"String should match pattern '\^\[a-z0-9\]\S+": "use at most 63 lowercase letters, digits, dots, - or _",
     "skip the manifest with --no-manifest": "clear “Manifest”",
     r"\(--revision, or the part after @\)": "(the part after @)",
 }

@@ -23,6 +23,7 @@ from typing import Literal, cast
 
 from pydantic import Field, ValidationError
 
+from reshard.pipeline.catalogs.definition import NAME
 from reshard.pipeline.errors import BadSchedule, ScheduleExists, ScheduleNotFound, ScheduleUnreadable, UsageError
 from reshard.pipeline.request import Request
 from reshard.pipeline.validation import Strict, first_problem
@@ -40,7 +41,6 @@ log = logging.getLogger(__name__)
 PRIORITY = "bulk"  # of what a schedule submits, whatever was asked for: no person waits for it
 RUNS_MAX = 100  # of one schedule; after that the oldest go
 LATE = 60.0  # seconds after which a time counts as missed; a control that runs fires within two
-NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 CRON_MAX, ZONE_MAX = 250, 100  # characters; the longest zone has 32
 
 ALL = f"{PREFIX}schedules"
@@ -66,11 +66,8 @@ class Schedule(Strict):
         """Raises BadSchedule when the name, the expression or the zone is none."""
         if (self.request is None) == (self.catalog is None):
             raise BadSchedule(what="a schedule submits either one request or a catalog")
-        if not NAME.fullmatch(self.name):
-            raise BadSchedule(
-                what=f"{self.name!r} is not a valid name",
-                cure="use at most 63 lowercase letters, digits, '.', '-' or '_'",
-            )
+        if not re.fullmatch(NAME.pattern, self.name):
+            raise BadSchedule(what=f"{self.name!r} is not a valid name", cure=NAME.cure)
         if self.request is not None:
             self.request.stored()  # raises RequestTooLarge
         self.next_after(0.0)

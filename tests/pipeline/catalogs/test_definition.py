@@ -108,7 +108,8 @@ def test_a_token_in_place_of_a_name_is_refused_and_not_repeated() -> None:
         ("name: n\n", 1, "entries", "is missing", "add `entries:`"),
         ("name: n\nentries: []\n", 2, "entries", "the list is empty", "add an entry: `- repo: user/repo`"),
         ("name: n\nentries:\n", 2, "entries", "must be a list", "change entries"),
-        ("name: N!\nentries:\n- {repo: a/b, to: c/d}\n", 1, "name", "use lowercase letters, digits", "`name: nightly-"),
+        ("name: N!\nentries:\n- {repo: a/b, to: c/d}\n", 1, "name", "use at most 63 lowercase", "`name: nightly-"),
+        (HEAD + "  - {repo: a/b, ranks: ep1}\n", 4, "entries[0].ranks", "use ep or pp", "change entries[0].ranks"),
         (
             "name: n\nentries:\n- {repo: a/b, to: c/d}\n- repo: a/b\n",
             4,
