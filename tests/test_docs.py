@@ -22,6 +22,7 @@ from safetensors.numpy import save_file
 from docs.answers import ANSWERS
 from docs.generate import outdated
 from reshard.cli.main import app
+from reshard.pipeline.catalogs.definition import LEVELS
 from reshard.pipeline.errors import GO_ON, by_code
 from reshard.pipeline.sizes import parse_size
 from reshard.pipeline.stores.connect import ConnectSettings as StoreSettings
@@ -153,6 +154,12 @@ def test_every_setting_is_documented_with_its_default() -> None:
             default = "none" if field.default in (None, ()) else str(field.default)
             assert stated[f"RESHARD_WEB_{name.upper()}"].strip("`") == default
     assert parse_size(stated["RESHARD_MEMORY_LIMIT"].strip("`")) == StoreSettings.model_fields["memory_limit"].default
+
+
+def test_the_guide_to_catalogs_names_every_key() -> None:
+    guide = (ROOT / "docs/guides/catalogs.md").read_text()
+    keys = {key for level in LEVELS for key in level.model_fields}
+    assert {key for key in keys if not re.search(rf"`{key}`|^[ -]*{key}:", guide, re.MULTILINE)} == set()
 
 
 SET_BY_OTHERS = {"HF_TOKEN", "HF_TOKEN_PATH", "HF_ENDPOINT", "HF_HOME", "PYTHONUNBUFFERED"}

@@ -213,7 +213,7 @@ def test_a_big_endian_dtype_that_torch_itself_would_not_swap_is_refused(tmp_path
     path = saved(tmp_path, {"ids": torch.arange(3).to(torch.uint16)})
     big_endian(path, {0: 2})
     assert torch.load(path)["ids"].tolist() != [0, 1, 2]
-    with pytest.raises(Unsupported, match="ids \(a big-endian tensor of U16\)"):
+    with pytest.raises(Unsupported, match=r"ids \(a big-endian tensor of U16\)"):
         opened(path)
 
 
