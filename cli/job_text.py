@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from reshard.cli.output import count, dated, human_bytes, lasted, lines, some
-from reshard.client.facts import HELD, into, page, seconds_of, undoable
+from reshard.client.facts import HELD, chosen, into, page, seconds_of, undoable
 from reshard.client.text import expected, figure
 from reshard.pipeline.places import AnyPlace
 from reshard.pipeline.request import Request
@@ -143,6 +143,7 @@ def describe(job: JobNow) -> Rows:
         ("source", str(request.source)),
         ("target", into(request)),
         ("size", f"at most {request.options.size:,} bytes per file"),
+        *([("options", " ".join(options))] if (options := chosen(request)) else []),
         ("submitted", f"{dated(job.created)} by {request.asked_by}"),
         *([("files", f"{job.shards_done:,} of {job.shards:,} stored")] if job.shards else []),
         *([moved(job.read, job.uploaded, job.deduplicated, job.expected, sent(request.target))] if job.read else []),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from reshard.client.models.jobs import Happened, Job
 from reshard.client.queue import Queue
+from reshard.pipeline.arguments import typed_options
 from reshard.pipeline.errors import CatalogNotFound, JobNotFound
 from reshard.pipeline.places import AnyPlace
 from reshard.pipeline.request import Request
@@ -44,6 +46,12 @@ def into(request: Request) -> str:
     """The target, with the branch or the pull request that was asked for."""
     place = str(request.target.at(request.options.branch) if request.options.branch else request.target)
     return f"{place}, as a pull request" if request.options.pr else place
+
+
+def chosen(request: Request) -> list[str]:
+    """The options that were given, as they are typed (``--dtype bfloat16``); not the size and those of the target."""
+    shown = (pair for pair in request.options.changed().items() if pair[0] not in {"size", "branch", "pr"})
+    return [shlex.join(typed_options([pair])) for pair in shown]
 
 
 def undoable(request: Request) -> str | None:

@@ -36,6 +36,10 @@ def typed_options(given: Iterable[tuple[str, object]]) -> list[str]:
                 words += ["--single"] if size == SINGLE else [option, text]
             case "rename", _:
                 words += [option, "RULES"]
+            case "visibility", _:
+                words.append(f"--{value}")
+            case _, tuple():
+                words += [word for one in value for word in (option, str(one))]
             case _, bool():
                 words.append(option if value else f"--no-{option[2:]}")
             case _:

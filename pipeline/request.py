@@ -296,10 +296,14 @@ class Options(Strict):
                 found[name] = value
         return found
 
+    def changed(self) -> dict[str, object]:
+        """Those that are not the default."""
+        fields = type(self).model_fields.items()
+        return {name: value for name, field in fields if (value := getattr(self, name)) != field.default}
+
     def told(self) -> str:
         """What was changed, in one sentence for those who find the result."""
-        fields = type(self).model_fields.items()
-        given = [self.declared(name) for name, field in fields if getattr(self, name) != field.default]
+        given = map(self.declared, self.changed())
         changes = [text for one in given if one.told and (text := one.told(self))]
         if not changes:
             return "Only the split into files changed: every tensor is identical to the source, bit for bit."

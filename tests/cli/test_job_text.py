@@ -144,6 +144,16 @@ def test_a_status_names_source_and_target() -> None:
     assert {"source": "them/m@v1", "target": "us/m"}.items() <= dict(describe(document(job))).items()
 
 
+def test_a_status_tells_the_options_as_they_are_typed() -> None:
+    given: dict[str, Any] = {"dtype": "bfloat16", "strict_dtype": True, "ranks": "ep8", "exclude": ["*.bin", "a b"]}
+    asked = Request.of("them/m", "us/m@v1", size="1GB", pr=True, manifest=False, visibility="private", **given)
+    told = dict(describe(document(Job("id", JobState.queued, asked, created=0, since=0))))
+    typed = "--for ep8 --dtype bfloat16 --strict-dtype --exclude '*.bin' --exclude 'a b' --private --no-manifest"
+    assert told["options"] == typed
+    plain = Request.of("them/m", "us/m", size="1GB", branch="cut")
+    assert "options" not in dict(describe(document(Job("id", JobState.queued, plain, created=0, since=0))))
+
+
 def test_a_failed_job_is_listed_with_its_error_code() -> None:
     error = NoWeights(place="them/m", found="").to_dict()
     job = Job("id", JobState.failed, Request.of("them/m", "us/m"), created=0, since=0, error=error)

@@ -19,9 +19,9 @@ def add(queue: Queue, name: str, *options: str) -> Done:
 
 
 def test_a_schedule_from_its_adding_to_its_removal(queue: Queue) -> None:
-    added = add(queue, "nightly", "--tz", "Europe/Berlin", "--size", "1MB")
+    added = add(queue, "nightly", "--tz", "Europe/Berlin", "--size", "1MB", "--dtype", "bfloat16")
     assert added.code == 0
-    assert "a/model -> b/nightly, at most 1,000,000 bytes per file, first run " in added.out
+    assert "a/model -> b/nightly, at most 1,000,000 bytes per file, --dtype bfloat16, first run " in added.out
     assert " 03:00 CE" in added.out
     assert "the control process is not running" in added.err
 

@@ -10,10 +10,12 @@ from typing import Any
 
 import httpx2
 import pytest
+from markupsafe import escape
 
 from reshard.pipeline.errors import NoWeights
 from reshard.pipeline.limits import OUTLINE_FILES
 from reshard.pipeline.planning.model import Plan
+from reshard.pipeline.request import Request
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import job_key
@@ -130,6 +132,13 @@ def test_when_it_was_submitted_is_a_time_that_is_read_without_a_script(store: Jo
     job = store.submit(ask()).id
     submitted = r'<dt>Submitted</dt><dd><time datetime="\S+Z" title="[^"]+ UTC">\d+ s ago</time>'
     assert re.search(submitted, seen(browser, job))
+
+
+def test_its_options_stay_as_long_as_the_job(store: JobStore, browser: httpx2.Client) -> None:
+    asked = Request.of("them/m", "us/m", size="1GB", branch="cut", ranks="ep8", prune=True, include=[SCRIPT])
+    page = seen(browser, store.submit(asked).id)
+    assert f"<dt>Options</dt><dd>“Ranks” ep8, “Include” &#39;{escape(SCRIPT)}&#39;, “Prune”</dd>" in page
+    assert "<dt>Options</dt>" not in seen(browser, store.submit(Request.of("them/m", "us/n", size="1GB")).id)
 
 
 def test_files_and_checks_stay_as_long_as_the_job_and_what_is_gone_says_so(

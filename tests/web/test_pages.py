@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from markupsafe import escape
 from redis.exceptions import NoPermissionError
 
 from reshard.client.operations.table import LISTED
@@ -361,9 +362,12 @@ def test_a_catalog_is_submitted_by_the_form_or_its_mistake_is_shown(site: Site, 
 
 
 def test_a_schedule_shows_its_times_and_results(site: Site, store: JobStore, leases: Leases) -> None:
-    request = Request(source=Hub(repo="a/b"), target=Hub(repo="b/c"))
+    request = Request.of("a/b", "b/c", dtype="bfloat16", exclude=[SCRIPT])
     Schedules(store).add(Schedule(name="nightly", cron="0 2 * * *", request=request))
     with signed_in(site) as client:
+        assert (
+            f"b/c</span> · “Dtype” bfloat16, “Exclude” &#39;{escape(SCRIPT)}&#39; · " in client.get("/schedules").text
+        )
         client.post("/schedules/nightly/run")
         [job] = store.recent()
         fail(leases, job.id)

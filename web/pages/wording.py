@@ -15,7 +15,7 @@ from reshard.pipeline.text import printable
 LABELS = {
     "size": "Maximum file size", "to": "Target", "pr": "Pull request", "text": "Catalog",
     "cron": "When", "tz": "Time zone", "missed": "Missed times", "at_once": "Jobs at once",
-    "max_failures": "Stop after failures", "max_bytes": "Stop after bytes read",
+    "for": "Ranks", "max_failures": "Stop after failures", "max_bytes": "Stop after bytes read",
 }  # fmt: skip
 FLAGS = {"--public": "“Visibility” public", "--private": "“Visibility” private"}
 SENTENCES = {
