@@ -177,7 +177,7 @@ class MetaLoader:
         """A check of these is likely: an eager loader begins to start its child if one of them may name a class."""
         if self._eager and self._child is None and any(map(_names_class, configs)):
             with self._flags:
-                self._spare = True
+                self._spare, self._dropped = True, False
             threading.Thread(target=self.warm, name="reshard-reload", daemon=True).start()
 
     def enough(self) -> None:
@@ -188,7 +188,10 @@ class MetaLoader:
             self._dropped = True
             if (child := self._child) is not None:
                 child.kill()
-        with self._lock:  # of whoever starts it, who sees at once that it was killed
+        threading.Thread(target=self._drop, name="reshard-reload", daemon=True).start()
+
+    def _drop(self) -> None:
+        with self._lock:
             if self._dropped:
                 self._end()
 

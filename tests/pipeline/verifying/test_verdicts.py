@@ -72,7 +72,7 @@ def test_a_child_that_was_started_ahead_serves_the_check_and_ends_where_nothing_
         wait_for(lambda: second.pid is not None, "the start")
         assert second.check(model.config, model.specs).known
         second.enough()
-        assert second.pid is None
+        wait_for(lambda: second.pid is None, "its end")
         assert not second.check(model.config, {**model.specs, "one.more": ("F32", (1,))}).known
         assert second.pid is not None
     with closing(MetaLoader(tmpdir=tmp_path, eager=True)) as third:
@@ -81,8 +81,11 @@ def test_a_child_that_was_started_ahead_serves_the_check_and_ends_where_nothing_
         assert third.warm() is None, "it has its imports"
         homes = [*tmp_path.glob("reshard-reload-*")]
         third.enough()
-        assert third.pid is None
+        wait_for(lambda: third.pid is None, "its end")
         assert len(homes) == 1 and not homes[0].exists()
+        third.ahead([model.config])
+        wait_for(lambda: third.pid is not None, "the next start")
+        assert third.warm() is None, "it is of another job"
 
 
 def test_a_loader_that_was_closed_starts_no_child(tmp_path: Path) -> None:
