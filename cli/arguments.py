@@ -84,7 +84,7 @@ def option(name: str, help: str = "", section: str | None = None) -> Parameter:
     type_ = list[str] | None if repeated else _TYPED_OTHERWISE.get(name, field.annotation)
     default = None if repeated or name in _TYPED_OTHERWISE else field.default
     info = Option(
-        *([f"--{name.replace('_', '-')}"] if field.annotation is bool else []),
+        *([as_option(name)] if field.annotation is bool else []),
         metavar=declared.value,
         help=help or f"{field.description}{' Can be repeated.' if repeated else ''}",
         show_default=field.default not in (None, ()) and "(default:" not in help,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from shlex import join
 from typing import TYPE_CHECKING
 
 from reshard.cli.output import count, dated, human_bytes, lasted, lines, some
 from reshard.client.facts import HELD, chosen, into, page, seconds_of, undoable
 from reshard.client.text import expected, figure
+from reshard.pipeline.arguments import typed_options
+from reshard.pipeline.errors import shortened
 from reshard.pipeline.places import AnyPlace
 from reshard.pipeline.request import Request
 
@@ -131,6 +134,11 @@ def checks_text(checks: Iterable[Check]) -> str:
     return "\n".join(": ".join(check_row(c)) + "".join(f"\n    {finding}" for finding in c.findings) for c in checks)
 
 
+def options_text(request: Request) -> str:
+    """The options that were given, as they are typed: ``--dtype bfloat16``."""
+    return " ".join(shortened(join(typed_options([pair]))) for pair in chosen(request).items())
+
+
 def describe(job: JobNow) -> Rows:
     """A job for people, as rows of label and text."""
     request, published, checks = job.request, job.published, job.all_checks
@@ -143,7 +151,7 @@ def describe(job: JobNow) -> Rows:
         ("source", str(request.source)),
         ("target", into(request)),
         ("size", f"at most {request.options.size:,} bytes per file"),
-        *([("options", " ".join(options))] if (options := chosen(request)) else []),
+        *([("options", options)] if (options := options_text(request)) else []),
         ("submitted", f"{dated(job.created)} by {request.asked_by}"),
         *([("files", f"{job.shards_done:,} of {job.shards:,} stored")] if job.shards else []),
         *([moved(job.read, job.uploaded, job.deduplicated, job.expected, sent(request.target))] if job.read else []),

@@ -12,11 +12,12 @@ from reshard.cli import completion
 from reshard.cli.arguments import argument, commands, read_limits, read_request_or_catalog, value
 from reshard.cli.catalog import looked_at, read_submission, would_do
 from reshard.cli.help import SectionedGroup
+from reshard.cli.job_text import options_text
 from reshard.cli.output import Output, human_bytes, lines, succeeded
 from reshard.cli.output import count as count_of
 from reshard.client import PAGE_MAX
 from reshard.client.connect import connect
-from reshard.client.facts import chosen, outcome_text, upcoming
+from reshard.client.facts import outcome_text, upcoming
 from reshard.client.models.catalogs import ScheduleTimes, Would
 from reshard.client.operations import schedules as operations
 from reshard.client.operations.jobs import JobRequest, service
@@ -261,8 +262,8 @@ def _what(kept: Schedule | Checked) -> str:
     if kept.catalog is not None:
         return f"catalog {kept.catalog.name}, {kept.catalog.digest[:12]}"
     assert kept.request is not None, "a schedule submits something"
-    size = f"at most {kept.request.options.size:,} bytes per file"
-    return ", ".join([f"{kept.request.source} -> {kept.request.target}", size, *chosen(kept.request)])
+    size, options = f"at most {kept.request.options.size:,} bytes per file", options_text(kept.request)
+    return ", ".join(filter(None, (f"{kept.request.source} -> {kept.request.target}", size, options)))
 
 
 def _next(due: float | None, tz: str) -> str:

@@ -105,7 +105,7 @@ def verify(
 
     changes, config_from = expected
     if against is None and (changes != Options() or config_from):
-        *names, last = (f"--{name.replace('_', '-')}" for name in EXPECTED)
+        *names, last = map(as_option, EXPECTED)
         raise UsageError(what=f"{', '.join(names)} and {last} require --against")
     if builder and not signed_by:
         raise UsageError(what="--builder requires --signed-by")

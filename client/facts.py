@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from reshard.client.models.jobs import Happened, Job
 from reshard.client.queue import Queue
-from reshard.pipeline.arguments import typed_options
 from reshard.pipeline.errors import CatalogNotFound, JobNotFound
 from reshard.pipeline.places import AnyPlace
 from reshard.pipeline.request import Request
@@ -48,10 +46,10 @@ def into(request: Request) -> str:
     return f"{place}, as a pull request" if request.options.pr else place
 
 
-def chosen(request: Request) -> list[str]:
-    """The options that were given, as they are typed (``--dtype bfloat16``); not the size and those of the target."""
-    shown = (pair for pair in request.options.changed().items() if pair[0] not in {"size", "branch", "pr"})
-    return [shlex.join(typed_options([pair])) for pair in shown]
+def chosen(request: Request) -> dict[str, object]:
+    """The options that were given, without the size and those of the target."""
+    given = request.options.changed().items()
+    return {name: value for name, value in given if name not in {"size", "branch", "pr"}}
 
 
 def undoable(request: Request) -> str | None:

@@ -14,7 +14,7 @@ from reshard.pipeline.sizes import SINGLE
 WEIGHTS, FILES, PUBLISHING, ACCESS = "Weights", "Other files", "Publishing", "Access and transfer"
 # Options that take no value, and those with another name here; request.py adds the flags that `Options` declares.
 FLAGS = {"--no-manifest": "manifest=False", "--public": 'visibility="public"', "--private": 'visibility="private"'}
-NAMES = {"--to": "target=", "--catalog": "--catalog", "--help": "--help"}
+NAMES = {"--to": "target=", "--for": "ranks=", "--catalog": "--catalog", "--help": "--help"}
 # What may follow an option as its value in a sentence, and is not the sentence's next word.
 _VALUE = r"bfloat16|float16|float32|auto|fail|own-shard|fused|separate[\w-]*|xet|http|user/repo|\./\w+|\d[\w.,]*"
 _OPTION = re.compile(rf"`[^`]*`|(?<![\w./-])(--[a-z][a-z-]*)(?: ({_VALUE})(?![\w]))?")

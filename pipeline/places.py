@@ -73,7 +73,7 @@ Revision = Annotated[
     AfterValidator(check_revision),
     WithJsonSchema({"anyOf": [_text(_REVISION.pattern, REVISION_MAX), {"type": "null"}]}),
 ]
-Endpoint = Annotated[str, Field(max_length=URL_MAX), Matching("[!-~]*", "use a URL, without spaces")] | None
+Endpoint = Annotated[str, Field(max_length=URL_MAX), Matching("[!-~]*", "use a URL without spaces")] | None
 
 
 def _told_apart(schema: dict[str, Any]) -> None:
@@ -91,7 +91,7 @@ class _Place(Strict):
     """
 
     model_config = ConfigDict(json_schema_extra=_told_apart)
-    store: ClassVar[str]  # the module with its ``open_source`` and, if it can be written to, its ``open_target``
+    store: ClassVar[str]  # the module with its ``open_source`` and its ``open_target``, which may only raise
     noun: ClassVar[str]
     example: ClassVar[str]  # how it is typed, for people
     form: ClassVar[str]  # how it is typed, for schemas, where that means the same on every machine

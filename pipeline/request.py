@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypedDict, Unpack
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, WithJsonSchema
 from pydantic.fields import FieldInfo
 
-from reshard.pipeline.arguments import ACCESS, FILES, FLAGS, PUBLISHING, WEIGHTS, in_python
+from reshard.pipeline.arguments import ACCESS, FILES, FLAGS, PUBLISHING, WEIGHTS, as_option, in_python
 from reshard.pipeline.errors import RequestTooLarge, UsageError, shortened
 from reshard.pipeline.limits import (
     ASKED_BY_MAX,
@@ -269,10 +269,12 @@ class Options(Strict):
             return cls(**options)
         except ValidationError as error:
             first = first_problem(error)
-            given = "" if first.unknown or first.loc[0] == "sign" else shortened(repr(first.given))
-            if given:
-                given = f", not {given}" if first.why.startswith(("must ", "use ")) else f" (got {given})"
-            raise UsageError(what=f"{called(str(first.loc[0]))}: {first.why}{given}") from error
+            where = ".".join([called(str(first.loc[0])), *(part for part in first.loc[1:] if isinstance(part, str))])
+            given = shortened(repr(first.given))
+            given = f", not {given}" if first.why.startswith(("must ", "use ")) else f" (got {given})"
+            if first.unknown or first.loc[0] == "sign" or isinstance(first.given, dict):
+                given = ""
+            raise UsageError(what=f"{where}: {first.why}{given}") from error
 
     @classmethod
     def declared(cls, name: str) -> Declared:
@@ -311,7 +313,7 @@ class Options(Strict):
 
 
 FLAGS |= {
-    f"--{name.replace('_', '-')}": f"{name}=True"
+    as_option(name): f"{name}=True"
     for name, field in Options.model_fields.items()
     if field.annotation is bool and field.default is False
 }

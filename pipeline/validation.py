@@ -113,6 +113,8 @@ def _plain(message: str) -> str:
     'must be a valid boolean'
     >>> _plain("String should have at most 500 characters")
     'must have at most 500 characters'
+    >>> _plain("Tuple should have at most 100 items after validation, not 101")
+    'must have at most 100 items'
     >>> _plain("Input should be a valid dictionary or instance of Entry")
     'must be a mapping'
     >>> _plain("Input should be a valid tuple")
@@ -121,4 +123,5 @@ def _plain(message: str) -> str:
     if message.startswith("Value error, "):  # what pydantic puts before our own words
         return message.removeprefix("Value error, ")
     plain = re.sub(r"^\w+ should ", "must ", message).partition(", unable to")[0].replace("a valid tuple", "a list")
+    plain = re.sub(r" after validation, not \d+$", "", plain)
     return re.sub(r"a valid dictionary( or instance of \w+)?", "a mapping", plain)

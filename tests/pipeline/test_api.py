@@ -66,6 +66,10 @@ def test_a_request_is_made_of_places_and_options_as_they_are_typed(tmp_path: Pat
         Request.of("a/model", "b/model", dtype="int3")
     with pytest.raises(UsageError, match="^ranks: use ep or pp"):
         Request.of("a/model", "b/model", ranks="ep1")
+    with pytest.raises(UsageError, match="^include: must have at most 100 items, not .{197,203}$"):
+        Request.of("a/model", "b/model", include=["a"] * 101)
+    with pytest.raises(UsageError, match="^config_from.hub.repo: is missing$"):
+        Request.of("a/model", "b/model", config_from={"kind": "hub"})  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="sise"):
         Request.of("a/model", "b/model", sise="200MB")
 

@@ -26,6 +26,7 @@ from tests.worker.followers.builders import fail
 __all__ = ["plan"]
 
 SCRIPT = "<script>alert(1)</script>"
+GLOBS = [SCRIPT, "a --prune b", "`reshard retry 0123456789`", "run the same command again"]
 CHECK = {
     "name": "structure", "result": "passed", "level": "names", "reason": "", "figures": {}, "findings": [],
 }  # fmt: skip
@@ -135,9 +136,13 @@ def test_when_it_was_submitted_is_a_time_that_is_read_without_a_script(store: Jo
 
 
 def test_its_options_stay_as_long_as_the_job(store: JobStore, browser: httpx2.Client) -> None:
-    asked = Request.of("them/m", "us/m", size="1GB", branch="cut", ranks="ep8", prune=True, include=[SCRIPT])
+    asked = Request.of(
+        "them/m", "us/m", size="1GB", branch="cut", ranks="ep8", prune=True, include=GLOBS, manifest=False
+    )
     page = seen(browser, store.submit(asked).id)
-    assert f"<dt>Options</dt><dd>“Ranks” ep8, “Include” &#39;{escape(SCRIPT)}&#39;, “Prune”</dd>" in page
+    assert (
+        f"<dt>Options</dt><dd>“Ranks” ep8, “Include” {escape(', '.join(GLOBS))}, “Prune”, “Manifest” off</dd>" in page
+    )
     assert "<dt>Options</dt>" not in seen(browser, store.submit(Request.of("them/m", "us/n", size="1GB")).id)
 
 

@@ -11,11 +11,11 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from reshard.client.facts import HELD, chosen, into, page
+from reshard.client.facts import HELD, into, page
 from reshard.client.queue import moment
 from reshard.client.text import clock, count, expected, figure, human_bytes, lasted, long
 from reshard.pipeline.text import printable
-from reshard.web.pages.wording import sentence, told
+from reshard.web.pages.wording import options_text, sentence, told
 
 TEMPLATES = Path(__file__).with_name("templates")
 
@@ -35,7 +35,7 @@ def _environment() -> Environment:
         "expected": expected, "count": count, "moment": moment, "sentence": sentence, "told": told,
         "left": left,
     }  # fmt: skip
-    made.globals |= {"held": HELD, "chosen": chosen, "into": into, "where": page}
+    made.globals |= {"held": HELD, "into": into, "options": options_text, "where": page}
     return made
 
 

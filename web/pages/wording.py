@@ -6,16 +6,18 @@ import re
 
 from markupsafe import Markup, escape
 
+from reshard.client.facts import chosen
 from reshard.pipeline.arguments import retold
-from reshard.pipeline.errors import BadBody, by_code
+from reshard.pipeline.errors import BadBody, by_code, shortened
 from reshard.pipeline.errors.base import PROSE
+from reshard.pipeline.request import Request
 from reshard.pipeline.text import printable
 
 # What fields are called whose names do not say it.
 LABELS = {
     "size": "Maximum file size", "to": "Target", "pr": "Pull request", "text": "Catalog",
     "cron": "When", "tz": "Time zone", "missed": "Missed times", "at_once": "Jobs at once",
-    "for": "Ranks", "max_failures": "Stop after failures", "max_bytes": "Stop after bytes read",
+    "max_failures": "Stop after failures", "max_bytes": "Stop after bytes read",
 }  # fmt: skip
 FLAGS = {"--public": "“Visibility” public", "--private": "“Visibility” private"}
 SENTENCES = {
@@ -66,6 +68,17 @@ _OF_FIELD = re.compile(r"(?:[a-z]+\.)*([a-z_]+)(?:\.\d+)*(?=: )")
 def label(name: str) -> str:
     """``strict_dtype`` as forms call it."""
     return LABELS.get(name) or name.replace("_", " ").capitalize()
+
+
+def options_text(request: Request) -> str:
+    """The options that were given, as forms call them: ``“Dtype” bfloat16, “Manifest” off``."""
+    return ", ".join(f"“{label(name)}” {_value(value)}".strip() for name, value in chosen(request).items())
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return "" if value else "off"
+    return shortened(", ".join(map(str, value)) if isinstance(value, tuple) else str(value))
 
 
 def told(text: str) -> Markup:
