@@ -30,9 +30,13 @@ def measured(function: str, *arguments: Any, env: dict[str, str] | None = None, 
     """Call ``module:name`` with JSON-able arguments in a fresh interpreter; raises when it fails."""
     command = [sys.executable, "-m", "tests.support.measured", function, json.dumps(arguments)]
     root = Path(__file__).parents[2]
-    done = subprocess.run(
-        command, cwd=root, env=os.environ | (env or {}), capture_output=True, text=True, timeout=timeout, check=True
-    )
+    try:
+        done = subprocess.run(
+            command, cwd=root, env=os.environ | (env or {}), capture_output=True, text=True, timeout=timeout, check=True
+        )
+    except subprocess.CalledProcessError as error:
+        error.add_note(error.stderr[-2000:])  # which nothing else shows
+        raise
     return Measured(**json.loads(done.stdout.splitlines()[-1]))
 
 
