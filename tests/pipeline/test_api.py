@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -68,8 +68,9 @@ def test_a_request_is_made_of_places_and_options_as_they_are_typed(tmp_path: Pat
         Request.of("a/model", "b/model", ranks="ep1")
     with pytest.raises(UsageError, match="^include: must have at most 100 items, not .{197,203}$"):
         Request.of("a/model", "b/model", include=["a"] * 101)
+    nested: Any = {"kind": "hub"}
     with pytest.raises(UsageError, match="^config_from.hub.repo: is missing$"):
-        Request.of("a/model", "b/model", config_from={"kind": "hub"})  # type: ignore[arg-type]
+        Request.of("a/model", "b/model", config_from=nested)
     with pytest.raises(UsageError, match="sise"):
         Request.of("a/model", "b/model", sise="200MB")
 

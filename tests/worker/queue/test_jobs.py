@@ -401,10 +401,7 @@ def test_a_search_looks_at_so_many_jobs_and_says_where_it_goes_on(
 ) -> None:
     monkeypatch.setattr(jobs, "SEARCHED", 4)
     ids = [store.submit(ask(f"{'odd' if number % 2 else 'even'}-{number}")).id for number in range(10)]
-    for key in (
-        f"{PREFIX}jobs",
-        f"{PREFIX}jobs:queued",
-    ):  # one a millisecond: those of the same are listed by their ids
+    for key in (f"{PREFIX}jobs", f"{PREFIX}jobs:queued"):  # jobs of one millisecond are listed by their ids
         first = store.redis.zscore(key, ids[0])
         store.redis.zadd(key, {job: first + number for number, job in enumerate(ids)})
     takes = lambda job: "odd" in str(job.request.target)  # noqa: E731 -- of one line
