@@ -402,8 +402,8 @@ def test_a_search_looks_at_so_many_jobs_and_says_where_it_goes_on(
     monkeypatch.setattr(jobs, "SEARCHED", 4)
     ids = [store.submit(ask(f"{'odd' if number % 2 else 'even'}-{number}")).id for number in range(10)]
     for key in (f"{PREFIX}jobs", f"{PREFIX}jobs:queued"):  # jobs of one millisecond are listed by their ids
-        first = store.redis.zscore(key, ids[0])
-        store.redis.zadd(key, {job: first + number for number, job in enumerate(ids)})
+        last = store.redis.zscore(key, ids[-1])
+        store.redis.zadd(key, {job: last - number for number, job in enumerate(reversed(ids))})
     takes = lambda job: "odd" in str(job.request.target)  # noqa: E731 -- of one line
     found, after, looks = list[str](), None, 0
     while looks == 0 or after:
