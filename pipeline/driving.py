@@ -94,7 +94,7 @@ def publish_copied(
     """
     receipts, attested = ledger.held(plan.shards), ledger.groups()
     try:
-        published = publish(plan, plan.shards, receipts, attested, source, target, token, begin, signer)
+        published = publish(plan, receipts, attested, source, target, token, begin, signer)
     except SourceCorrupt as error:  # of a file that is carried
         ledger.spoil(None, error, (), ())
         raise
@@ -105,13 +105,13 @@ def publish_copied(
             raise
         ledger.spoil(None, error, lost, groups)
         return None
-    return Made(published, attested, check_receipts(plan.shards, receipts, attested, plan))
+    return Made(published, attested, check_receipts(plan, receipts, attested))
 
 
 def made_of(published: Published, plan: Plan, ledger: Ledger) -> Made:
     """What stands already, with what the ledger holds; raises ReceiptWrong."""
     attested = ledger.groups()
-    return Made(published, attested, check_receipts(plan.shards, ledger.held(plan.shards), attested, plan))
+    return Made(published, attested, check_receipts(plan, ledger.held(plan.shards), attested))
 
 
 def groups_of(plan: Plan, digests: Collection[str]) -> list[int]:

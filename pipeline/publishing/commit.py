@@ -62,17 +62,15 @@ def weights(shards: Sequence[Shard], receipts: Mapping[str, Receipt]) -> list[St
     return [StoredFile(path, r.size, sha256=r.sha256, xet=r.xet) for path, r in found]
 
 
-def check_receipts(
-    shards: Sequence[Shard], receipts: Mapping[str, Receipt], attested: Sequence[Attested], plan: Plan
-) -> Check:
+def check_receipts(plan: Plan, receipts: Mapping[str, Receipt], attested: Sequence[Attested]) -> Check:
     """That every shard has a receipt for just its tensors, and that second readings gave the same digests.
 
     Raises ReceiptWrong.
     """
     readings = [reading for group in attested for reading in group.witnesses]
     figures = {
-        "tensors": sum(len(shard.entries) for shard in shards),
-        "bytes": sum(entry.size for shard in shards for entry in shard.entries),
+        "tensors": sum(len(shard.entries) for shard in plan.shards),
+        "bytes": sum(entry.size for shard in plan.shards for entry in shard.entries),
         "attested": len({(reading.shard, reading.name) for reading in readings}),
         **Compared.total(group.records for group in attested).figures(),
     }
@@ -81,14 +79,14 @@ def check_receipts(
         checks = failed(COPY, COPY_LEVEL, figures, [f"{file}: {why}"])
         return ReceiptWrong(void, file=file, why=why, checks=checks)
 
-    for shard in shards:
+    for shard in plan.shards:
         receipt = receipts.get(shard.digest)
         if receipt is None:
             raise wrong(shard.path, "it was not copied", [shard.digest])
         if receipt.size != shard.size or receipt.tensors.keys() != {entry.name for entry in shard.entries}:
             raise wrong(shard.path, "the copy does not match the plan", [shard.digest])
     for reading in readings:
-        shard = shards[reading.shard]
+        shard = plan.shards[reading.shard]
         if receipts[shard.digest].read(reading.name, reading.number) != reading.digest:
             why = f"the copied bytes of {reading.name} differ from the file with the verified hash"
             raise wrong(shard.path, why, [shard.digest])
@@ -108,7 +106,6 @@ def spoiled(error: ObjectLost | ReceiptWrong, receipts: Mapping[str, Receipt]) -
 
 def publish(
     plan: Plan,
-    shards: Sequence[Shard],
     receipts: Mapping[str, Receipt],
     attested: Sequence[Attested],
     source: Source,
@@ -122,23 +119,22 @@ def publish(
     ``begin`` is called before the first thing that cannot be undone, and may raise Stopped. Raises ReceiptWrong and
     ObjectLost when something must be copied again, TargetConflict when the target is no longer what we planned for.
     """
-    check_receipts(shards, receipts, attested, plan)
-    stored = weights(shards, receipts)
+    check_receipts(plan, receipts, attested)
+    stored = weights(plan.shards, receipts)
     if lost := target.holds(stored):
         standing = None if plan.options.pr else _published_by_another(plan, stored, target)
         if standing is not None:
             return standing
         raise ObjectLost([file.sha256 for file in lost], repo=str(target.place), what=lost[0].path)
-    manifest = manifest_of(plan, shards, receipts, attested)
-    title = publication.title(plan)
-    message = publication.message(plan, manifest)
-    about = {ROOT_KEY: manifest.root} if manifest else {}
     levels = {path: level for group in attested for path, level in group.files.items()}
-    hashed = plan.options.tensor_hashes and bool(shards)
+    manifest = manifest_of(plan, receipts, levels)
+    title, message = publication.title(plan), publication.message(plan, manifest)
+    about = {ROOT_KEY: manifest.root} if manifest else {}
+    hashed = plan.options.tensor_hashes and bool(plan.shards)
     already = target.at(plan.base).files() if plan.base else {}
     to_carry = [f for f in plan.carried if f.path not in already or not same_by_hash(f, already[f.path])]
     made = [
-        *(Addition(o.index.path, content=index_bytes(o.index, shards, about)) for o in plan.outputs if o.index),
+        *(Addition(o.index.path, content=index_bytes(o.index, plan.shards, about)) for o in plan.outputs if o.index),
         *([Addition(MANIFEST, content=render_manifest(manifest))] if manifest else []),
         *([Addition(TENSORS, content=signer.sign(tensors_of(plan, receipts, levels)))] if signer and hashed else []),
         *(Addition(path, content=text.encode()) for path, text in plan.edits),
@@ -150,33 +146,6 @@ def publish(
     begin()
     goal = target.request(plan.digest, title, message)
 
-    def sign(everything: Sequence[Addition], there: Source) -> Sequence[Addition]:
-        return signatures(plan, everything, levels, source, goal, there, signer) if signer else ()
-
-    return _commit(plan, additions, title, message, source, goal, token, sign)
-
-
-def _published_by_another(plan: Plan, stored: Sequence[StoredFile], target: Target) -> Published | None:
-    """Our commit, made by another run, which took the objects with it; raises TargetConflict where it made another."""
-    head = target.head()
-    found = find(plan, target, head)
-    if found is not None:
-        return Published(found, target.branch, found=True)
-    if head != plan.base:
-        _refuse_conflict(plan, target, [Addition(file.path, stored=file) for file in stored], target.at(head).files())
-    return None
-
-
-def _commit(
-    plan: Plan,
-    additions: Sequence[Addition],
-    title: str,
-    message: str,
-    source: Source,
-    goal: Target,
-    token: str,
-    sign: Callable[[Sequence[Addition], Source], Sequence[Addition]],
-) -> Published:
     def attempt(head: str) -> Change | str:
         found = find(plan, goal, head)
         if found is not None:
@@ -192,7 +161,8 @@ def _commit(
         news = tuple(a for a in everything if not same_content(a, there.get(a.path)))
         if plan.options.force and head == plan.base:  # on any other head it may be ours, whose answer was lost
             news = everything
-        news = (*news, *sign(everything, state))
+        if signer:
+            news = (*news, *signatures(plan, everything, levels, source, goal, state, signer))
         deletes = tuple(path for path in plan.deletes if path in there)
         if not news and not deletes:
             return head  # also where a Hub's history does not keep the messages that we look for
@@ -201,6 +171,17 @@ def _commit(
         return Change(title, message, news, deletes, takes=plan.takes)
 
     return commit_on_head(goal, plan.digest, attempt)
+
+
+def _published_by_another(plan: Plan, stored: Sequence[StoredFile], target: Target) -> Published | None:
+    """Our commit, made by another run, which took the objects with it; raises TargetConflict where it made another."""
+    head = target.head()
+    found = find(plan, target, head)
+    if found is not None:
+        return Published(found, target.branch, found=True)
+    if head != plan.base:
+        _refuse_conflict(plan, target, [Addition(file.path, stored=file) for file in stored], target.at(head).files())
+    return None
 
 
 def commit_on_head(target: Target, what: str, attempt: Callable[[str], Change | str]) -> Published:

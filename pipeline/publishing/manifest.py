@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
@@ -28,9 +28,6 @@ from reshard.pipeline.planning.model import MANIFEST, Plan, Receipt, Shard
 from reshard.pipeline.request import LAYOUT, Options, key_of
 from reshard.pipeline.tensors import Attestation
 from reshard.pipeline.validation import first_problem
-
-if TYPE_CHECKING:
-    from reshard.pipeline.copying.loop import Attested
 
 SCHEMA = 1
 
@@ -101,14 +98,14 @@ def sha256_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def manifest_of(
-    plan: Plan, shards: Sequence[Shard], receipts: Mapping[str, Receipt], attested: Iterable[Attested]
-) -> Manifest | None:
-    """The manifest of what was copied; None where none is wanted, or no weights move and the old one stays right."""
-    if not plan.options.manifest or not shards:
+def manifest_of(plan: Plan, receipts: Mapping[str, Receipt], levels: Mapping[str, Attestation]) -> Manifest | None:
+    """The manifest of what was copied; None where none is wanted, or no weights move and the old one stays right.
+
+    ``levels`` say how source files were checked, by path.
+    """
+    if not plan.options.manifest or not plan.shards:
         return None
-    files = recorded(shards, receipts)
-    levels = {path: level for group in attested for path, level in group.files.items()}
+    files = recorded(plan.shards, receipts)
     pin = plan.pin
     return Manifest(
         manifest=SCHEMA,

@@ -89,7 +89,7 @@ def job(
 
     sink, shards, source = writing(target.sink("token")), dict(enumerate(made.shards)), reading(source)
     attested = [copy(made, g, shards, source, sink, receipts, stored, lambda n: None, out.parent) for g in made.groups]
-    published = publish(made, made.shards, receipts, attested, source, target, "token", lambda: None)
+    published = publish(made, receipts, attested, source, target, "token", lambda: None)
     confirm(made, made.shards, receipts, published, target)
 
 

@@ -47,9 +47,7 @@ class Job:
         self.receipts |= {receipt.shard: receipt for receipt in news}
 
     def publish(self, begin: Callable[[], None] = lambda: None) -> Published:
-        return publish(
-            self.plan, self.plan.shards, self.receipts, self.attested, self.source, self.target, "token", begin
-        )
+        return publish(self.plan, self.receipts, self.attested, self.source, self.target, "token", begin)
 
 
 @pytest.fixture
