@@ -20,10 +20,11 @@ from reshard.pipeline.limits import (
     STAGED_SHARDS_MAX,
     TREE_PAGE,
 )
+from reshard.pipeline.planning.existing import missing
 from reshard.pipeline.planning.model import MANIFEST, Plan
 from reshard.pipeline.planning.ranges import adjoining, attested, joined, parts, read_plan
 from reshard.pipeline.protocols import Visibility
-from reshard.pipeline.tensors import Record, StoredFile, same_by_hash
+from reshard.pipeline.tensors import Record, StoredFile
 
 
 class Forecast(NamedTuple):
@@ -127,6 +128,7 @@ def needs(plan: Plan, before: Mapping[str, StoredFile]) -> Needs:
     """What ``plan`` needs; ``before`` is what the target holds now."""
     largest = max((shard.size for shard in plan.shards), default=0)
     spools = [_spooled(plan, number) for number in range(len(plan.shards))]
+    to_folder, carried = plan.transports.target == "file", missing(plan.carried, before)
     from_hub, to_hub = plan.pin.named is not None, plan.transports.target not in _NO_HUB
     staged = to_hub and plan.transports.target != "xet"  # a shard lies there beside its tensor that is put in order
     written = {shard.path for shard in plan.shards}
@@ -135,17 +137,11 @@ def needs(plan: Plan, before: Mapping[str, StoredFile]) -> Needs:
         memory=MEMORY_FLOOR_XET if "xet" in plan.transports else MEMORY_FLOOR,
         disk=(STAGED_SHARDS_MAX * largest if staged else 0) + max(spools, default=0),
         least_disk=max((s.size * staged + spool for s, spool in zip(plan.shards, spools, strict=True)), default=0),
-        target=0 if plan.transports.target != "file" else sum(s.size for s in plan.shards) + _carried(plan, before),
+        target=sum(s.size for s in plan.shards) + sum(f.size for f in carried) if to_folder else 0,
         api_calls=_api_calls(plan, from_hub, to_hub, len(before)),
         resolver_calls=(len(plan.files) + _SMALL_FILES if from_hub else 0) + (len(plan.shards) if to_hub else 0),
         history=sum(file.size for file in replaced if file.sha256) if to_hub else 0,
     )
-
-
-def _carried(plan: Plan, before: Mapping[str, StoredFile]) -> int:
-    """Bytes of carried files that are not there already."""
-    new = (f for f in plan.carried if f.path not in before or not same_by_hash(f, before[f.path]))
-    return sum(file.size for file in new)
 
 
 def _spooled(plan: Plan, number: int) -> int:

@@ -52,6 +52,18 @@ def deletes_of(outputs: Iterable[Output], before: Before, stays: Set[str], optio
     return tuple(sorted(doomed - stays))
 
 
+def missing(files: Iterable[StoredFile], there: Mapping[str, StoredFile]) -> list[StoredFile]:
+    """Those of ``files`` that are not ``there``, as far as hashes tell."""
+    return [file for file in files if file.path not in there or not same_by_hash(file, there[file.path])]
+
+
+def differ(one: StoredFile | None, other: StoredFile | None) -> bool:
+    """Whether two listed files, or a file and none, have other content."""
+    if one is None or other is None:
+        return one is not other
+    return (one.size, one.sha256 or one.oid) != (other.size, other.sha256 or other.oid)
+
+
 def _named_by(index: str, content: bytes) -> set[str]:
     try:
         return set(parse_index(content, index).by_tensor().values())
@@ -72,7 +84,7 @@ def replaced(
     The card is not among them: what its owner wrote in it stays.
     """
     there = before.files
-    others = {f.path for f in carried if f.path in there and not same_by_hash(f, there[f.path])}
+    others = {file.path for file in missing(carried, there)} & there.keys()
     return tuple(there[path] for path in sorted((written & there.keys()) | others | {*deletes}))
 
 
@@ -101,6 +113,6 @@ def drift(before: Before) -> list[str]:
     changed = []
     for path, ours in before.published.items():
         now = before.files.get(path)
-        if path != CARD and (now is None or (now.sha256 or now.oid, now.size) != (ours.sha256 or ours.oid, ours.size)):
+        if path != CARD and differ(now, ours):
             changed.append(f"{path} {'was deleted' if now is None else 'was replaced'}")
     return changed

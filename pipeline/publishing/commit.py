@@ -26,6 +26,7 @@ from reshard.pipeline.errors import (
     TargetRaced,
 )
 from reshard.pipeline.limits import BACKOFF_FIRST, COMMIT_RACES
+from reshard.pipeline.planning.existing import differ, missing
 from reshard.pipeline.planning.model import CARD, MANIFEST, ROOT_KEY, TENSORS, Plan, Receipt, Shard, index_bytes
 from reshard.pipeline.protocols import Addition, AnswerLost, Change, HeadMoved, HistoryRewritten, Source, Target
 from reshard.pipeline.publishing import history as publication
@@ -34,7 +35,7 @@ from reshard.pipeline.publishing.manifest import manifest_of
 from reshard.pipeline.publishing.manifest import render as render_manifest
 from reshard.pipeline.publishing.provenance import signatures, tensors_of
 from reshard.pipeline.publishing.signing import Signer
-from reshard.pipeline.tensors import StoredFile, is_content_of, same_by_hash
+from reshard.pipeline.tensors import StoredFile, is_content_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,6 @@ def publish(
     about = {ROOT_KEY: manifest.root} if manifest else {}
     hashed = plan.options.tensor_hashes and bool(plan.shards)
     already = target.at(plan.base).files() if plan.base else {}
-    to_carry = [f for f in plan.carried if f.path not in already or not same_by_hash(f, already[f.path])]
     made = [
         *(Addition(o.index.path, content=index_bytes(o.index, plan.shards, about)) for o in plan.outputs if o.index),
         *([Addition(MANIFEST, content=render_manifest(manifest))] if manifest else []),
@@ -141,7 +141,7 @@ def publish(
     ]
     additions = [
         *(Addition(file.path, stored=file) for file in stored),
-        *target.carry(to_carry, source, token, made),
+        *target.carry(missing(plan.carried, already), source, token, made),
     ]
     begin()
     goal = target.request(plan.digest, title, message)
@@ -253,13 +253,6 @@ def _refuse_overwritten(target: Target, commit: str, since: str, spared: Set[str
     theirs = {path for path in before.keys() | then.keys() if differ(before.get(path), then.get(path))}
     if lost := sorted(path for path in theirs - spared if differ(then.get(path), after.get(path))):
         raise ChangeOverwritten(target=str(target.place), commit=commit, parent=parent.id, paths=first(lost))
-
-
-def differ(one: StoredFile | None, other: StoredFile | None) -> bool:
-    """Whether two listed files, or a file and none, have other content."""
-    if one is None or other is None:
-        return one is not other
-    return (one.size, one.sha256 or one.oid) != (other.size, other.sha256 or other.oid)
 
 
 def find(plan: Plan, target: Target, at: str) -> str | None:

@@ -9,9 +9,10 @@ from reshard.pipeline.check import first
 from reshard.pipeline.checkpoint.discover import read_file
 from reshard.pipeline.errors import ChangedSince, NothingToRollBack, TargetConflict
 from reshard.pipeline.limits import REGULAR_MAX
+from reshard.pipeline.planning.existing import differ
 from reshard.pipeline.protocols import Addition, Change, HistoryRewritten, Source, Target
 from reshard.pipeline.publishing import history as publication
-from reshard.pipeline.publishing.commit import commit_on_head, differ
+from reshard.pipeline.publishing.commit import commit_on_head
 from reshard.pipeline.tensors import StoredFile
 
 
