@@ -8,7 +8,6 @@ from collections.abc import Container, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache
 from posixpath import dirname, join
-from typing import Literal
 
 from reshard.pipeline.checkpoint.prefixes import half_wrapped, wrappers_in
 from reshard.pipeline.checkpoint.prefixes import renamed as unwrapped
@@ -17,13 +16,12 @@ from reshard.pipeline.planning.experts import arranged
 from reshard.pipeline.planning.model import Entry
 from reshard.pipeline.planning.scales import MODELOPT, dequantised, plain_config
 from reshard.pipeline.renaming import Change, Rule, renamed
-from reshard.pipeline.request import Options
+from reshard.pipeline.request import DType, Options
 from reshard.pipeline.tensors import BLOCKS, DTYPE_BITS, Checkpoint, Tensor, rows_as
 from reshard.pipeline.text import counted
 
 # `--strip-prefix auto`: whatever wrappers the names themselves show.
 AUTO = "auto"
-WantedDtype = Literal["keep", "float16", "bfloat16", "float32"]
 # The floating kinds by the names that configs have for them.
 _CONFIG_DTYPES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 # Kinds that hold packed or scaled values wherever they are weights; I64 and BOOL count and mask.
@@ -35,7 +33,7 @@ _CONFIG_DTYPE = re.compile(rf'("(?:torch_)?dtype"\s*:\s*")({"|".join(_CONFIG_DTY
 
 
 @cache
-def cast_dtype(dtype: str, wanted: WantedDtype) -> str:
+def cast_dtype(dtype: str, wanted: DType) -> str:
     """What a tensor of ``dtype`` becomes when a user asks for ``wanted``.
 
     Only F64, F32, BF16 and F16 are cast, and never to something wider: fp8, packed, integer and boolean tensors, and
@@ -173,34 +171,26 @@ def _module(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _cast_notes(entries: Sequence[Entry], wanted: WantedDtype, fixed: Set[str]) -> list[str]:
+def _cast_notes(entries: Sequence[Entry], wanted: DType, fixed: Set[str]) -> list[str]:
     cast = Counter(f"{e.tensor.dtype} to {e.as_dtype}" for e in entries if e.cast)
     target = cast_dtype("F64", wanted)
     stays = [e for e in entries if not e.cast and e.tensor.dtype != target]
-    kept = Counter((e.tensor.dtype, _is_companion(e, fixed, wanted)) for e in stays)
+    # Of what stays, those that would have been cast if they belonged to no packed tensor.
+    companions = {e.name for e in stays if e.name in fixed and cast_dtype(e.tensor.dtype, wanted) != e.tensor.dtype}
+    kept = Counter((e.tensor.dtype, e.name in companions) for e in stays)
     notes = [counted(n, "tensor", f"is cast from {how}") for how, n in sorted(cast.items())]
     for (dtype, companion), n in sorted(kept.items()):
         notes.append(counted(n, f"{dtype} tensor", f"is not cast{' (part of packed weights)' if companion else ''}"))
     return notes
 
 
-def _is_companion(entry: Entry, fixed: Set[str], wanted: WantedDtype) -> bool:
-    """Whether it would have been cast if it belonged to no packed tensor."""
-    return entry.name in fixed and cast_dtype(entry.tensor.dtype, wanted) != entry.tensor.dtype
-
-
 def edited_config(path: str, text: str, options: Options, listing: Container[str]) -> str:
     """A config.json that follows the weights; nothing else of the text changes."""
     if options.dequantize:
         return plain_config(text, options.dtype, join(dirname(path), MODELOPT) in listing)
-    return _retyped_config(text, options.dtype)
-
-
-def _retyped_config(text: str, wanted: WantedDtype) -> str:
-    """The same whose ``dtype`` or ``torch_dtype`` follows a cast."""
     names = {dtype: name for name, dtype in _CONFIG_DTYPES.items()}
 
     def follow(match: re.Match[str]) -> str:
-        return f"{match[1]}{names[cast_dtype(_CONFIG_DTYPES[match[2]], wanted)]}{match[3]}"
+        return f"{match[1]}{names[cast_dtype(_CONFIG_DTYPES[match[2]], options.dtype)]}{match[3]}"
 
     return _CONFIG_DTYPE.sub(follow, text)
