@@ -5,12 +5,13 @@ What is written follows from the source and the options; what is deleted and kep
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections import Counter, defaultdict
+from collections.abc import Container, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from posixpath import dirname, join
+from typing import NamedTuple
 
 from reshard.pipeline.checkpoint.discover import Found, is_weight_index
 from reshard.pipeline.checkpoint.formats import gguf
@@ -154,14 +155,10 @@ def make_plan(known: Known) -> Plan:
         is_gguf = checkpoint.name.suffix == gguf.SUFFIX
         made = (_cut_gguf if is_gguf else _cut)(checkpoint, known, len(shards))
         shards += made.shards
+        outputs.append(made.output)
         unused -= made.selection.rules_used
-        if is_gguf and options.rename:
-            gguf.check_renamed((e.name for e in made.selection.entries), (t.name for t in checkpoint.tensors))
         same_experts = same_experts and not made.selection.rearranged
-        config = None if is_gguf else _config(checkpoint.name, known.listing)
-        outputs.append(Output(checkpoint.name, made.numbers, made.index, config, made.selection.ties, made.readers))
         notes += [*checkpoint.notes, *made.notes]
-        notes += [] if is_gguf else _config_note(checkpoint.name, config, known.listing)
     if same_experts:
         raise BadExperts(layer="the model", why=f"no experts to convert to {options.experts}")
     if unused:
@@ -286,14 +283,11 @@ def _refuse_too_large(shards: Sequence[Shard], carried: Sequence[StoredFile]) ->
 # --------------------------------------------------------------------------------------------------------- cutting
 
 
-@dataclass(frozen=True, slots=True)
-class _Made:
+class _Made(NamedTuple):
     shards: list[Shard]
-    numbers: tuple[int, ...]
-    index: Index | None
-    notes: list[str]
+    output: Output
     selection: Selection
-    readers: tuple[int | None, ...] = ()
+    notes: list[str]
 
 
 def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
@@ -341,19 +335,17 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
             f"{one}already in this layout: --size changes nothing, and {then} the same weights in the same files"
         )
     readers = tuple(share.of.get(b[0].name) for b in bins) if options.ranks else ()
-    return _Made(shards, numbers, index, notes, selection, readers)
+    path = join(checkpoint.name.folder, "config.json")
+    output = Output(checkpoint.name, numbers, index, path if path in known.listing else None, selection.ties, readers)
+    return _Made(shards, output, selection, notes + _config_note(output, known.listing))
 
 
 def _parts(entries: Sequence[Entry], share: Shares) -> list[Bin]:
     """The entries that one rank reads, or all, which come first: those alone share files."""
-    if not share.of:
-        return [list(entries)] if entries else []
-    common: Bin = []
-    own: dict[int, Bin] = {}
+    parts: dict[int | None, Bin] = defaultdict(list)
     for entry in entries:
-        rank = share.of.get(entry.name)
-        (common if rank is None else own.setdefault(rank, [])).append(entry)
-    return [part for part in (common, *(own[rank] for rank in sorted(own))) if part]
+        parts[share.of.get(entry.name)].append(entry)
+    return [parts[rank] for rank in sorted(parts, key=lambda rank: (rank is not None, rank))]
 
 
 def _large_notes(too_large: Sequence[Entry]) -> list[str]:
@@ -381,12 +373,15 @@ def _cut_gguf(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
         _shard(b, shard_path(checkpoint.name, i + 1, len(bins)), keys.part(i, len(bins), count), files, known.pin)
         for i, b in enumerate(bins)
     ]
-    notes = _large_notes(too_large)
+    notes = [*selection.notes, *_large_notes(too_large)]
     if shards[0].size > options.size and bins[0][0] not in too_large:
         if options.oversize == "fail":
             raise Oversize(tensor=f"{bins[0][0].name} with all keys", bytes=shards[0].size, size=options.size)
         notes.append(f"{shards[0].path} is larger than --size ({human_bytes(shards[0].size)}): all keys and one tensor")
-    return _Made(shards, tuple(range(first, first + len(shards))), None, [*selection.notes, *notes], selection)
+    if options.rename:
+        gguf.check_renamed((e.name for e in selection.entries), (t.name for t in checkpoint.tensors))
+    numbers = tuple(range(first, first + len(shards)))
+    return _Made(shards, Output(checkpoint.name, numbers, None, None, selection.ties), selection, notes)
 
 
 def _shard(entries: Bin, path: str, about: About, files: Sequence[StoredFile], pin: Pin) -> Shard:
@@ -396,24 +391,19 @@ def _shard(entries: Bin, path: str, about: About, files: Sequence[StoredFile], p
     return Shard(path, tuple(entries), header, size, shard_digest(header, entries, files, pin), alignment)
 
 
-def _config(name: Name, listing: Mapping[str, StoredFile]) -> str | None:
-    path = join(name.folder, "config.json")
-    return path if path in listing else None
-
-
-def _config_note(name: Name, config: str | None, listing: Mapping[str, StoredFile]) -> list[str]:
+def _config_note(output: Output, listing: Container[str]) -> list[str]:
     """How to load weights that lie in a folder of their own, away from the config, where there is one."""
-    if config is not None or "config.json" not in listing:
+    if output.config is not None or "config.json" not in listing:
         return []
-    where = f"subfolder={name.folder!r}, config=AutoConfig.from_pretrained(MODEL)"
-    return [f"{name} has no config.json next to it; load it with from_pretrained(MODEL, {where})"]
+    where = f"subfolder={output.name.folder!r}, config=AutoConfig.from_pretrained(MODEL)"
+    return [f"{output.name} has no config.json next to it; load it with from_pretrained(MODEL, {where})"]
 
 
 def _uncut_notes(known: Known, carried: Sequence[StoredFile]) -> list[str]:
-    limit = known.request.options.size
-    large = [file for file in carried if file.path in known.found.uncut and file.size > limit]
     return [
-        f"{f.path} ({human_bytes(f.size)}) is copied unchanged: its loader does not support an index" for f in large
+        f"{file.path} ({human_bytes(file.size)}) is copied unchanged: its loader does not support an index"
+        for file in carried
+        if file.path in known.found.uncut and file.size > known.request.options.size
     ]
 
 
@@ -421,9 +411,12 @@ def _idle_globs(known: Known) -> list[str]:
     if known.published is not None:  # then nothing was listed
         return []
     options = known.request.options
-    globs = [*(("--include", glob) for glob in options.include), *(("--exclude", glob) for glob in options.exclude)]
-    idle = [(option, glob) for option, glob in globs if not any(fnmatchcase(path, glob) for path in known.listing)]
-    return [f"{option} {glob!r} matches no file" for option, glob in idle]
+    return [
+        f"{option} {glob!r} matches no file"
+        for option, globs in (("--include", options.include), ("--exclude", options.exclude))
+        for glob in globs
+        if not any(fnmatchcase(path, glob) for path in known.listing)
+    ]
 
 
 def _warnings(shards: Sequence[Shard], carried: Sequence[StoredFile], known: Known) -> list[str]:
@@ -436,9 +429,7 @@ def _warnings(shards: Sequence[Shard], carried: Sequence[StoredFile], known: Kno
             notes.append(f"{path} is {size:,} bytes, but the Hub accepts at most {HUB_FILE_MAX:,}")
         elif size > HUB_HTTP_MAX:
             notes.append(f"{path} is {size:,} bytes: clients without hf_xet can download at most {HUB_HTTP_MAX:,}")
-    folders: dict[str, int] = {}
-    for shard in shards:
-        folders[dirname(shard.path)] = folders.get(dirname(shard.path), 0) + 1
+    folders = Counter(dirname(shard.path) for shard in shards)
     return notes + [
         f"{folder or 'the root'} gets {counted(count, 'file')}, but the Hub accepts at most {HUB_FOLDER_FILES_MAX:,}"
         for folder, count in folders.items()
