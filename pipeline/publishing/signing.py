@@ -68,8 +68,7 @@ class Signer:
             certificates = _certificates(pem)
         except (ValueError, TypeError, UnsupportedAlgorithm):  # the second where it has a passphrase
             raise BadSignKey(key=key, why="not a private key in PEM format without a passphrase") from None
-        if getattr(getattr(private, "curve", None), "name", None) not in _SCHEMES:
-            raise BadSignKey(key=key, why="not an EC key on the curve P-256, P-384 or P-521")
+        _check_curve(private, key)
         if certificates:
             if certificates[0].public_key() != private.public_key():
                 raise BadSignKey(key=key, why="its first certificate belongs to another key")
@@ -82,7 +81,7 @@ class Signer:
     @property
     def trusted(self) -> Trusted:
         """What verifies its own signatures."""
-        return Trusted((_Key(str(self.path), self._key.public_key()),), self._certificates)
+        return Trusted({str(self.path): self._key.public_key()}, self._certificates)
 
     def sign_files(self, files: Mapping[str, str], name: str) -> bytes:
         """``model.sig`` of ``files``, path -> sha256, as those of the model ``name``; reads none of them."""
@@ -133,11 +132,6 @@ class Signer:
         return json.dumps(bundle, separators=(",", ":")).encode()
 
 
-class _Key(NamedTuple):
-    file: str
-    key: EllipticCurvePublicKey
-
-
 class Signed(NamedTuple):
     """A statement whose signature was checked, and who signed it: the file of the key, or the certificate."""
 
@@ -156,15 +150,15 @@ class Signed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Trusted:
-    """Public keys, and certificates that may vouch for others."""
+    """Public keys by their files, and certificates that may vouch for others."""
 
-    keys: tuple[_Key, ...]
+    keys: Mapping[str, EllipticCurvePublicKey]
     authorities: tuple[Certificate, ...] = ()
 
     @classmethod
     def open(cls, files: list[str]) -> Trusted:
         """Those of PEM files; raises BadSignKey and SignExtraMissing."""
-        keys, authorities = list[_Key](), list["Certificate"]()
+        keys, authorities = dict[str, "EllipticCurvePublicKey"](), list["Certificate"]()
         for file in files:
             pem = _read_pem(Path(file), file)
             from cryptography.exceptions import UnsupportedAlgorithm
@@ -177,10 +171,9 @@ class Trusted:
                 public: Any = load_pem_public_key(pem)
             except (ValueError, UnsupportedAlgorithm):
                 raise BadSignKey(key=file, why="neither a public key nor a certificate in PEM format") from None
-            if getattr(getattr(public, "curve", None), "name", None) not in _SCHEMES:
-                raise BadSignKey(key=file, why="not an EC key on the curve P-256, P-384 or P-521")
-            keys.append(_Key(file, public))
-        return cls(tuple(keys), tuple(authorities))
+            _check_curve(public, file)
+            keys[file] = public
+        return cls(keys, tuple(authorities))
 
     def read(self, bundle: bytes, what: str) -> Signed:
         """The statement of ``bundle``, which one of these signed; raises BadSignature."""
@@ -211,7 +204,7 @@ class Trusted:
 
     def _signer_of(self, material: Mapping[str, Any], what: str) -> tuple[str, EllipticCurvePublicKey, datetime | None]:
         if "publicKey" in material:
-            for file, key in self.keys:
+            for file, key in self.keys.items():
                 if material["publicKey"]["hint"] == _hint(key):
                     return file, key, None
             raise BadSignature(file=what, why="it was signed with another key")
@@ -221,7 +214,7 @@ class Trusted:
         told = material["x509CertificateChain"]["certificates"]
         leaf, *chain = (load_der_x509_certificate(b64decode(one["rawBytes"])) for one in told)
         public: Any = leaf.public_key()
-        if not any(key == public for _, key in self.keys):
+        if public not in self.keys.values():
             if not _may_sign(leaf):
                 raise BadSignature(file=what, why="its certificate does not allow signing")
             store = X509Store()
@@ -243,6 +236,11 @@ def _read_pem(path: Path, named: str) -> bytes:
             return file.read(_PEM_MAX)
     except OSError as error:
         raise BadSignKey(key=named, why=error.strerror or "cannot be read") from None
+
+
+def _check_curve(key: Any, named: str) -> None:
+    if getattr(getattr(key, "curve", None), "name", None) not in _SCHEMES:
+        raise BadSignKey(key=named, why="not an EC key on the curve P-256, P-384 or P-521")
 
 
 def _certificates(pem: bytes) -> tuple[Certificate, ...]:
