@@ -15,7 +15,7 @@ from reshard.pipeline.errors import BadExperts, RenameCollision
 from reshard.pipeline.planning.experts import arranged
 from reshard.pipeline.planning.model import Entry
 from reshard.pipeline.planning.scales import MODELOPT, dequantised, plain_config
-from reshard.pipeline.renaming import Change, Rule, renamed
+from reshard.pipeline.renaming import Rule, renamed
 from reshard.pipeline.request import DType, Options
 from reshard.pipeline.tensors import BLOCKS, DTYPE_BITS, Checkpoint, Tensor, rows_as
 from reshard.pipeline.text import counted
@@ -54,13 +54,8 @@ class Selection:
     ties: tuple[tuple[str, ...], ...]  # the checkpoint's, by their new names
     notes: tuple[str, ...]
     scales: frozenset[str] = frozenset()  # what is not written because the weights are no longer quantised
-    renames: tuple[Change, ...] = ()  # what each rule of --rename did
+    rules_used: Set[int] = frozenset()  # the numbers of the rules of --rename that changed a name
     rearranged: bool = False  # whether --experts made other tensors
-
-    @property
-    def rules_used(self) -> Set[int]:
-        """The numbers of those of --rename that changed a name."""
-        return {number for number, change in enumerate(self.renames) if change.names}
 
 
 def select(
@@ -121,7 +116,7 @@ def _renamed(selection: Selection, rules: Sequence[Rule], checkpoint: str) -> Se
         dropped={new[name]: new[kept] for name, kept in selection.dropped.items()},
         ties=tuple(tuple(new.get(name, name) for name in tie) for tie in selection.ties),
         notes=(*selection.notes, *told),
-        renames=tuple(changes),
+        rules_used={number for number, change in enumerate(changes) if change.names},
     )
 
 
