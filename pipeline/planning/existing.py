@@ -39,14 +39,13 @@ NOTHING = Before("", {}, {}, {})
 def deletes_of(outputs: Iterable[Output], before: Before, stays: Set[str], options: Options) -> tuple[str, ...]:
     """What our commit removes: the weights it supersedes, what we published and no longer do, and with --prune all."""
     names = {output.name for output in outputs}
-    superseded = {path for path in before.files if _belongs_to(path, names) or path == MANIFEST}
+    doomed = {path for path in before.files if _belongs_to(path, names) or path == MANIFEST}
+    doomed |= before.published.keys() & before.files.keys()
     for index, content in before.indexes.items():
         if _belongs_to(index, names):
-            superseded |= _named_by(index, content)
-    ours = set(before.published) & set(before.files)
+            doomed |= _named_by(index, content)
     if options.dequantize:  # of what these weights were, or those that they take the place of
-        superseded |= {join(name.folder, MODELOPT) for name in names} & before.files.keys()
-    doomed = superseded | ours
+        doomed |= {join(name.folder, MODELOPT) for name in names} & before.files.keys()
     if options.prune:
         doomed |= {path for path in before.files if not is_tool_file(path)}
     return tuple(sorted(doomed - stays))
