@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
@@ -263,10 +263,10 @@ def weight_files(plan: Plan) -> int:
     return len(plan.shards) + sum(1 for path in plan.reused if path.endswith((".safetensors", ".gguf")))
 
 
-def index_bytes(index: Index, shards: Sequence[Shard], metadata: Mapping[str, object] | None = None) -> bytes:
+def index_bytes(index: Index, shards: Sequence[Shard], root: str | None = None) -> bytes:
     """The index file: indented JSON with a sorted ``weight_map``, as every loader's own writer makes it.
 
-    ``metadata`` is what was not known when it was planned.
+    ``root`` is the manifest's, which was not known when it was planned.
     """
     folder = index.path.rpartition("/")[0]
     prefix = f"{folder}/" if folder else ""
@@ -274,7 +274,7 @@ def index_bytes(index: Index, shards: Sequence[Shard], metadata: Mapping[str, ob
     quoted = json.encoder.encode_basestring
     paths = {i: quoted(shards[i].path.removeprefix(prefix)) for i in index.shards}
     weight_map = {tensor.name: path for i, path in paths.items() for tensor, _, _ in shards[i].entries}
-    content = {"metadata": index.metadata | dict(metadata or {}), "weight_map": {}}
+    content = {"metadata": index.metadata | ({ROOT_KEY: root} if root else {}), "weight_map": {}}
     made = bytearray(json.dumps(content, indent=2, ensure_ascii=False).removesuffix("}\n}").encode())
     names = sorted(weight_map)
     for first in range(0, len(names), AT_ONCE):

@@ -27,7 +27,7 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.limits import BACKOFF_FIRST, COMMIT_RACES
 from reshard.pipeline.planning.existing import differ, missing
-from reshard.pipeline.planning.model import CARD, MANIFEST, ROOT_KEY, TENSORS, Plan, Receipt, Shard, index_bytes
+from reshard.pipeline.planning.model import CARD, MANIFEST, TENSORS, Plan, Receipt, Shard, index_bytes
 from reshard.pipeline.protocols import Addition, AnswerLost, Change, HeadMoved, HistoryRewritten, Source, Target
 from reshard.pipeline.publishing import history as publication
 from reshard.pipeline.publishing.card import card_for
@@ -130,11 +130,11 @@ def publish(
     levels = {path: level for group in attested for path, level in group.files.items()}
     manifest = manifest_of(plan, receipts, levels)
     title, message = publication.title(plan), publication.message(plan, manifest)
-    about = {ROOT_KEY: manifest.root} if manifest else {}
+    root = manifest.root if manifest else None
     hashed = plan.options.tensor_hashes and bool(plan.shards)
     already = target.at(plan.base).files() if plan.base else {}
     made = [
-        *(Addition(o.index.path, content=index_bytes(o.index, plan.shards, about)) for o in plan.outputs if o.index),
+        *(Addition(o.index.path, content=index_bytes(o.index, plan.shards, root)) for o in plan.outputs if o.index),
         *([Addition(MANIFEST, content=render_manifest(manifest))] if manifest else []),
         *([Addition(TENSORS, content=signer.sign(tensors_of(plan, receipts, levels)))] if signer and hashed else []),
         *(Addition(path, content=text.encode()) for path, text in plan.edits),

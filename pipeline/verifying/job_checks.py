@@ -14,7 +14,7 @@ from reshard.pipeline.checkpoint.indexes import parse_index
 from reshard.pipeline.checkpoint.open import Opened
 from reshard.pipeline.errors import ModelCheckRequired, ProofError, ReadBackDiffers, ReloadFailed
 from reshard.pipeline.limits import CONFIG_MAX
-from reshard.pipeline.planning.model import CARD, ROOT_KEY, Entry, Output, Plan, Receipt, Shard, index_bytes
+from reshard.pipeline.planning.model import CARD, Entry, Output, Plan, Receipt, Shard, index_bytes
 from reshard.pipeline.planning.select import select
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.publishing.commit import Published
@@ -199,7 +199,7 @@ def confirm(
         files,
         {shard.path: len(shard.header) for shard in shards},
         root,
-        {index.path: index_bytes(index, shards, {ROOT_KEY: root} if root else None) for index in written}
+        {index.path: index_bytes(index, shards, root) for index in written}
         | {path: text.encode() for path, text in plan.edits},
         plan.carried,
         plan.deletes,
