@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import accumulate, compress, count, groupby, islice, starmap
 from operator import add, sub
 from typing import NamedTuple
@@ -279,32 +279,28 @@ def _offset_digits(starts: array[int], first: int, last: int, position: int) -> 
     return digits
 
 
-class _Packer:
-    """Packs entries in their order, under several limits if need be. Files are stretches of a row."""
+Rows = Callable[[tuple[int, ...]], Row]
 
-    def __init__(self, entries: Sequence[Entry], about: About) -> None:
-        self.entries = entries
-        self._about = about
-        self._rows: dict[tuple[int, ...], Row] = {(): row_of(entries, about)}
 
-    def large(self, limit: int) -> tuple[int, ...]:
-        """See `Row.large`."""
-        return self._rows[()].large(limit)
+def _rows(entries: Sequence[Entry], about: About) -> Rows:
+    """What makes a row of all entries in their order, but with those of the given numbers behind all others."""
 
-    def row(self, large: tuple[int, ...]) -> Row:
-        """All entries in their order, but those of these numbers behind all others."""
-        if large not in self._rows:
-            last = set(large)
-            rest = [entry for number, entry in enumerate(self.entries) if number not in last]
-            self._rows[large] = row_of([*rest, *(self.entries[number] for number in large)], self._about)
-        return self._rows[large]
+    @cache
+    def row(large: tuple[int, ...]) -> Row:
+        last = set(large)
+        rest = [entry for number, entry in enumerate(entries) if number not in last]
+        return row_of([*rest, *(entries[number] for number in large)], about)
 
-    def greedy(self, limit: int) -> tuple[Row, list[range]]:
-        """See the function of this name."""
-        large = self.large(limit)
-        row, rest = self.row(large), len(self.entries) - len(large)
-        alone = [(number - passed, rest + passed) for passed, number in enumerate(large)]
-        return row, _fill(row, range(rest), alone, limit)
+    return row
+
+
+def _greedy(rows: Rows, limit: int) -> tuple[Row, list[range]]:
+    """As ``greedy``: a row, and the files as stretches of it."""
+    large = rows(()).large(limit)
+    row = rows(large)
+    rest = len(row.entries) - len(large)
+    alone = [(number - passed, rest + passed) for passed, number in enumerate(large)]
+    return row, _fill(row, range(rest), alone, limit)
 
 
 def _fill(row: Row, entries: range, alone: Iterable[tuple[int, int]], limit: int) -> list[range]:
@@ -349,7 +345,7 @@ def greedy(entries: Sequence[Entry], limit: int, about: About) -> list[Bin]:
     >>> [[entry.name for entry in file] for file in greedy(rows, 1000, Heading({}))]
     [['large'], ['a', 'b'], ['c']]
     """
-    return _bins(*_Packer(entries, about).greedy(limit))
+    return _bins(*_greedy(_rows(entries, about), limit))
 
 
 def _bins(row: Row, files: Iterable[range]) -> list[Bin]:
@@ -361,12 +357,12 @@ def balanced(entries: Sequence[Entry], limit: int, about: About) -> list[Bin]:
 
     The smallest limit that still gives that number of files is searched for by halving.
     """
-    packer = _Packer(entries, about)
-    best = packer.greedy(limit)
+    rows = _rows(entries, about)
+    best = _greedy(rows, limit)
     low, high = best[0].data(0, len(entries)) // max(1, len(best[1])), limit
     for _ in range(BALANCE_STEPS):
         middle = (low + high) // 2
-        row, files = packer.greedy(middle)
+        row, files = _greedy(rows, middle)
         # Beside tensors that are larger than the limit, a mean may be as well.
         alone = (len(f) == 1 and row.alone(f.start) > limit for f in files)
         if len(files) <= len(best[1]) and all(
@@ -383,14 +379,15 @@ def layers(entries: Sequence[Entry], limit: int, about: About) -> list[Bin]:
 
     A block that fits into a file is never divided over two; one that does not is cut as ``greedy`` cuts.
     """
-    packer = _Packer(sorted(entries, key=lambda e: natural(e.tensor.name)), about)
-    large = packer.large(limit)
-    row, behind = packer.row(large), len(entries) - len(large)
+    entries = sorted(entries, key=lambda e: natural(e.tensor.name))
+    rows = _rows(entries, about)
+    large = rows(()).large(limit)
+    row, behind = rows(large), len(entries) - len(large)
     files: list[range] = []
     current = range(0)
     passed = 0  # entries that are alone
     number = 0
-    for _, members in groupby(packer.entries, key=lambda e: block_of(e.name)):
+    for _, members in groupby(entries, key=lambda e: block_of(e.name)):
         number += sum(1 for _ in members)
         alone = []
         while passed < len(large) and large[passed] < number:
