@@ -204,9 +204,7 @@ class Plan:
     notes: tuple[str, ...]
     digest: str
     transports: Transports = NO_TRANSPORT
-    shares: bool = (
-        False  # the target's Hub has the source's chunks, so that a copy over Xet sends little more than seams
-    )
+    shares: bool = False  # the target's Hub has the source's chunks: a copy over Xet sends little more than seams
     published: str | None = None  # the target's commit that is this request's result already: nothing is to be done
     drift: tuple[str, ...] = ()  # what others did to files of our last publication there: it is replaced
     replaced: tuple[StoredFile, ...] = ()  # the target's files that are deleted or overwritten with other bytes

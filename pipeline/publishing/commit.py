@@ -123,8 +123,7 @@ def publish(
     check_receipts(plan, receipts, attested)
     stored = weights(plan.shards, receipts)
     if lost := target.holds(stored):
-        standing = None if plan.options.pr else _published_by_another(plan, stored, target)
-        if standing is not None:
+        if not plan.options.pr and (standing := _published_by_another(plan, stored, target)):
             return standing
         raise ObjectLost([file.sha256 for file in lost], repo=str(target.place), what=lost[0].path)
     levels = {path: level for group in attested for path, level in group.files.items()}
@@ -139,16 +138,13 @@ def publish(
         *([Addition(TENSORS, content=signer.sign(tensors_of(plan, receipts, levels)))] if signer and hashed else []),
         *(Addition(path, content=text.encode()) for path, text in plan.edits),
     ]
-    additions = [
-        *(Addition(file.path, stored=file) for file in stored),
-        *target.carry(missing(plan.carried, already), source, token, made),
-    ]
+    additions = [Addition(file.path, stored=file) for file in stored]
+    additions += target.carry(missing(plan.carried, already), source, token, made)
     begin()
     goal = target.request(plan.digest, title, message)
 
     def attempt(head: str) -> Change | str:
-        found = find(plan, goal, head)
-        if found is not None:
+        if (found := find(plan, goal, head)) is not None:
             return found
         state = goal.at(head)
         there = state.files()
@@ -176,8 +172,7 @@ def publish(
 def _published_by_another(plan: Plan, stored: Sequence[StoredFile], target: Target) -> Published | None:
     """Our commit, made by another run, which took the objects with it; raises TargetConflict where it made another."""
     head = target.head()
-    found = find(plan, target, head)
-    if found is not None:
+    if (found := find(plan, target, head)) is not None:
         return Published(found, target.branch, found=True)
     if head != plan.base:
         _refuse_conflict(plan, target, [Addition(file.path, stored=file) for file in stored], target.at(head).files())

@@ -137,11 +137,8 @@ def tensors_of(plan: Plan, receipts: Mapping[str, Receipt], levels: Mapping[str,
                 one["from"] = [[place.file, place.start, place.stop] for place in part.ranges]
                 one |= {"source_sha256": read[0]} if read else {}
     files = [
-        {
-            "path": file.path,
-            **({"sha256": file.sha256} if file.sha256 else {}),
-            "verified": levels.get(file.path, "as delivered"),
-        }
+        {"path": file.path, "verified": levels.get(file.path, "as delivered")}
+        | ({"sha256": file.sha256} if file.sha256 else {})
         for file in plan.files
     ]
     return {
