@@ -101,8 +101,6 @@ def decode_head(head: bytes) -> Plan:
 
 
 class PlannedFile(NamedTuple):
-    """What a plan says of one of its shards, in short."""
-
     path: str
     size: int  # bytes
     tensors: int

@@ -28,8 +28,6 @@ from reshard.pipeline.tensors import Record, StoredFile
 
 
 class Forecast(NamedTuple):
-    """Bytes and requests that carrying out a plan takes."""
-
     reads: int  # requests for stretches of weight files
     read: int  # bytes of weight files
     written: int  # bytes of shards
@@ -43,7 +41,6 @@ class Forecast(NamedTuple):
         return self.read / self.written if self.written else 1.0
 
     def to_dict(self) -> dict[str, float]:
-        """JSON-able."""
         return {**self._asdict(), "amplification": round(self.amplification, 4)}
 
 

@@ -20,10 +20,9 @@ from reshard.pipeline.tensors import Name, Pin, StoredFile, same_by_hash
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What the target holds when we plan.
+    """``published`` is what our last publication there put and left, by path; empty when there is none.
 
-    ``published`` is what our last publication there put and left, by path; empty when there is none. ``source`` is the
-    endpoint and repository, or None and folder, that it came from.
+    ``source`` is the endpoint and repository, or None and folder, that it came from.
     """
 
     head: str

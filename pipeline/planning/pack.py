@@ -33,7 +33,6 @@ class GgufKeys(NamedTuple):
 
     @property
     def alignment(self) -> int:
-        """What tensors are padded to."""
         return gguf.alignment_of(self.values)
 
     def part(self, number: int, count: int, tensors: int) -> GgufKeys:
@@ -110,7 +109,6 @@ def file_size(entries: Sequence[Entry], about: About) -> int:
 
 
 def row_of(entries: Sequence[Entry], about: About) -> Row:
-    """The entries of a model in one order."""
     return GgufRow(entries, about) if isinstance(about, GgufKeys) else Row(entries, *about)
 
 
@@ -161,7 +159,6 @@ class Row:
         return tuple(i for i in near if self.size(i, i + 1) > limit)
 
     def alone(self, number: int) -> int:
-        """The size of a file of that entry alone."""
         return self.size(number, number + 1)
 
     def data(self, start: int, stop: int) -> int:

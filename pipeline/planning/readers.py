@@ -25,8 +25,6 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 class Readers(NamedTuple):
-    """So many ranks, of experts or of a pipeline."""
-
     kind: Literal["ep", "pp"]
     ranks: int
 
@@ -96,8 +94,6 @@ def _stages(names: Sequence[str], ranks: int, layers: int | None) -> Shares:
 
 
 class Reads(NamedTuple):
-    """What one rank reads."""
-
     rank: int
     files: tuple[str, ...]  # every file that holds a tensor of it
     bytes: int  # of these files

@@ -32,8 +32,6 @@ _CONFIG_DTYPE = re.compile(r'("(?:torch_)?dtype"\s*:\s*")(b?float\d+(?:_\w+)?)("
 
 
 class Dequantised(NamedTuple):
-    """The entries to write, and what else came of it."""
-
     entries: tuple[Entry, ...]
     scales: frozenset[str]
     notes: tuple[str, ...]

@@ -108,7 +108,6 @@ def _trailer(commit: Commit, name: str) -> str | None:
 
 
 def undo_message(commit: str) -> str:
-    """The description of a commit that undoes one of ours."""
     return f"Rolled back by reshard: every path is what it was before {commit}.\n\n{_UNDOES}{commit}\n"
 
 

@@ -33,8 +33,6 @@ SCHEMA = 1
 
 
 class WeightFile(BaseModel, frozen=True):
-    """One shard."""
-
     size: int  # bytes
     sha256: str
     header: str  # sha256 of the length, the JSON and its padding
@@ -51,8 +49,6 @@ class Origin(BaseModel, frozen=True):
 
 
 class Making(BaseModel, frozen=True):
-    """What cut them, and how."""
-
     by: str
     layout: int
     plan: str
