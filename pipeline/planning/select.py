@@ -75,9 +75,11 @@ def select(
         given, tensors = tensors, arranged(tensors, options.experts)
         if rearranged := tensors is not given:
             notes.append(f"--experts {options.experts}: {counted(len(given), 'tensor', 'becomes')} {len(tensors):,}")
-    dropped = _dropped(ties, tied) if options.ties == "source" else {}
-    if options.ties == "source" and ties and not dropped:
-        notes.append("all tied names are kept: the model's class does not say which one is the source")
+    dropped: dict[str, str] = {}
+    if options.ties == "source" and ties:
+        dropped = {name: tied[name] for tie in ties for name in tie if tied.get(name) in tie and tied[name] != name}
+        if not dropped:
+            notes.append("all tied names are kept: the model's class does not say which one is the source")
     kept = [tensor for tensor in tensors if tensor.name not in dropped] if dropped else tensors
     notes += [f"{name} is not written: it is tied to {kept}" for name, kept in dropped.items()]
     scales: frozenset[str] = frozenset()
@@ -139,10 +141,6 @@ def _unwrapped(
     if not wrappers and (half := half_wrapped(names)):
         notes = [f"no prefix removed: {half[0]} has a wrapper prefix, {half[1]} has none; use --strip-prefix PREFIX"]
     return tensors, ties, notes
-
-
-def _dropped(ties: Sequence[tuple[str, ...]], tied: Mapping[str, str]) -> dict[str, str]:
-    return {name: tied[name] for tie in ties for name in tie if tied.get(name) in tie and tied[name] != name}
 
 
 def quantised(tensors: Sequence[Tensor]) -> set[str]:
