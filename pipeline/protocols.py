@@ -42,11 +42,9 @@ class Source(Protocol):
     @property
     def transport(self) -> str:
         """How weights are read, for the plan: ``file``, ``http`` or ``xet``."""
-        ...
 
     def files(self) -> Mapping[str, StoredFile]:
         """Every file of the repository by path."""
-        ...
 
     def read(self, file: StoredFile, start: int, stop: int) -> Iterator[memoryview]:
         """Exactly the bytes ``start <= b < stop`` of ``file``, in order, in views of memory that is not written again.
@@ -54,7 +52,6 @@ class Source(Protocol):
         Resumes where a connection broke. Raises SourceChanged when the file is no longer there or shorter, and the
         HubError family when the store stays away. Closing the iterator early ends the request.
         """
-        ...
 
 
 class Writer(Protocol):
@@ -67,7 +64,6 @@ class Writer(Protocol):
 
         Returns the xxh3-128 of the bytes that it was handed: what the store knows of them is what the loop sent.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,26 +83,21 @@ class Batch(Protocol):
     @property
     def traffic(self) -> Traffic:
         """Of the shards that the last ``settle`` or ``seal`` returned; zero before."""
-        ...
 
     def open(self, path: str, size: int) -> Writer:
         """A writer for a shard of exactly ``size`` bytes; one is open at a time."""
-        ...
 
     def settle(self) -> list[StoredFile]:
         """The next of the shards, in the order they were opened, that the store has answered for already.
 
         It waits for none, and a store that answers for whole batches only has none. Called while no writer is open.
         """
-        ...
 
     def seal(self) -> list[StoredFile]:
         """The rest of the shards in that order, once the store has answered for every byte of them."""
-        ...
 
     def abort(self) -> None:
         """Forget every shard of the batch and free what it held; safe to call twice and after ``seal``."""
-        ...
 
 
 class Sink(Protocol):
@@ -117,7 +108,6 @@ class Sink(Protocol):
 
         A store that deduplicates looks at their heads first, and then finds the rest of them by itself.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,17 +181,14 @@ class Target(Protocol):
     @property
     def branch(self) -> str:
         """The branch or ref that commits go to, for messages and keys; empty for a folder."""
-        ...
 
     @property
     def endpoint(self) -> str | None:
         """The Hub that it is on; None for a folder."""
-        ...
 
     @property
     def transport(self) -> str:
         """How weights are written, for the plan: ``file``, ``lfs`` or ``xet``."""
-        ...
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -209,66 +196,53 @@ class Target(Protocol):
 
         All of it is known after ``prepare``.
         """
-        ...
 
     @property
     def carried(self) -> Traffic:
         """What ``carry`` took so far; what a commit holds itself is not in it."""
-        ...
 
     def state(self) -> TargetState: ...
 
     def leave(self, exists: bool) -> Leave:
         """Whether we may write, or create what does not exist; asks, and changes nothing."""
-        ...
 
     def prepare(self, private: bool) -> str:
         """Create what is missing (repository, branch), make sure that we may write; returns the head.
 
         Raises the AccessError family, HubQuota.
         """
-        ...
 
     def request(self, digest: str, title: str, message: str) -> Target:
         """The target that the commit really goes to: itself, or the pull request that carries ``digest``.
 
         A pull request of ours (same author, same digest in its description) is found again, else it is opened.
         """
-        ...
 
     def head(self) -> str: ...
 
     def at(self, commit: str) -> Source:
         """The target as a source, pinned to one of its commits."""
-        ...
 
     def history(self, at: str, since: str | None) -> Iterator[Commit]:
         """Commits from ``at`` backwards, without ``since``; raises HistoryRewritten if ``since`` never comes."""
-        ...
 
     def is_shared(self, commit: str) -> bool:
         """Whether ``commit`` is in main's history, too: then no commit on top of it here loses what it holds."""
-        ...
 
     def original(self) -> Source | None:
         """What is kept of the state before our last commit until the next one; None where the history has it all."""
-        ...
 
     def is_ours(self, commit: str, author: str) -> bool:
         """Whether this user made ``commit``, and nobody else can have written its description."""
-        ...
 
     def room(self) -> int | None:
         """Bytes that may be written there, those of earlier tries included; None for a Hub, which says it itself."""
-        ...
 
     def sink(self, token: str) -> Sink:
         """Where shards go; ``token`` is in every temporary name, so that two owners never share one."""
-        ...
 
     def holds(self, stored: Sequence[StoredFile]) -> list[StoredFile]:
         """Those of ``stored`` that the store can no longer answer for."""
-        ...
 
     def carry(
         self, files: Sequence[StoredFile], source: Source, token: str, made: Sequence[Addition] = ()
@@ -277,12 +251,9 @@ class Target(Protocol):
 
         ``made`` are files of our own that come with their content; those that no commit takes as such become objects.
         """
-        ...
 
     def commit(self, change: Change, parent: str) -> str:
         """Commit ``change`` on top of ``parent`` and return the new commit; raises HeadMoved or AnswerLost."""
-        ...
 
     def discard(self, token: str) -> None:
         """Free whatever the sink of ``token`` still holds."""
-        ...
