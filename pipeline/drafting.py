@@ -67,21 +67,18 @@ def _collector_paused() -> Iterator[None]:
 
 
 @_collector_paused()
-def draft(request: Request, source: Source, target: Target, meta_loader: MetaLoader | None = None) -> Plan:
+def draft(request: Request, source: Source, target: Target) -> Plan:
     """The plan for ``request`` as things stand; changes nothing anywhere.
 
-    ``meta_loader`` is asked only for which tied names are the sources, where the request wants to know.
     Raises whatever is wrong with the source, the target or the options, before a byte of any tensor is read. What
     others changed in the target is in the plan, which replaces it.
     """
-    return drafted(request, source, target, meta_loader)[0]
+    return drafted(request, source, target)[0]
 
 
-def drafted(
-    request: Request, source: Source, target: Target, meta_loader: MetaLoader | None = None
-) -> tuple[Plan, Known]:
+def drafted(request: Request, source: Source, target: Target) -> tuple[Plan, Known]:
     """The same, and what it is made from, which has no headers where the target has the weights already."""
-    made, known, _ = _draft(request, source, target, meta_loader, shows=True, submitted=None)
+    made, known, _ = _draft(request, source, target, None, shows=True, submitted=None)
     return made if made.published else replace(made, notes=(*made.notes, *target.notes)), known
 
 
