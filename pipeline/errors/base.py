@@ -61,15 +61,13 @@ class ReshardError(Exception):
         **defaults: str,
     ) -> None:
         cls.code, cls.defaults = code, defaults
-        if exit_code is not None:
-            cls.exit_code = exit_code
-        if retryable is not None:
-            cls.retryable = retryable
-        if blames_worker:
-            cls.blames_worker = True
+        cls.exit_code = cls.exit_code if exit_code is None else exit_code
+        cls.retryable = cls.retryable if retryable is None else retryable
+        cls.blames_worker = cls.blames_worker or blames_worker
 
     def __init__(self, **facts: Any) -> None:
-        self.facts = {name: _kept(fact) for name, fact in {**self.defaults, **facts}.items()}
+        facts = {**self.defaults, **facts}
+        self.facts = {name: shortened(f, FACT_KEPT) if isinstance(f, str) else f for name, f in facts.items()}
         if "extra" in self.facts:  # how to install it there is a fact of the machine where it is missing
             self.facts.setdefault("install", to_add(self.facts["extra"]))
         super().__init__(_agreed(self.message.format_map(_told(self.facts))))
@@ -116,10 +114,6 @@ def shortened(text: str, most: int = VALUE_SHOWN) -> str:
     ('aaaaaaaa/config.json', 200)
     """
     return text if len(text) <= most else f"{text[: most - TAIL_SHOWN - 3]}...{text[-TAIL_SHOWN:]}"
-
-
-def _kept(fact: Any) -> Any:
-    return shortened(fact, FACT_KEPT) if isinstance(fact, str) else fact
 
 
 def _told(facts: Mapping[str, Any]) -> dict[str, Any]:

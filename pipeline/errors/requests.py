@@ -75,13 +75,11 @@ class BadSchedule(
     code="usage.schedule",
     cure="use five fields (minute hour day month weekday) or @daily: `--cron '0 3 * * *' --tz Europe/Berlin`",
 ):
-    message = "{what}"
     hint = "{cure}"
 class BadCatalog(UsageError, code="usage.catalog"):
     message = "{file}, line {line}: {key}: {why}"
     hint = "{fix}"
 class BadLimit(UsageError, code="usage.limit"):
-    message = "{what}"
     hint = "try `reshard fleet limit --bandwidth 200MB/s --night-bytes 2TB --window 22:00-06:00 --tz Europe/Berlin`"
 class EntriesWrong(UsageError, code="usage.entries", others="; the other models can still be resharded"):
     message = "{file}: {count} cannot be resharded"

@@ -204,7 +204,6 @@ class CatalogFailed(JobError, code="job.catalog"):
     hint = "see `reshard catalog failures {name}` for the next steps, or `reshard catalog status {name}`"
 class WrongState(JobError, code="job.state"):
     message = "job {job} is {state}: {why}"
-    hint = "see `reshard status {job}`"
 class JobUnderWay(WrongState, code="job.under_way", why="only a job that has ended can be deleted"):
     hint = "run `reshard cancel {job}` first, or wait for it with `reshard watch {job}`"
 class TargetBusy(JobError, code="job.target_busy"):
