@@ -26,10 +26,10 @@ from reshard.pipeline.arguments import ACCESS, FILES, PUBLISHING, WEIGHTS, as_op
 from reshard.pipeline.errors import BadPlace, BadRename, NoTarget, UsageError, shortened
 from reshard.pipeline.limits import DEFAULT_SIZE, JOBS_MAX, RENAME_RULES_MAX, RENAME_TEXT_MAX
 from reshard.pipeline.places import (
+    CREDENTIAL,
     NOWHERE,
     TYPED,
     AnyPlace,
-    check_credential,
     check_revision,
     parse_place,
     require_branches,
@@ -214,7 +214,7 @@ def _by(option: str, credential: str | None, place: P) -> P:
     if "credential" not in type(place).model_fields:
         raise UsageError(what=f"{option}: credentials are only for repositories, and {place} is not a repository")
     try:
-        return place.model_copy(update={"credential": check_credential(credential)})
+        return place.model_copy(update={"credential": CREDENTIAL.checked(credential)})
     except ValueError as error:
         raise UsageError(what=f"{option}: {error}") from None
 

@@ -31,20 +31,12 @@ from reshard.pipeline.validation import Matching, Strict
 _NAME = re.compile(r"(?![\w.-]*(?:--|\.\.))[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?")
 _REPO = f"{_NAME.pattern}/{_NAME.pattern}"
 
-# No token has this form: one that is typed where a name belongs must not get into a job.
-_CREDENTIAL = re.compile(r"(?!hf_)[a-z0-9][a-z0-9._-]{0,62}")
-
-
-def check_credential(value: str) -> str:
-    """``value`` if it is the name of a credential, else ValueError, which does not repeat it: it may be a token."""
-    if not _CREDENTIAL.fullmatch(value):
-        raise ValueError("use the name of a credential (lowercase letters, digits, '.', '-' or '_'), never a token")
-    return value
-
-
-CredentialName = Annotated[
-    str, AfterValidator(check_credential), WithJsonSchema({"type": "string", "pattern": f"^{_CREDENTIAL.pattern}$"})
-]
+# No token has this form: one that is typed where a name belongs must not get into a job, nor into an error.
+CREDENTIAL = Matching(
+    "(?!hf_)[a-z0-9][a-z0-9._-]{0,62}",
+    "use the name of a credential (lowercase letters, digits, '.', '-' or '_'), never a token",
+)
+CredentialName = Annotated[str, CREDENTIAL]
 
 # git check-ref-format: a branch, a tag, a commit or refs/pr/1. Beyond it, nothing that a terminal obeys.
 _REVISION = re.compile(

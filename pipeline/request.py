@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypedDict, Unpack
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, WithJsonSchema
+from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
 from pydantic.fields import FieldInfo
 
 from reshard.pipeline.arguments import ACCESS, FILES, FLAGS, PUBLISHING, WEIGHTS, as_option, in_python
@@ -25,13 +24,7 @@ from reshard.pipeline.limits import (
     RENAME_TEXT_MAX,
     REQUEST_MAX,
 )
-from reshard.pipeline.places import (
-    NOWHERE,
-    AnyPlace,
-    Place,
-    Revision,
-    parse_place,
-)
+from reshard.pipeline.places import NOWHERE, AnyPlace, Place, Revision, parse_place
 from reshard.pipeline.renaming import Rules
 from reshard.pipeline.sizes import SINGLE, parse_size
 from reshard.pipeline.validation import Matching, Strict, first_problem
@@ -66,18 +59,9 @@ Ties = Literal["keep", "source"]
 Priority = Literal["interactive", "bulk"]
 Transport = Literal["auto", "xet", "http"]
 Glob = Annotated[str, Field(max_length=GLOB_MAX)]
-_SIGN_KEY = r"(?!-)[^\x00-\x1f\x7f]{1,1000}"
-
-
-def check_sign_key(value: str) -> str:
-    """``value`` if it can name a key's file, else ValueError, which does not repeat it: it may be a key."""
-    if not re.fullmatch(_SIGN_KEY, value):
-        raise ValueError("use the path or the name of a PEM file, never the key itself")
-    return value
-
-
+# The error about another text does not repeat it: it may be a key.
 SignKey = Annotated[
-    str, AfterValidator(check_sign_key), WithJsonSchema({"type": "string", "pattern": f"^{_SIGN_KEY}$"})
+    str, Matching(r"(?!-)[^\x00-\x1f\x7f]{1,1000}", "use the path or the name of a PEM file, never the key itself")
 ]
 
 

@@ -63,12 +63,13 @@ class Matching:
     cure: str
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self._checked, handler(source))
+        return core_schema.no_info_after_validator_function(self.checked, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         return handler(schema) | {"pattern": f"^{self.pattern}$"}
 
-    def _checked(self, value: str) -> str:
+    def checked(self, value: str) -> str:
+        """``value`` if it matches, else a ValueError that does not repeat it."""
         if not re.fullmatch(self.pattern, value):
             raise PydanticCustomError(Matching.__name__, "{cure}", {"cure": self.cure})
         return value
