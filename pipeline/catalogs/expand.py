@@ -17,14 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from reshard.pipeline.catalogs.definition import Catalog, CatalogEntry, Cut, Query, merged, named, request_for
-from reshard.pipeline.errors import (
-    AccessError,
-    BadCatalog,
-    BadPlace,
-    RequestTooLarge,
-    ReshardError,
-    TargetsCollide,
-)
+from reshard.pipeline.errors import AccessError, BadCatalog, BadPlace, RequestTooLarge, ReshardError, TargetsCollide
 from reshard.pipeline.limits import CATALOG_REQUESTS_MAX
 from reshard.pipeline.places import AnyPlace, Hub, check_repo, repository
 from reshard.pipeline.planning.build import request_key
@@ -124,9 +117,8 @@ def expand(catalog: Catalog, context: Context, use: Use = "write") -> Expansion:
 def models_of(owner: str, context: Context) -> list[HubModel]:
     """Every model of a user or an organization that has a commit; raises the HubError and AccessError families."""
     api = context.api(Hub(repo=f"{owner}/any"), "read")
-    params: dict[str, Any] = {"author": owner, "expand": LIST_FIELDS, "limit": str(PAGE)}
     with meaning(methodcaller("as_source", owner)):
-        return [_listed(item) for item in api.pages(list[ListedModel], "/api/models", params) if item.sha]
+        return [_listed(item) for item in _pages(api, {"author": owner}) if item.sha]
 
 
 def stands(wanted: Wanted, context: Context) -> bool:
@@ -188,15 +180,17 @@ def _found(query: Query, cut: Cut, context: Context) -> Iterator[str]:
             if entry.type == "model" and _fits(query, entry):
                 yield entry.id
         return
-    params: dict[str, Any] = {"limit": str(PAGE), "sort": "downloads", "direction": "-1", "expand": LIST_FIELDS}
-    tags = [*query.tags, *([query.library] if query.library else [])]
-    params |= {name: value for name in ("author", "search") if (value := getattr(query, name))}
-    params |= {"filter": tags} if tags else {}
-    for item in api.pages(list[ListedModel], "/api/models", params):
+    tags = [*query.tags, *filter(None, [query.library])]
+    asked = {"author": query.author, "search": query.search, "filter": tags, "sort": "downloads", "direction": "-1"}
+    for item in _pages(api, {name: value for name, value in asked.items() if value}):
         if query.min_downloads is not None and (item.downloads or 0) < query.min_downloads:
             return  # the rest has fewer
         if _fits(query, item):
             yield item.id
+
+
+def _pages(api: HubApi, params: dict[str, Any]) -> Iterator[ListedModel]:
+    return api.pages(list[ListedModel], "/api/models", params | {"expand": LIST_FIELDS, "limit": str(PAGE)})
 
 
 def _fits(query: Query, item: ListedModel | CollectionItem) -> bool:
@@ -234,10 +228,9 @@ def _list_owner(api: HubApi, owner: str, wanted: set[str]) -> tuple[dict[str, Hu
     It takes no more calls than asking for each would. Where no list is given, asking for each says why.
     """
     found: dict[str, HubModel] = {}
-    params: dict[str, Any] = {"author": owner, "expand": LIST_FIELDS, "limit": str(PAGE)}
     most = PAGE * len(wanted)
     try:
-        for count, item in enumerate(islice(api.pages(list[ListedModel], "/api/models", params), most), 1):
+        for count, item in enumerate(islice(_pages(api, {"author": owner}), most), 1):
             if item.id in wanted and item.sha is None:
                 return found, False  # asking for it says what it is without a commit
             if item.id in wanted:
