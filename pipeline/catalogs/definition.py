@@ -125,12 +125,10 @@ class Query(Strict):
     """A query for models on a Hub; all fields must match."""
 
     author: str | None = Field(default=None, max_length=REPO_MAX, description="A user or an organization.")
-    search: str | None = Field(default=None, max_length=SEARCH_MAX, description="Part of the repository's ID.")
+    search: Word | None = Field(default=None, description="Part of the repository's ID.")
     tags: tuple[Word, ...] = Field(default=(), max_length=TAGS_MAX)
     library: Word | None = None
-    name: str | None = Field(
-        default=None, max_length=SEARCH_MAX, description="A glob for the name without its owner, such as llama-*."
-    )
+    name: Word | None = Field(default=None, description="A glob for the name without its owner, such as llama-*.")
     min_downloads: int | None = Field(default=None, ge=0, le=2**53)
     min_size: Size | None = Field(default=None, description="Minimum size of everything that the repository stores.")
     max_size: Size | None = Field(default=None, description="Maximum size of everything that the repository stores.")
@@ -140,10 +138,8 @@ class Query(Strict):
         le=ENTRIES_MAX,
         description="Maximum number of models; those with the most downloads come first.",
     )
-    collection: str | None = Field(
-        default=None,
-        max_length=SEARCH_MAX,
-        description="A collection's slug; can be combined only with name and limit.",
+    collection: Word | None = Field(
+        default=None, description="A collection's slug; can be combined only with name and limit."
     )
 
     @model_validator(mode="after")
