@@ -28,9 +28,9 @@ from reshard.pipeline.limits import DEFAULT_SIZE, JOBS_MAX, RENAME_RULES_MAX, RE
 from reshard.pipeline.places import (
     CREDENTIAL,
     NOWHERE,
+    REVISION,
     TYPED,
     AnyPlace,
-    check_revision,
     parse_place,
     require_branches,
 )
@@ -183,7 +183,7 @@ def _source(value: str, revision: str | None) -> AnyPlace:
             what=f"--revision {revision}: only repositories have revisions, and {value} is not a repository"
         )
     try:
-        check_revision(revision)
+        REVISION.checked(revision)
     except ValueError as error:
         raise UsageError(what=f"--revision {shortened(revision)}: {error}") from None
     if place not in (place.at(None), place.at(revision)):

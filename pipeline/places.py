@@ -39,32 +39,23 @@ CREDENTIAL = Matching(
 CredentialName = Annotated[str, CREDENTIAL]
 
 # git check-ref-format: a branch, a tag, a commit or refs/pr/1. Beyond it, nothing that a terminal obeys.
-_REVISION = re.compile(
+_REVISION = (
     r"(?![-./])(?!@$)(?!.*(?:\.\.|@\{|//|/\.|\.lock(?:/|$)))"
     r"[^\x00-\x20\x7f-\x9f~^:?*\[\\\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
     rf"{{1,{REVISION_MAX}}}(?<![./])"
 )
-
-
-def check_revision(value: str | None) -> str | None:
-    """``value`` if git takes it as the name of a branch or tag, else ValueError."""
-    if value is not None and not _REVISION.fullmatch(value):
-        raise ValueError(
-            "not a valid branch, tag or commit: it cannot contain spaces, control characters, `..` or ~^:?*[,"
-            f" or be longer than {REVISION_MAX} characters"
-        )
-    return value
+REVISION = Matching(
+    f"(?:{_REVISION})",
+    "not a valid branch, tag or commit: it cannot contain spaces, control characters, `..` or ~^:?*[,"
+    f" or be longer than {REVISION_MAX} characters",
+)
+Revision = Annotated[str, REVISION, Field(json_schema_extra={"maxLength": REVISION_MAX})] | None
 
 
 def _text(pattern: str, most: int) -> dict[str, Any]:
     return {"type": "string", "pattern": f"^(?:{pattern})$", "maxLength": most}
 
 
-Revision = Annotated[
-    str | None,
-    AfterValidator(check_revision),
-    WithJsonSchema({"anyOf": [_text(_REVISION.pattern, REVISION_MAX), {"type": "null"}]}),
-]
 Endpoint = Annotated[str, Field(max_length=URL_MAX), Matching("[!-~]*", "use a URL without spaces")] | None
 
 
@@ -135,7 +126,7 @@ class Hub(_Place):
     hub_noun = "repository"
     example = "user/repo, user/repo@revision, a Hub URL"
     form = (
-        rf"(?:hf://(?!buckets/))?{_REPO}(?:@{_REVISION.pattern})?"
+        rf"(?:hf://(?!buckets/))?{_REPO}(?:@{_REVISION})?"
         rf"|https?://[A-Za-z0-9.-]{{1,253}}(?::[0-9]{{1,5}})?/(?!(?:datasets|spaces)/){_REPO}"
     )
     kind: Literal["hub"] = "hub"
@@ -150,7 +141,8 @@ class Hub(_Place):
         repo, revision, endpoint = _from_url(text) if "://" in text else _from_name(text)
         if endpoint is not None and (len(endpoint) > URL_MAX or not re.fullmatch("[!-~]*", endpoint)):
             raise ValueError("not the address of a Hub")
-        return cls(repo=check_repo(repo, _shown(text)), revision=check_revision(revision), endpoint=endpoint)
+        repo = check_repo(repo, _shown(text))
+        return cls(repo=repo, revision=revision and REVISION.checked(revision), endpoint=endpoint)
 
     @property
     def namespace(self) -> str:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reshard.pipeline.catalogs.definition import parse
 from reshard.pipeline.errors import BadCatalog, BadPlace, BadSize, RequestTooLarge, UsageError
 from reshard.pipeline.limits import GLOB_MAX, GLOBS_MAX, PATH_MAX, REQUEST_MAX, REVISION_MAX, URL_MAX
-from reshard.pipeline.places import check_revision, parse_place
+from reshard.pipeline.places import REVISION, parse_place
 from reshard.pipeline.request import Request
 from reshard.pipeline.sizes import parse_size
 from reshard.worker.followers.schedules import Schedule
@@ -24,7 +24,7 @@ LETTERS = st.text(st.sampled_from("ab.-/@{}~^:?*[\\ \r\n\t\x1b\x7fé"), min_size
 @example("main\r\nx")
 def test_a_revision_is_a_name_that_git_takes(name: str) -> None:
     try:
-        check_revision(name)
+        REVISION.checked(name)
     except ValueError:
         ours = False
     else:
@@ -37,7 +37,7 @@ def test_a_revision_is_a_name_that_git_takes(name: str) -> None:
 @pytest.mark.parametrize("name", ["a" * (REVISION_MAX + 1), "a\x85b", "a\u202eb", "a\u2028b", "\ud800"])
 def test_a_revision_is_short_and_does_nothing_on_a_terminal(name: str) -> None:
     with pytest.raises(ValueError, match="not a valid branch, tag or commit"):
-        check_revision(name)
+        REVISION.checked(name)
     with pytest.raises(BadPlace, match="not a valid branch, tag or commit"):
         parse_place(f"them/model@{name}")
     with pytest.raises(UsageError, match="not a valid branch, tag or commit"):
