@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
@@ -58,7 +57,9 @@ Experts = Literal["keep", "fused", "separate", "separate-mixtral"]
 Ties = Literal["keep", "source"]
 Priority = Literal["interactive", "bulk"]
 Transport = Literal["auto", "xet", "http"]
+Prefix = Annotated[str, Field(max_length=RENAME_TEXT_MAX)]
 Glob = Annotated[str, Field(max_length=GLOB_MAX)]
+Globs = Annotated[tuple[Glob, ...], Field(max_length=GLOBS_MAX)]
 # The error about another text does not repeat it: it may be a key.
 SignKey = Annotated[
     str, Matching(r"(?!-)[^\x00-\x1f\x7f]{1,1000}", "use the path or the name of a PEM file, never the key itself")
@@ -80,10 +81,8 @@ class Declared:
     claimed: Literal["taken", "hinted"] | None = None
 
 
-def _option(
-    default: Any, description: str, *shown: Any, limits: Mapping[str, Any] = MappingProxyType({}), **declared: Any
-) -> Any:
-    info: FieldInfo = Field(default=default, description=description, **limits)
+def _option(default: Any, description: str, *shown: Any, **declared: Any) -> Any:
+    info: FieldInfo = Field(default=default, description=description)
     info.metadata.append(Declared(*shown, **declared))
     return info
 
@@ -95,11 +94,8 @@ class Options(Strict):
     # differs from the defaults, so that a release can read those of a newer one that use nothing new. Defaults
     # therefore never change; a new default needs a new option.
 
-    size: Annotated[int, BeforeValidator(_parsed, json_schema_input_type=Bytes | TypedSize)] = _option(
-        DEFAULT_SIZE,
-        "Maximum file size: 200MB is 200,000,000 bytes, 200MiB is 209,715,200.",
-        limits={"gt": 0, "le": SINGLE},
-        decides="weights",
+    size: Annotated[Bytes, BeforeValidator(_parsed, json_schema_input_type=Bytes | TypedSize)] = _option(
+        DEFAULT_SIZE, "Maximum file size: 200MB is 200,000,000 bytes, 200MiB is 209,715,200.", decides="weights"
     )
     oversize: Literal["own-shard", "fail"] = _option(
         "own-shard", "For a tensor larger than SIZE: give it its own file, or fail.", WEIGHTS, decides="weights"
@@ -158,12 +154,11 @@ class Options(Strict):
         told=lambda _: "only one of each set of tied tensors was kept",
         expect="Expect the result of `reshard run --ties`.",
     )
-    strip_prefix: str | None = _option(
+    strip_prefix: Prefix | None = _option(
         None,
         "Remove this prefix from tensor names; auto removes the prefixes of known wrappers.",
         WEIGHTS,
         "PREFIX",
-        limits={"max_length": RENAME_TEXT_MAX},
         decides="weights",
         told=lambda _: "wrapper prefixes were removed from names",
         expect="Expect tensor names without this prefix.",
@@ -179,12 +174,11 @@ class Options(Strict):
         expect="Expect this layout of MoE experts (default: the one in the manifest).",
         claimed="taken",
     )
-    rename: Rules = _option(
+    rename: Annotated[Rules, Field(max_length=RENAME_RULES_MAX)] = _option(
         (),
         "Rename tensors with a YAML list of regular expressions and replacements.",
         WEIGHTS,
         "RULES",
-        limits={"max_length": RENAME_RULES_MAX},
         decides="weights",
         late=True,
         told=lambda _: "tensors were renamed by rules",
@@ -199,15 +193,12 @@ class Options(Strict):
         decides="content",
         expect="Expect the result of `reshard run --config-from`.",
     )
-    include: tuple[Glob, ...] = _option(
-        (), "Also copy files that match this glob.", FILES, "GLOB", limits={"max_length": GLOBS_MAX}, decides="content"
-    )
-    exclude: tuple[Glob, ...] = _option(
+    include: Globs = _option((), "Also copy files that match this glob.", FILES, "GLOB", decides="content")
+    exclude: Globs = _option(
         (),
         "Skip files that match this glob.",
         FILES,
         "GLOB",
-        limits={"max_length": GLOBS_MAX},
         decides="content",
         expect="Expect the result of `reshard run --exclude`.",
     )
@@ -315,13 +306,13 @@ class Given(TypedDict, total=False):
     dequantize: bool
     strict_dtype: bool
     ties: Ties
-    strip_prefix: str | None
+    strip_prefix: Prefix | None
     experts: Experts
     rename: Sequence[Mapping[str, str] | tuple[str, str]]
     config_from: str | os.PathLike[str] | AnyPlace | None
     include: Sequence[str]
     exclude: Sequence[str]
-    branch: str | None
+    branch: Revision
     pr: bool
     visibility: Literal["as-source", "public", "private"]
     prune: bool
