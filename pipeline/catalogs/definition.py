@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import AfterValidator, Field, ValidationError, create_model, field_validator, model_validator
-from pydantic.fields import FieldInfo
 
 from reshard.pipeline.errors import BadCatalog, BadPlace, BadSize, shortened
 from reshard.pipeline.limits import CATALOG_MAX, REPO_MAX, SEARCH_MAX, URL_MAX
@@ -60,15 +59,7 @@ Size = Annotated[
     AfterValidator(_with_unit),
     Field(max_length=SIZE_MAX, examples=["200MB", "5GB"], description="A size with a unit: 200MB is 200,000,000."),
 ]
-
-
 Word = Annotated[str, Field(max_length=SEARCH_MAX)]
-
-
-def _whole(field: FieldInfo) -> Any:
-    """The type of a field with what it asks of its values."""
-    return Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
-
 
 if TYPE_CHECKING:
 
@@ -81,7 +72,7 @@ else:
         "_Chosen",
         __base__=Strict,
         **{
-            name: (_whole(field) | None, Field(default=None, description=field.description))
+            name: (Annotated[(field.annotation, *field.metadata)] | None, Field(None, description=field.description))
             for name, field in Options.model_fields.items()
             if name not in {"size", "config_from", "force"}
         },
