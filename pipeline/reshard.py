@@ -41,7 +41,7 @@ from reshard.pipeline.places import AnyPlace
 from reshard.pipeline.planning.model import Group, Plan, Receipt
 from reshard.pipeline.planning.ranges import parts
 from reshard.pipeline.protocols import Source, Target
-from reshard.pipeline.publishing.commit import Published, check_receipts, weights
+from reshard.pipeline.publishing.commit import Published, weights
 from reshard.pipeline.publishing.history import address
 from reshard.pipeline.publishing.signing import Signer
 from reshard.pipeline.request import Request
@@ -58,7 +58,6 @@ T = TypeVar("T")
 __all__ = [
     "Report",
     "check",
-    "check_receipts",
     "confirm",
     "copy_group",
     "draft",

@@ -267,9 +267,8 @@ class Checkpoint:
     ties: tuple[tuple[str, ...], ...] = ()  # names that are stored once: the same view of the same storage
     records: tuple[Record, ...] = ()  # what an archive keeps CRCs of
     settings: Mapping[str, object] = field(default_factory=dict)  # beside a torch file's weights, as values of JSON
-    keys: Mapping[str, memoryview | bytes] = field(
-        default_factory=dict
-    )  # of GGUF: each value as it stands, its type before it
+    # Of GGUF: each value as it stands, its type before it.
+    keys: Mapping[str, memoryview | bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

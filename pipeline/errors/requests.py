@@ -102,8 +102,6 @@ class BadBody(UsageError, code="usage.body"):
 class KeyReused(UsageError, code="usage.key_reused"):
     message = "key {key} was already used for job {job} with a different request"
     hint = "use a different key for each request; the same request with the same key returns the same job"
-
-
 class TargetsCollide(UsageError, code="usage.collision"):
     message = "{source} and {others} have the same target: {target}"
     hint = "give each model its own target, for example with {{owner}} and {{name}} in a template"

@@ -67,8 +67,6 @@ class DiskFull(ResourceError, code="resource.disk"):
 class MemoryLimit(ResourceError, code="resource.memory"):
     message = "{what} needs {needed} of memory, but the limit is {limit}"
     hint = "raise RESHARD_MEMORY_LIMIT{where}, then {again}"
-
-
 class PackageMissing(ResourceError, code="resource.package"):
     message = "missing or broken package: {what}"
     hint = "reinstall reshard and its extras{where}, then {again}"
