@@ -118,14 +118,13 @@ def _draft(
 ) -> tuple[Plan, Known, There]:
     """``shows``: the plan is made whatever others put or changed in the target."""
     _refuse_nested_folders(request)
-    lender = source.lender.pin if isinstance(source, Borrowing) else None
-    there = _look(request, source.pin, lender, target)
+    there = _look(request, source, target)
     replaces = replaces_others(request, source, there, submitted, time.time(), shows)
     if there.published is not None and there.as_we_left_it:  # no file needs to be listed
         keys, found, before = Keys(there.key, None), Found((), frozenset()), Before(there.before.head, {}, {}, {})
-        known = Known(request, source.pin, keys, found, _UNOPENED, {}, before, there.published, lender=lender)
+        known = Known(request, source.pin, keys, found, _UNOPENED, {}, before, there.published, lender=_lender(source))
         return make_plan(known), known, there
-    known = _read(request, source, lender, target, there, meta_loader, shows)
+    known = _read(request, source, target, there, meta_loader, shows)
     made = _make(known, source, target, there, replaces)
     refuse_too_large(made)
     if made.shards:
@@ -149,8 +148,13 @@ def outline(source: Source) -> Known:
 # ---------------------------------------------------------------------------------------------------------- to look
 
 
-def _look(request: Request, pin: Pin, lender: Pin | None, target: Target) -> There:
+def _lender(source: Source) -> Pin | None:
+    return source.lender.pin if isinstance(source, Borrowing) else None
+
+
+def _look(request: Request, source: Source, target: Target) -> There:
     """What the target is. Its files are not listed where its head is our commit of this very request."""
+    pin, lender = source.pin, _lender(source)
     state, address = target.state(), publication.address(target)
     key = request_key(request, pin, lender, address)
     if state.head is None:
@@ -187,13 +191,7 @@ def _before(now: Source, last: publication.Publication | None = None, then: Sour
 
 
 def _read(
-    request: Request,
-    source: Source,
-    lender: Pin | None,
-    target: Target,
-    there: There,
-    meta_loader: MetaLoader | None,
-    shows: bool,
+    request: Request, source: Source, target: Target, there: There, meta_loader: MetaLoader | None, shows: bool
 ) -> Known:
     """All that the plan is made from; no headers are read of weights that the target has already."""
     options, listing = request.options, source.files()
@@ -226,7 +224,7 @@ def _read(
         None,
         Transports(source.transport, _transport(request, target, there.state)),
         source.transport == "xet" and source.pin.endpoint == target.endpoint,
-        lender,
+        _lender(source),
         ties=_ties(opened, configs, meta_loader) if options.ties == "source" else {},
         configs={path: text.decode() for path, text in texts.items()},
         layers=_layers(opened, configs) if options.ranks else {},
