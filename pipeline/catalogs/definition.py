@@ -28,7 +28,6 @@ from reshard.pipeline.request import Options, Request
 from reshard.pipeline.sizes import parse_size
 from reshard.pipeline.validation import Matching, Strict, first_problem
 
-VERSION: Literal[1] = 1
 NESTING_MAX = 32  # levels of a file, which has five; libyaml itself ends the process at some ten thousand
 NODES_MAX = 3_000_000  # values of a file, with what its aliases repeat; an entry has few more than twenty
 ENTRIES_MAX = 100_000  # of one file; its expansion is kept in the broker's memory, about a kilobyte each
@@ -169,7 +168,7 @@ class CatalogEntry(Cut):
 class Catalog(Strict):
     """The whole file."""
 
-    version: Literal[1] = VERSION
+    version: Literal[1] = 1
     name: Annotated[str, NAME] = Field(description="Lowercase letters, digits, dots, - and _.")
     defaults: Cut = Cut()
     entries: tuple[CatalogEntry, ...] = Field(min_length=1, max_length=ENTRIES_MAX)
