@@ -8,7 +8,7 @@ share a box. So a picture has a bounded number of shapes, whatever the model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -59,7 +59,7 @@ def picture(plan: Plan) -> Picture:
     """What is drawn of a plan."""
     sources = _boxes([(file.path, file.size) for file in plan.files])
     targets = _boxes([(shard.path, shard.size) for shard in plan.shards])
-    bands = list(_bands(plan, sources, targets))
+    bands = _merged(_bands(plan, sources, targets), of_one_layer=True)
     if len(bands) > BANDS_MAX:
         bands = _merged(bands)
     if len(bands) > BANDS_MAX:
@@ -89,10 +89,9 @@ def _places(boxes: Sequence[Box], sizes: Sequence[int]) -> list[tuple[int, int]]
 
 
 def _bands(plan: Plan, sources: Sequence[Box], targets: Sequence[Box]) -> Iterator[Band]:
-    """Tensors of a layer that lie side by side as one band, in the order of the target."""
+    """A band for each range of a tensor, in the order of the target."""
     froms = _places(sources, [file.size for file in plan.files])
     tos = _places(targets, [shard.size for shard in plan.shards])
-    last: Band | None = None
     for number, shard in enumerate(plan.shards):
         target, at = tos[number]
         at += len(shard.header)
@@ -103,43 +102,34 @@ def _bands(plan: Plan, sources: Sequence[Box], targets: Sequence[Box]) -> Iterat
                 read += r.stop - r.start
                 ends = entry.size * read // whole
                 source, offset = froms[r.file]
-                band = Band(
+                yield Band(
                     name, int(made == 0), source, offset + r.start, offset + r.stop, target, at + made, at + ends
                 )
                 made = ends
-                if last and (last.name, last.source, last.target) == (name, source, target) and _follows(last, band):
-                    _join(last, band)
-                else:
-                    if last:
-                        yield last
-                    last = band
             at += entry.size + shard.padding(entry)
-    if last:
-        yield last
 
 
-def _follows(one: Band, other: Band) -> bool:
-    return one.stop == other.start and one.end == other.begin
-
-
-def _join(one: Band, other: Band) -> None:
-    one.start, one.stop = min(one.start, other.start), max(one.stop, other.stop)
-    one.begin, one.end = min(one.begin, other.begin), max(one.end, other.end)
-    one.tensors += other.tensors
-    if one.name != other.name:
-        one.name = f"{one.name.partition(' to ')[0]} to {other.name.partition(' to ')[2] or other.name}"
-
-
-def _merged(bands: Sequence[Band]) -> list[Band]:
-    """Whatever lies side by side as one band."""
+def _merged(bands: Iterable[Band], of_one_layer: bool = False) -> list[Band]:
+    """Whatever lies side by side in both files as one band, or only what is ``of_one_layer``."""
     found: list[Band] = []
     for band in bands:
         last = found[-1] if found else None
-        if last and (last.source, last.target) == (band.source, band.target) and _follows(last, band):
+        if last and _follows(last, band) and (last.name == band.name or not of_one_layer):
             _join(last, band)
         else:
             found.append(band)
     return found
+
+
+def _follows(one: Band, other: Band) -> bool:
+    return (one.source, one.stop, one.target, one.end) == (other.source, other.start, other.target, other.begin)
+
+
+def _join(one: Band, other: Band) -> None:
+    one.stop, one.end = other.stop, other.end
+    one.tensors += other.tensors
+    if one.name != other.name:
+        one.name = f"{one.name.partition(' to ')[0]} to {other.name.partition(' to ')[2] or other.name}"
 
 
 def _stacked_by_pair(bands: Sequence[Band]) -> list[Band]:
