@@ -8,12 +8,12 @@ from reshard.client.catalog_report import markdown
 from reshard.client.models.catalogs import Catalog, CatalogChecked, CatalogFile, CatalogWrong
 from reshard.client.operations import catalogs as operations
 from reshard.client.operations.table import read
-from reshard.pipeline.errors import ReshardError
-from reshard.web.pages.forms import LIMITS, TEXT, Button, Form, as_typed, defaults, shown
+from reshard.web.pages.forms import LIMITS, TEXT, Button, Form, as_typed, defaults, shown, submits
 from reshard.web.pages.site import Call, Fields, Page, Reply, Text, act, page
 
 GRID_MAX = 1000  # models of a grid; those that failed come first
-FORM = Form("Submit a catalog", [TEXT, LIMITS], [], Button("Preview", "/new/catalogs"), Button("Submit", "/catalogs"))
+TRIES, DOES = Button("Preview", "/new/catalogs"), Button("Submit", "/catalogs")
+FORM = Form("catalog_form.html", "Submit a catalog", [TEXT, LIMITS], [], TRIES, DOES)
 
 
 @page("GET", "/catalogs")
@@ -24,7 +24,7 @@ def catalogs(call: Call) -> Reply:
 @page("GET", "/new/catalogs")
 def form(call: Call) -> Reply:
     """An empty one, or that of the catalog that the address names."""
-    return _page(file_of(call) or defaults(FORM))
+    return shown(FORM, file_of(call) or defaults(FORM))
 
 
 def file_of(call: Call) -> dict[str, str]:
@@ -40,22 +40,16 @@ def text_of(kept: CatalogFile) -> dict[str, str]:
     return {"text": kept.text} | {name: "" if value is None else str(value) for name, value in limits.items()}
 
 
-@page("POST", "/new/catalogs")
+@submits("/new/catalogs", lambda call: FORM)
 def dry_run(call: Call) -> Reply:
     """What it would do now; nothing is queued."""
-    try:
-        found = operations.check_catalog(call.session, submission(call.body))
-    except ReshardError as error:
-        return _page(as_typed(call.body), error)
-    return _page(as_typed(call.body), None, found=found, wrong=by_repo(found))
+    found = operations.check_catalog(call.session, submission(call.body))
+    return shown(FORM, as_typed(call.body), found=found, wrong=by_repo(found), closely=operations.CLOSELY)
 
 
-@page("POST", "/catalogs")
+@submits("/catalogs", lambda call: FORM)
 def submit(call: Call) -> Reply:
-    try:
-        return f"/catalogs/{operations.submit_catalog(call.session, submission(call.body)).name}"
-    except ReshardError as error:
-        return _page(as_typed(call.body), error)
+    return f"/catalogs/{operations.submit_catalog(call.session, submission(call.body)).name}"
 
 
 def submission(body: Fields) -> operations.Submission:
@@ -67,10 +61,6 @@ def submission(body: Fields) -> operations.Submission:
 def by_repo(found: CatalogChecked) -> dict[str, CatalogWrong]:
     """What is wrong with which model."""
     return {one.repo: one for one in found.wrong}
-
-
-def _page(typed: dict[str, str], error: ReshardError | None = None, **found: Any) -> Page:
-    return shown("catalog_form.html", FORM, typed, error, closely=operations.CLOSELY, **({"found": None} | found))
 
 
 @page("GET", "/catalogs/{name}")

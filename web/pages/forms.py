@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
@@ -18,7 +18,7 @@ from reshard.pipeline.places import AnyPlace
 from reshard.pipeline.renaming import parse_rules
 from reshard.pipeline.request import Options, Request
 from reshard.web.documents import status_of
-from reshard.web.pages.site import Fields, Page
+from reshard.web.pages.site import Call, Fields, Page, Reply, page
 from reshard.web.pages.wording import label
 
 Typed = Mapping[str, str]  # what stands in each field; of a box that is ticked "on"
@@ -47,6 +47,7 @@ class Button(NamedTuple):
 class Form(NamedTuple):
     """``tries`` shows what ``does`` would do; ``rows`` are seen at once, ``more`` is folded."""
 
+    template: str
     title: str
     rows: list[list[Input]]
     more: list[Input]
@@ -104,14 +105,30 @@ def defaults(form: Form) -> dict[str, str]:
     return {one.name: one.default for row in (*form.rows, form.more) for one in row}
 
 
-def shown(template: str, form: Form, typed: Typed, error: ReshardError | None = None, **more: Any) -> Page:
-    """The form as it was ``typed``, with what is wrong beside its field."""
+def submits(path: str, form: Callable[[Call], Form]) -> Callable[[Callable[[Call], Reply]], Callable[[Call], Reply]]:
+    """Adds what a form does; where that is refused, the form comes back as it was typed."""
+
+    def add(run: Callable[[Call], Reply]) -> Callable[[Call], Reply]:
+        @page("POST", path)
+        def carry_out(call: Call) -> Reply:
+            try:
+                return run(call)
+            except ReshardError as error:
+                return shown(form(call), as_typed(call.body), error)
+
+        return run
+
+    return add
+
+
+def shown(form: Form, typed: Typed, error: ReshardError | None = None, **more: Any) -> Page:
+    """The form as it was ``typed``, with what was ``found`` below it, or what is wrong beside its field."""
     typed = dict.fromkeys(defaults(form), "") | dict(typed)
     wrong = _field(error, typed) if error else ""
     changed = any(typed[one.name] != one.default or one.name == wrong for one in form.more)
     told = error.to_dict() if error else None
-    known = {"form": form, "typed": typed, "wrong": wrong, "error": told, "changed": changed}
-    return Page(template, known | more, status_of(error) if error else 200)
+    known = {"form": form, "typed": typed, "wrong": wrong, "error": told, "changed": changed, "found": None}
+    return Page(form.template, known | more, status_of(error) if error else 200)
 
 
 def _field(error: ReshardError, typed: Typed) -> str:

@@ -14,7 +14,7 @@ from reshard.client.operations.catalogs import CLOSELY
 from reshard.client.operations.table import read
 from reshard.client.queue import Queue
 from reshard.client.text import count, human_bytes
-from reshard.pipeline.errors import BadSchedule, ReshardError
+from reshard.pipeline.errors import BadSchedule
 from reshard.web.pages.catalogs import by_repo, file_of, submission, text_of
 from reshard.web.pages.forms import (
     LIMITS,
@@ -29,6 +29,7 @@ from reshard.web.pages.forms import (
     defaults,
     request_fields,
     shown,
+    submits,
     typed_of,
 )
 from reshard.web.pages.site import Call, Page, Reply, act, page
@@ -81,14 +82,14 @@ def _form(of_catalog: bool, name: str = "") -> Form:
     at = f"/schedules/{quote(name)}" if name else ""
     title = f"Schedule {name}" if name else f"Schedule a {'catalog' if of_catalog else 'job'}"
     tries, does = Button("Preview", f"{at}/edit" if name else "/new/schedules"), Button("Save", at or "/schedules")
-    return Form(title, what, [] if of_catalog else OPTIONS, tries, does)
+    return Form("schedule_form.html", title, what, [] if of_catalog else OPTIONS, tries, does)
 
 
 @page("GET", "/new/schedules")
 def new(call: Call) -> Reply:
     """That of a job, or of the catalog that the address names, ``catalog=`` for another one."""
     form = _form("catalog" in call.query)
-    return _page(form, defaults(form) | file_of(call))
+    return shown(form, defaults(form) | file_of(call))
 
 
 @page("GET", "/schedules/{name}/edit")
@@ -97,40 +98,35 @@ def edit(call: Call) -> Reply:
     kept = operations.show_schedule(call.session, call.path["name"])
     times = {"cron": kept.cron, "tz": kept.tz, "missed": kept.missed}
     what = typed_of(kept.request) if kept.request else text_of(CatalogFile.of(kept.catalog, digest=kept.digest))
-    return _page(_form(kept.request is None, kept.name), times | what | file_of(call))
+    return shown(_form(kept.request is None, kept.name), times | what | file_of(call))
 
 
-@page("POST", "/new/schedules")
-@page("POST", "/schedules/{name}/edit")
+def _sent_form(call: Call) -> Form:
+    return _form("text" in call.body, call.path.get("name", ""))
+
+
+@submits("/new/schedules", _sent_form)
+@submits("/schedules/{name}/edit", _sent_form)
 def dry_run(call: Call) -> Reply:
     """When it would be due, and what it would submit now; nothing is kept."""
-    form = _form("text" in call.body, name := call.path.get("name", ""))
-    try:
-        sent = _sent(call) | {"name": name or call.body.one("name")}
-        found = operations.check_schedule(call.session, read(operations.Kept, sent, "the form"))
-    except ReshardError as error:
-        return _page(form, as_typed(call.body), error)
+    sent = _sent(call) | {"name": call.path.get("name") or call.body.one("name")}
+    found = operations.check_schedule(call.session, read(operations.Kept, sent, "the form"))
     would = found.would and found.would.catalog
-    return _page(form, as_typed(call.body), None, found=found, now=_now(found), wrong=by_repo(would) if would else {})
+    wrong = by_repo(would) if would else {}
+    now = _now(found)
+    return shown(_sent_form(call), as_typed(call.body), found=found, now=now, wrong=wrong, closely=CLOSELY)
 
 
-@page("POST", "/schedules")
+@submits("/schedules", _sent_form)
 def add(call: Call) -> Reply:
-    try:
-        sent = _sent(call) | call.body.given("name")
-        operations.add_schedule(call.session, read(operations.Kept, sent, "the form"))
-    except ReshardError as error:
-        return _page(_form("text" in call.body), as_typed(call.body), error)
+    sent = _sent(call) | call.body.given("name")
+    operations.add_schedule(call.session, read(operations.Kept, sent, "the form"))
     return "/schedules"
 
 
-@page("POST", "/schedules/{name}")
+@submits("/schedules/{name}", _sent_form)
 def save(call: Call) -> Reply:
-    name = call.path["name"]
-    try:
-        operations.edit_schedule(call.session, name, read(operations.Edited, _sent(call), "the form"))
-    except ReshardError as error:
-        return _page(_form("text" in call.body, name), as_typed(call.body), error)
+    operations.edit_schedule(call.session, call.path["name"], read(operations.Edited, _sent(call), "the form"))
     return "/schedules"
 
 
@@ -156,7 +152,3 @@ def _now(found: ScheduleTimes) -> str:
     if one.published:
         return f"Nothing to do: {one.target} is up to date."
     return f"A job would be queued: {one.source} to {one.target}, {count(one.files, 'file')}, {human_bytes(one.bytes)}."
-
-
-def _page(form: Form, typed: dict[str, str], error: ReshardError | None = None, **found: Any) -> Page:
-    return shown("schedule_form.html", form, typed, error, closely=CLOSELY, **({"found": None} | found))
