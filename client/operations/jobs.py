@@ -33,6 +33,7 @@ from reshard.pipeline.validation import first_problem
 from reshard.worker.queue.states import CANCELLABLE, ENDED, JobState
 
 if TYPE_CHECKING:
+    from reshard.client.plan import Looked
     from reshard.worker.queue.record import Job
 
 STATES_MAX = 20  # states that one list is asked for; there are ten
@@ -366,12 +367,17 @@ def delete(session: InProcess, job: str) -> jobs.Deleted:
 @operation("POST", "/plan")
 def plan(session: InProcess, body: Drafted) -> Planned:
     """Show what a job would do, without doing it; uses the service's token."""
+    return looked(session, body).document
+
+
+def looked(session: InProcess, body: Drafted) -> Looked:
+    """The same with what it was made from."""
     from reshard.client.plan import look
 
     request = body.request(session.caller)
     session.allow(request, has_target=request.target != NOWHERE)
     with session.hub() as context:
-        return look(request, context).document
+        return look(request, context)
 
 
 @operation("GET", "/service")

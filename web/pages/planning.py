@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 from reshard.client.layout import advice_of
-from reshard.client.operations.jobs import Drafted
-from reshard.client.operations.jobs import submit as submit_job
+from reshard.client.operations import jobs as operations
 from reshard.client.operations.table import read
-from reshard.client.plan import look
 from reshard.pipeline.errors import BadBody
 from reshard.pipeline.places import NOWHERE
 from reshard.pipeline.request import Options
-from reshard.web.pages.forms import (
-    OPTIONS,
-    PLACES,
-    SIZE,
-    Button,
-    Form,
-    Input,
-    as_typed,
-    defaults,
-    inputs,
-    request_fields,
-    shown,
-    submits,
-)
+from reshard.web.pages import forms
+from reshard.web.pages.forms import Button, Form, Input, shown, submits
 from reshard.web.pages.picture import drawing, picture
 from reshard.web.pages.site import Call, Fields, Reply, page
 
@@ -33,8 +19,8 @@ TARGET = Input("target", "text", (), "", "user/model-200MB; leave empty to plan 
 FORM = Form(
     "plan.html",
     "Plan a job",
-    [[PLACES[0], TARGET, *SIZE, *inputs(Drafted, "priority")]],
-    OPTIONS,
+    [[forms.PLACES[0], TARGET, *forms.SIZE, *forms.inputs(operations.Drafted, "priority")]],
+    forms.OPTIONS,
     Button("Preview", "/plan"),
     Button("Submit", "/jobs"),
 )
@@ -43,21 +29,19 @@ FORM = Form(
 @page("GET", "/plan")
 def form(call: Call) -> Reply:
     """The empty form, or one that is filled in from the address."""
-    return shown(FORM, defaults(FORM) | call.query.given("source", "target", "priority", *Options.model_fields))
+    return shown(FORM, forms.defaults(FORM) | call.query.given("source", "target", "priority", *Options.model_fields))
 
 
 @submits("/plan", lambda call: FORM)
 def preview(call: Call) -> Reply:
     """Changes nothing."""
-    request = _drafted(call.body).request(call.caller.name)
-    call.session.allow(request, has_target=request.target != NOWHERE)
-    with call.session.hub() as context:
-        looked = look(request, context)
+    sent = _drafted(call.body)
+    looked = operations.looked(call.session, sent)
     tensors = sum(len(one.tensors) for one in looked.known.opened.checkpoints)  # none if the target has them
     compares = 0 < tensors <= COMPARED_MAX
-    advice = advice_of(looked.known, ranks=request.options.ranks or None) if compares else None
-    drawn = drawing(picture(looked.plan))
-    return shown(FORM, as_typed(call.body), found=looked.document, drawing=drawn, advice=advice, most=FILES_SHOWN)
+    advice = advice_of(looked.known, ranks=sent.options.ranks or None) if compares else None
+    typed, found, drawn = forms.as_typed(call.body), looked.document, drawing(picture(looked.plan))
+    return shown(FORM, typed, found=found, drawing=drawn, advice=advice, most=FILES_SHOWN)
 
 
 @submits("/jobs", lambda call: FORM)
@@ -66,9 +50,9 @@ def submit(call: Call) -> Reply:
     sent = _drafted(call.body)
     if sent.target == NOWHERE:
         raise BadBody(where="target", why="the target is missing")
-    return f"/jobs/{submit_job(call.session, sent).id}"
+    return f"/jobs/{operations.submit(call.session, sent).id}"
 
 
-def _drafted(body: Fields) -> Drafted:
+def _drafted(body: Fields) -> operations.Drafted:
     """Raises BadBody and BadPlace."""
-    return read(Drafted, request_fields(body), "the form")
+    return read(operations.Drafted, forms.request_fields(body), "the form")

@@ -15,23 +15,9 @@ from reshard.client.operations.table import read
 from reshard.client.queue import Queue
 from reshard.client.text import count, human_bytes
 from reshard.pipeline.errors import BadSchedule
+from reshard.web.pages import forms
 from reshard.web.pages.catalogs import by_repo, file_of, submission, text_of
-from reshard.web.pages.forms import (
-    LIMITS,
-    OPTIONS,
-    PLACES,
-    SIZE,
-    TEXT,
-    TIMES,
-    Button,
-    Form,
-    as_typed,
-    defaults,
-    request_fields,
-    shown,
-    submits,
-    typed_of,
-)
+from reshard.web.pages.forms import Button, Form, shown, submits
 from reshard.web.pages.site import Call, Page, Reply, act, page
 
 UPCOMING = 5  # times of a schedule
@@ -77,19 +63,19 @@ act("/schedules/{name}/remove", operations.remove_schedule, "/schedules")
 
 def _form(of_catalog: bool, name: str = "") -> Form:
     """Of a new one, or of the one of that ``name``, which stays."""
-    times = [one for one in TIMES if not (name and one.name == "name")]
-    what = [times, TEXT, LIMITS] if of_catalog else [times, [*PLACES, *SIZE]]
+    times = [one for one in forms.TIMES if not (name and one.name == "name")]
+    what = [times, forms.TEXT, forms.LIMITS] if of_catalog else [times, [*forms.PLACES, *forms.SIZE]]
     at = f"/schedules/{quote(name)}" if name else ""
     title = f"Schedule {name}" if name else f"Schedule a {'catalog' if of_catalog else 'job'}"
     tries, does = Button("Preview", f"{at}/edit" if name else "/new/schedules"), Button("Save", at or "/schedules")
-    return Form("schedule_form.html", title, what, [] if of_catalog else OPTIONS, tries, does)
+    return Form("schedule_form.html", title, what, [] if of_catalog else forms.OPTIONS, tries, does)
 
 
 @page("GET", "/new/schedules")
 def new(call: Call) -> Reply:
     """That of a job, or of the catalog that the address names, ``catalog=`` for another one."""
     form = _form("catalog" in call.query)
-    return shown(form, defaults(form) | file_of(call))
+    return shown(form, forms.defaults(form) | file_of(call))
 
 
 @page("GET", "/schedules/{name}/edit")
@@ -97,7 +83,7 @@ def edit(call: Call) -> Reply:
     """As it is kept, with the text of the catalog that the address names."""
     kept = operations.show_schedule(call.session, call.path["name"])
     times = {"cron": kept.cron, "tz": kept.tz, "missed": kept.missed}
-    what = typed_of(kept.request) if kept.request else text_of(CatalogFile.of(kept.catalog, digest=kept.digest))
+    what = forms.typed_of(kept.request) if kept.request else text_of(CatalogFile.of(kept.catalog, digest=kept.digest))
     return shown(_form(kept.request is None, kept.name), times | what | file_of(call))
 
 
@@ -114,7 +100,7 @@ def dry_run(call: Call) -> Reply:
     would = found.would and found.would.catalog
     wrong = by_repo(would) if would else {}
     now = _now(found)
-    return shown(_sent_form(call), as_typed(call.body), found=found, now=now, wrong=wrong, closely=CLOSELY)
+    return shown(_sent_form(call), forms.as_typed(call.body), found=found, now=now, wrong=wrong, closely=CLOSELY)
 
 
 @submits("/schedules", _sent_form)
@@ -136,7 +122,7 @@ def _sent(call: Call) -> dict[str, Any]:
     if "text" in call.body:
         return times | {"catalog": submission(call.body)}
     kept: Schedule | None = operations.show_schedule(call.session, name) if name else None
-    return times | {"request": request_fields(call.body, kept.request if kept else None)}
+    return times | {"request": forms.request_fields(call.body, kept.request if kept else None)}
 
 
 def _now(found: ScheduleTimes) -> str:
