@@ -171,7 +171,7 @@ def next_(
     with connect() as session:
         seen = operations.show_schedule(session, name)
         preview = operations.preview_schedule(session, name) if dry_run else None
-    due = [*upcoming(seen, count)]
+    due = [*upcoming(seen.cron, seen.tz, count, seen.next)] if seen.next else []
     text = "\n".join(moment(at, seen.tz) for at in due) or "paused"
     if preview is None:
         output.result(ScheduleTimes(name=name, next=due), text, text)

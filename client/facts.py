@@ -16,7 +16,7 @@ from reshard.pipeline.stores.credentials import default_endpoint
 
 if TYPE_CHECKING:
     from reshard.client.models import records
-    from reshard.client.models.catalogs import ScheduleFacts, ScheduleFired, SchedulePreview, Would
+    from reshard.client.models.catalogs import ScheduleFired, SchedulePreview, Would
     from reshard.worker.followers.schedules import Run, ScheduleStatus
 
 # How the fields of an event are read; others are text.
@@ -98,23 +98,14 @@ def last_run(queue: Queue, seen: ScheduleStatus) -> str:
     return outcome_text(run)
 
 
-def upcoming(kept: ScheduleFacts, count: int, resumed: bool = False) -> Iterator[float]:
-    """The next times of a schedule, in seconds since the epoch. Raises BadSchedule.
+def upcoming(cron: str, tz: str, count: int, first: float | None = None) -> Iterator[float]:
+    """The ``first`` time of a schedule, or the next one, and those after it, in seconds since the epoch.
 
-    While it is paused there are none, or as ``resumed`` those that it would have if it were resumed now.
+    Raises BadSchedule.
     """
     from reshard.worker.cron import next_after  # which a client that lists jobs need not wait for
 
-    if kept.next is None and not resumed:
-        return iter(())
-    return times(kept.cron, kept.tz, kept.next or next_after(kept.cron, kept.tz, time.time()), count)
-
-
-def times(cron: str, tz: str, first: float, count: int) -> Iterator[float]:
-    """``first`` and those after it, in seconds since the epoch. Raises BadSchedule."""
-    from reshard.worker.cron import next_after  # which a client that lists jobs need not wait for
-
-    yield (due := first)
+    yield (due := first or next_after(cron, tz, time.time()))
     for _ in range(count - 1):
         yield (due := next_after(cron, tz, due))
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
 from reshard.client import PAGE_MAX
-from reshard.client.facts import last_run, times
+from reshard.client.facts import last_run, upcoming
 from reshard.client.models import catalogs
 from reshard.client.operations.catalogs import Submission, check_catalog
 from reshard.client.operations.jobs import JobRequest
@@ -110,7 +109,7 @@ def check_schedule(session: InProcess, body: Kept) -> catalogs.ScheduleTimes:
     schedule = body.schedule(session, body.name)
     schedule.check()
     outcome, job = session.queue.schedules.preview(body.name, schedule)
-    due = [*times(schedule.cron, schedule.tz, schedule.next_after(time.time()), TIMES)]
+    due = [*upcoming(schedule.cron, schedule.tz, TIMES)]
     if body.catalog is not None:
         would = catalogs.Would(outcome=outcome, job=job, catalog=check_catalog(session, body.catalog))
     else:

@@ -37,7 +37,7 @@ def schedules(call: Call) -> Reply:
 def _times(row: ScheduleRow) -> list[float]:
     found = list[float]()
     with suppress(BadSchedule):  # only another machine knows its time zone
-        for at in upcoming(row, UPCOMING, resumed=True):
+        for at in upcoming(row.cron, row.tz, UPCOMING, row.next):
             found.append(at)
     return found
 
