@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from reshard.pipeline.catalogs.expand import Wanted
     from reshard.worker.followers.catalogs import Snapshot
 
-
 CLOSELY = 200  # models of a dry run whose targets are asked one by one; of more that may take an hour
+Most = Annotated[int | None, Field(ge=0, le=COUNT_MAX)]
 
 
 class Submission(Body):
@@ -47,12 +47,8 @@ class Submission(Body):
     at_once: int = Field(
         default=AT_ONCE, ge=1, le=AT_ONCE_MAX, description="maximum number of the catalog's jobs to run at once"
     )
-    max_failures: int | None = Field(
-        default=None, ge=0, le=COUNT_MAX, description="stop the catalog after more than this many failures"
-    )
-    max_bytes: int | None = Field(
-        default=None, ge=0, le=COUNT_MAX, description="stop the catalog after reading this many bytes of weights"
-    )
+    max_failures: Most = Field(default=None, description="stop the catalog after more than this many failures")
+    max_bytes: Most = Field(default=None, description="stop the catalog after reading this many bytes of weights")
 
     def definition(self, asked_by: str) -> Definition:
         """Raises BadCatalog."""

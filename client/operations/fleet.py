@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 REASON_MAX = 500  # characters of why a service is paused
 USAGE_DAYS, USAGE_DAYS_MAX = 30, 400  # days that are shown, and that are kept
-LIMIT_MAX = 200  # characters of a limit as it is typed; the longest zone has 32
+Limit = Annotated[str | None, Field(max_length=200)]  # as it is typed; the longest zone has 32 characters
 
 
 class Why(Body):
@@ -32,25 +32,15 @@ class UsageQuery(Body):
 class Limiting(Body):
     """Limits for all workers. `none` removes a limit; limits that are not set are unchanged."""
 
-    bandwidth: str | None = Field(
-        default=None, max_length=LIMIT_MAX, description="total bandwidth limit for all copies, such as 200MB/s"
-    )
-    night_bytes: str | None = Field(
+    bandwidth: Limit = Field(default=None, description="total bandwidth limit for all copies, such as 200MB/s")
+    night_bytes: Limit = Field(
         default=None,
-        max_length=LIMIT_MAX,
         description="limit on data read by bulk jobs per day, such as 2TB; a day begins with `window`, or at midnight",
     )
-    window: str | None = Field(
-        default=None, max_length=LIMIT_MAX, description="hours when bulk jobs can run, such as 22:00-06:00"
-    )
-    closed: str | None = Field(
-        default=None, max_length=LIMIT_MAX, description="hours when bulk jobs cannot run; replaces `window`"
-    )
-    tz: str | None = Field(
-        default=None,
-        max_length=LIMIT_MAX,
-        description="time zone for the hours and days",
-        json_schema_extra={"format": "timezone"},
+    window: Limit = Field(default=None, description="hours when bulk jobs can run, such as 22:00-06:00")
+    closed: Limit = Field(default=None, description="hours when bulk jobs cannot run; replaces `window`")
+    tz: Limit = Field(
+        default=None, description="time zone for the hours and days", json_schema_extra={"format": "timezone"}
     )
 
 
