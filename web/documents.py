@@ -9,39 +9,25 @@ from typing import Any
 from starlette.responses import Response
 
 from reshard.client import SCHEMA
-from reshard.pipeline.errors import (
-    BadLimit,
-    BadSetting,
-    BodyTooLarge,
-    BrokerUnavailable,
-    CatalogNotFound,
-    JobNotFound,
-    NoSuchPage,
-    ReshardError,
-    ScheduleNotFound,
-    SignInNeeded,
-    TooManyPlans,
-    TooManyQueued,
-    TooManyReaders,
-    WorkerNotFound,
-)
+from reshard.pipeline import errors
+from reshard.pipeline.errors import ReshardError, SignInNeeded
 
 # The status of an error by its family's exit code; some have one of their own.
 STATUS = {2: 400, 3: 422, 4: 403, 5: 422, 6: 422, 7: 409, 8: 503, 9: 502, 10: 409, 11: 409}
 OWN_STATUS: dict[type[ReshardError], int] = {
-    SignInNeeded: 401,
-    NoSuchPage: 404,
-    JobNotFound: 404,
-    CatalogNotFound: 404,
-    ScheduleNotFound: 404,
-    WorkerNotFound: 404,
-    BodyTooLarge: 413,
-    BadLimit: 422,
-    BrokerUnavailable: 503,
-    TooManyPlans: 503,
-    TooManyQueued: 429,
-    TooManyReaders: 503,
-    BadSetting: 500,  # of this process, as a file of tokens that cannot be read
+    errors.SignInNeeded: 401,
+    errors.NoSuchPage: 404,
+    errors.JobNotFound: 404,
+    errors.CatalogNotFound: 404,
+    errors.ScheduleNotFound: 404,
+    errors.WorkerNotFound: 404,
+    errors.BodyTooLarge: 413,
+    errors.BadLimit: 422,
+    errors.BrokerUnavailable: 503,
+    errors.TooManyPlans: 503,
+    errors.TooManyQueued: 429,
+    errors.TooManyReaders: 503,
+    errors.BadSetting: 500,  # of this process, as a file of tokens that cannot be read
 }
 
 
