@@ -78,24 +78,21 @@ def health_of(source: Source) -> plans.LayoutHealth:
     """What loaders suffer from the layout, and which command heals it; raises what opening the weights does."""
     known = outline(source)
     files = as_it_is(known.opened)
-    now, then, command = _figures(files, known.layers), None, None
-    if given := _cures(now, files):
-        then = _figures(to_be(_cut(known, given)), known.layers)
-    if then == now:  # as of a model whose tensors are all smaller than a block
-        then = None
-    if then:
-        command = command_for(str(source.place), given)
+    now = _figures(files, known.layers)
+    given = _cures(now, files)
+    then = _figures(to_be(_cut(known, given)), known.layers) if given else now
+    heals = then != now  # they are the same of a model whose tensors are all smaller than a block
     order = [name for part in known.found.sets for name in part.weight_map or ()]
     return plans.LayoutHealth(
         place=str(source.place),
         commit=source.pin.commit,
-        state="warning" if command else "ok",
+        state="warning" if heals else "ok",
         bytes=sum(file.size for file in files),
         tensors=sum(len(one.tensors) for one in known.opened.checkpoints),
         now=now,
         index_seeks=seeks(files, order) if order else None,
-        command=command,
-        then=then,
+        command=command_for(str(source.place), given) if heals else None,
+        then=then if heals else None,
     )
 
 

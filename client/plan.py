@@ -66,7 +66,10 @@ def document_of(request: Request, plan: Plan) -> plans.Plan:
         bytes_written=sum(s.size for s in plan.shards),
         forecast=forecast(plan).to_dict(),
         reads=plan.files,
-        files=[_file(s, options.size) for s in plan.shards],
+        files=[
+            plans.Shard.of(s, tensors=len(s.entries), oversize=s.entries[0].name if s.size > options.size else None)
+            for s in plan.shards
+        ],
         largest=_largest(plan.shards),
         ties=_ties(plan),
         indexes=[o.index.path for o in plan.outputs if o.index],
@@ -139,8 +142,3 @@ def _ties(plan: Plan) -> list[plans.Tie]:
     written = {entry.name for shard in plan.shards for entry in shard.entries}
     ties = [tie for output in plan.outputs for tie in output.ties]
     return [plans.Tie(names=list(tie), written=[name for name in tie if name in written]) for tie in ties]
-
-
-def _file(shard: Shard, limit: int) -> plans.Shard:
-    oversize = shard.entries[0].name if shard.size > limit else None
-    return plans.Shard(path=shard.path, size=shard.size, tensors=len(shard.entries), oversize=oversize)

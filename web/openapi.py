@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from importlib.metadata import version
+from operator import attrgetter
 from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
@@ -33,11 +34,11 @@ class Schemas(GenerateJsonSchema):
 
 def openapi(root: str, operations: Iterable[Operation[..., Any]]) -> dict[str, Any]:
     """The document of all ``operations`` below the path ``root``."""
-    known = list(operations)
+    known, by_name = list(operations), attrgetter("__name__")
     answers = {one.answer for one in known} | {Failed}
     taken = {model for one in known for model in (one.body, one.query) if model}
-    modes: list[tuple[Any, Any]] = [(model, "serialization") for model in sorted(answers, key=_name)]
-    modes += [(model, "validation") for model in sorted(taken, key=_name)]
+    modes: list[tuple[Any, Any]] = [(model, "serialization") for model in sorted(answers, key=by_name)]
+    modes += [(model, "validation") for model in sorted(taken, key=by_name)]
     refs, schemas = models_json_schema(modes, ref_template=REF, schema_generator=Schemas)
     paths: dict[str, dict[str, Any]] = {}
     for one in known:
@@ -74,10 +75,6 @@ def openapi(root: str, operations: Iterable[Operation[..., Any]]) -> dict[str, A
 _SCHEMA = {"type": "object", "properties": {"schema": {"const": SCHEMA}}, "required": ["schema"]}
 
 
-def _name(model: type) -> str:
-    return model.__name__
-
-
 def _operation(one: Operation[..., Any]) -> str:
     """One for each: clients that are generated name their functions by it."""
     return "_".join([one.method.lower(), *re.findall(r"\w+", one.path)])
@@ -93,5 +90,5 @@ def _in_path(one: Operation[..., Any]) -> list[dict[str, Any]]:
 
 
 def _in_query(one: Operation[..., Any], schemas: dict[str, Any]) -> list[dict[str, Any]]:
-    said = schemas[_name(one.query)]["properties"] if one.query else {}
+    said = schemas[one.query.__name__]["properties"] if one.query else {}
     return [{"name": name, "in": "query", "schema": kind} for name, kind in said.items()]

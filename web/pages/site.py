@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -69,8 +68,7 @@ class Call(NamedTuple):
         return self.session.queue
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(NamedTuple):
     """A template with what it shows."""
 
     template: str
@@ -78,8 +76,7 @@ class Page:
     status: int = 200
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(NamedTuple):
     """A file to be kept."""
 
     content: str
@@ -125,8 +122,9 @@ def routes(site: Site) -> list[BaseRoute]:
 def failed(request: Request, error: ReshardError, status: int | None = None) -> Response:
     """The page of an error; who is not known is sent to the sign-in."""
     if isinstance(error, SignInNeeded):
-        back = quote(_address(request)) if request.method == "GET" else ""
-        return RedirectResponse(f"/sign-in?next={back}" if back else "/sign-in", 303)
+        path, query = request.url.path, request.url.query
+        back = quote(f"{path}?{query}" if query else path)
+        return RedirectResponse(f"/sign-in?next={back}" if request.method == "GET" else "/sign-in", 303)
     told = error.to_dict()
     return HTMLResponse(render("error.html", {"error": told, "caller": None, "path": ""}), status or status_of(error))
 
@@ -213,8 +211,3 @@ async def _sign_out(site: Site, request: Request) -> Response:
     response = RedirectResponse("/sign-in", 303)
     response.delete_cookie(COOKIE, httponly=True, samesite="strict")
     return response
-
-
-def _address(request: Request) -> str:
-    """The path that was asked for, with its query."""
-    return request.url.path + (f"?{request.url.query}" if request.url.query else "")
