@@ -12,7 +12,6 @@ from reshard.client.queue import open_queue
 
 
 def asked_by() -> str:
-    """Who types here, for the record."""
     return f"{getpass.getuser()}@{socket.gethostname()}"
 
 

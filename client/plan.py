@@ -87,7 +87,6 @@ def document_of(request: Request, plan: Plan) -> plans.Plan:
 
 
 def _ranks(plan: Plan) -> list[plans.RankReads] | None:
-    """What each rank reads, where the plan cuts for ranks."""
     if not plan.options.ranks:
         return None
     readers = [who for output in plan.outputs for who in output.readers]  # of each shard, in their order

@@ -87,13 +87,11 @@ class Queue:
         return self.jobs.redis.getdel(_link_key(secret)) is not None
 
     def lanes(self) -> dict[str, Lane]:
-        """What waits for a worker, by queue."""
         from reshard.worker.queue.lanes import lanes
 
         return lanes(self.jobs.redis)
 
     def day(self) -> Day:
-        """The figures of the last 24 hours."""
         from reshard.worker.fleet.rate_limit import budgets, least_left
         from reshard.worker.followers.counters import by_hour
         from reshard.worker.queue.scripts import server_ms

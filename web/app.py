@@ -71,7 +71,6 @@ class Web:
 
 
 def build(web: Web) -> Starlette:
-    """The application."""
     routes: list[BaseRoute] = [
         Route(ROOT + one.path, partial(_answer, web, one), methods=[one.method]) for one in operations()
     ]

@@ -143,8 +143,6 @@ class Strangers:
 
 
 class State(ServerState):
-    """What all connections share."""
-
     def __init__(self, trusted: Callable[[str], bool]) -> None:
         super().__init__()
         self.strangers = Strangers(trusted)

@@ -32,13 +32,11 @@ OWN_STATUS: dict[type[ReshardError], int] = {
 
 
 def document(data: Mapping[str, Any], status: int = 200) -> Response:
-    """A document of the API."""
     text = json.dumps({"schema": SCHEMA} | dict(data), ensure_ascii=False, default=str)
     return Response(text, status, media_type="application/json")
 
 
 def failed(error: ReshardError, status: int | None = None) -> Response:
-    """What a request gets that fails."""
     response = document({"error": error.to_dict()}, status or status_of(error))
     if isinstance(error, SignInNeeded):
         response.headers["WWW-Authenticate"] = "Bearer"

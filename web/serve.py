@@ -48,7 +48,6 @@ def listen(own: WebSettings) -> socket.socket:
 
 
 def url(own: WebSettings) -> str:
-    """Where it answers."""
     host = f"[{own.address}]" if ":" in own.address else own.address
     return f"http://{host}:{own.port}"
 

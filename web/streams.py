@@ -49,8 +49,6 @@ _ID = re.compile(r"\d{1,20}-\d{1,20}")
 
 
 class Message(NamedTuple):
-    """One event as it is sent."""
-
     id: Id | None  # None: progress
     job: str | None
     text: bytes
@@ -106,7 +104,6 @@ class Streams:
         self._readers.discard(reader)
 
     def missed(self, job: str | None, after: Id) -> Iterator[list[Message]]:
-        """What the queue still knows of events after that one, in batches."""
         for batch in since(self._queue, after):
             yield [_message(news) for news in batch if job in {None, news.job}]
 

@@ -54,7 +54,6 @@ def show_fleet(session: InProcess) -> fleet.Fleet:
 
 
 def silent(queue: Queue) -> list[SilentProcess]:
-    """The workers and controls that give no sign of life, each with what to do."""
     return [SilentProcess.of(one.process, told=one.told, why=one.why, says=str(one)) for one in queue.silent()]
 
 

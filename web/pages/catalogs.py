@@ -23,7 +23,6 @@ def catalogs(call: Call) -> Reply:
 
 @page("GET", "/new/catalogs")
 def form(call: Call) -> Reply:
-    """An empty one, or that of the catalog that the address names."""
     return shown(FORM, file_of(call) or defaults(FORM))
 
 
@@ -35,7 +34,6 @@ def file_of(call: Call) -> dict[str, str]:
 
 
 def text_of(kept: CatalogFile) -> dict[str, str]:
-    """A catalog as its form shows it."""
     limits = {one.name: getattr(kept, one.name) for one in LIMITS}
     return {"text": kept.text} | {name: "" if value is None else str(value) for name, value in limits.items()}
 
@@ -59,7 +57,6 @@ def submission(body: Fields) -> operations.Submission:
 
 
 def by_repo(found: CatalogChecked) -> dict[str, CatalogWrong]:
-    """What is wrong with which model."""
     return {one.repo: one for one in found.wrong}
 
 
@@ -93,5 +90,4 @@ act("/catalogs/{name}/remove", operations.remove_catalog, "/catalogs")
 
 @page("GET", "/catalogs/{name}/report")
 def report(call: Call) -> Reply:
-    """For an issue, a mail, or who keeps them."""
     return Text(markdown(operations.show_catalog(call.session, call.path["name"])), f"{call.path['name']}.md")

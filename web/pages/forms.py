@@ -181,7 +181,6 @@ def request_fields(body: Fields, kept: JobRequest | Request | None = None) -> di
 
 
 def typed_of(kept: JobRequest | Request) -> dict[str, str]:
-    """A request as its form shows it."""
     options = {one.name: _typed(one, getattr(kept.options, one.name)) for one in OPTIONS}
     places = {"source": _place(kept.source), "target": _place(kept.target)}
     return places | options | {"size": size_text(kept.options.size), "priority": kept.priority}

@@ -137,7 +137,6 @@ act("/jobs/{job}/delete", operations.delete, "/jobs")
 
 @page("GET", "/jobs/{job}")
 def job(call: Call) -> Reply:
-    """One job."""
     queue, seen = call.queue, operations.changes(call.session, call.path["job"], operations.Since())
     job, events = seen.job, seen.events
     files, digest = operations.files(call.session, job.id), queue.jobs.plan_digest(job.id)
@@ -175,7 +174,6 @@ def _states(events: Sequence[Happened], job: JobNow) -> list[dict[str, Any]]:
 
 
 def _told(event: Happened) -> str:
-    """One event in words."""
     unit, fields, error = event.fields.get("unit", ""), event.fields, event.error
     match event.kind:
         case "state":

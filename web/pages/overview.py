@@ -28,7 +28,6 @@ AT_WORK_MAX = 200  # jobs that are looked at for who copies what; progress is to
 
 @page("GET", "/")
 def overview(call: Call) -> Reply:
-    """What an operator looks at first."""
     queue = call.queue
     jobs = list_jobs(call.session, JobsQuery(state=UNDER_WAY, limit=AT_WORK_MAX)).jobs
     seen, at_work = queue.fleet.seen(), _at_work(jobs)
@@ -79,7 +78,6 @@ def _at_work(jobs: Sequence[Job]) -> dict[str, list[dict[str, Any]]]:
 
 
 def _charts(hours: list[tuple[float, dict[str, int]]]) -> list[Chart]:
-    """What was read in each hour, and how jobs ended."""
     read = [(_hour(began), [("read", size, human_bytes(size))]) for began, of in hours for size in [of.get("read", 0)]]
     ended = [
         (_hour(began), [(state, n, f"{n} {state}") for state in sorted(OVER) if (n := of.get(f"ended:{state}", 0))])
@@ -113,6 +111,5 @@ def _hour(moment: float) -> str:
 
 @page("GET", "/usage")
 def usage(call: Call) -> Reply:
-    """What jobs took."""
     query = read(operations.UsageQuery, call.query.given("by", "days"), "the address")
     return Page("usage.html", {"seen": operations.usage(call.session, query), "days": query.days, "spans": SPANS})

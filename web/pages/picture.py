@@ -56,7 +56,6 @@ class Picture:
 
 
 def picture(plan: Plan) -> Picture:
-    """What is drawn of a plan."""
     sources = _boxes([(file.path, file.size) for file in plan.files])
     targets = _boxes([(shard.path, shard.size) for shard in plan.shards])
     bands = _merged(_bands(plan, sources, targets), of_one_layer=True)
@@ -155,8 +154,6 @@ def _stacked_by_pair(bands: Sequence[Band]) -> list[Band]:
 
 
 class Rect(NamedTuple):
-    """A box as it is drawn."""
-
     box: Box
     y: float
     height: float

@@ -28,13 +28,11 @@ FORM = Form(
 
 @page("GET", "/plan")
 def form(call: Call) -> Reply:
-    """The empty form, or one that is filled in from the address."""
     return shown(FORM, forms.defaults(FORM) | call.query.given("source", "target", "priority", *Options.model_fields))
 
 
 @submits("/plan", lambda call: FORM)
 def preview(call: Call) -> Reply:
-    """Changes nothing."""
     sent = _drafted(call.body)
     looked = operations.looked(call.session, sent)
     tensors = sum(len(one.tensors) for one in looked.known.opened.checkpoints)  # none if the target has them

@@ -110,7 +110,6 @@ def act(path: str, do: Operation[..., Any], goes_to: str, body: Callable[[Fields
 
 
 def routes(site: Site) -> list[BaseRoute]:
-    """All pages, the sign-in and the static files."""
     return [
         *(Route(path, partial(_answer, site, run), methods=[method]) for method, path, run in PAGES),
         Route("/sign-in", partial(_sign_in, site), methods=["GET", "POST"]),
