@@ -80,20 +80,20 @@ class Filter(Body):
     code: Glob = Field(default="", description="the code of the error that jobs ended with or are being retried after")
     since: float = Field(default=0.0, ge=0, le=1e11, description="only jobs since this time")
 
-    @property
-    def takes(self) -> Callable[[Job], bool] | None:
-        """Whether it takes a job, by what only its record says; None where all of its states are taken."""
+    def takes(self, since: float = 0.0) -> Callable[[Job], bool] | None:
+        """Whether it takes a job, submitted ``since`` then, by its record; None where all of its states are taken."""
         from reshard.worker.followers.catalogs import asked_by
 
         by = {asked_by(self.catalog)} if self.catalog else set[str]()
         by |= {self.by} if self.by else set()
-        if not (by or self.source or self.target or self.code):
+        if not (by or self.source or self.target or self.code or since):
             return None
 
         def takes(job: Job) -> bool:
             error, request = job.error or job.last_error or {}, job.request
             return (
-                fnmatchcase(str(request.source), self.source or "*")
+                job.created >= since
+                and fnmatchcase(str(request.source), self.source or "*")
                 and fnmatchcase(str(request.target), self.target or "*")
                 and (not by or by == {request.asked_by})
                 and (not self.code or error.get("code") == self.code)
@@ -147,14 +147,9 @@ class Chosen(Filter):
         fields = self.model_dump(include=set(Filter.model_fields), exclude_defaults=True)
         if not chosen or not (self.all or self.age or fields):
             return []
-        takes = self.takes
-        if self.since and not self.state:  # as a list of all states has it: by their submits
-
-            def takes(job: Job, by_record: Callable[[Job], bool] | None = takes) -> bool:
-                return job.created >= self.since and (by_record is None or by_record(job))
-
-        since = self.since if self.state else 0.0
-        return queue.jobs.chosen(chosen, since, self.age, takes, CHOSEN_MAX)
+        # As a list has it: of all states by their submits.
+        since, submitted = (self.since, 0.0) if self.state else (0.0, self.since)
+        return queue.jobs.chosen(chosen, since, self.age, self.takes(submitted), CHOSEN_MAX)
 
 
 class ChosenAgain(Chosen, Again):
@@ -181,7 +176,7 @@ def list_jobs(session: InProcess, query: JobsQuery) -> jobs.JobsPage:
     """List jobs, newest first; if jobs are large, a page can have fewer than `limit`."""
     store = session.queue.jobs
     try:
-        found = store.listed(query.state, query.limit, query.after, query.since, query.takes)
+        found = store.listed(query.state, query.limit, query.after, query.since, query.takes())
     except ValueError as error:
         raise BadBody(where="after", why="not a valid page marker") from error
     page, unreadable = list[jobs.JobNow](), found.unreadable
