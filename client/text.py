@@ -5,14 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from reshard.pipeline.figures import UNITS, human_bytes
+from reshard.pipeline.figures import human_bytes
 from reshard.pipeline.text import counted as count
 
 if TYPE_CHECKING:
     from reshard.client.models.jobs import JobNow
 
 __all__ = [
-    "UNITS", "clock", "count", "expected", "figure", "finds_none", "human_bytes", "human_rate", "lasted", "long",
+    "clock", "count", "expected", "figure", "finds_none", "human_bytes", "human_rate", "lasted", "long",
     "remaining",
 ]  # fmt: skip
 

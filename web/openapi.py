@@ -42,14 +42,20 @@ def openapi(root: str, operations: Iterable[Operation[..., Any]]) -> dict[str, A
     refs, schemas = models_json_schema(modes, ref_template=REF, schema_generator=Schemas)
     paths: dict[str, dict[str, Any]] = {}
     for one in known:
+        names = re.findall(r"{(\w+)}", one.path)
+        in_query = schemas["$defs"][one.query.__name__]["properties"] if one.query else {}
         answer = _content({"allOf": [refs[one.answer, "serialization"], _SCHEMA]})
         error = _content({"allOf": [refs[Failed, "serialization"], _SCHEMA]})
         said: dict[str, Any] = {
             "summary": one.summary,
-            "operationId": _operation(one),
+            # One for each: clients that are generated name their functions by it.
+            "operationId": "_".join([one.method.lower(), *re.findall(r"\w+", one.path)]),
             "security": [{"token": []}],
             "x-scope": one.scope,
-            "parameters": [*_in_path(one), *_in_query(one, schemas["$defs"])],
+            "parameters": [
+                *({"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names),
+                *({"name": name, "in": "query", "schema": kind} for name, kind in in_query.items()),
+            ],
             "responses": {
                 "200": {"description": one.summary, **answer},
                 "default": {"description": "The error.", **error},
@@ -75,20 +81,5 @@ def openapi(root: str, operations: Iterable[Operation[..., Any]]) -> dict[str, A
 _SCHEMA = {"type": "object", "properties": {"schema": {"const": SCHEMA}}, "required": ["schema"]}
 
 
-def _operation(one: Operation[..., Any]) -> str:
-    """One for each: clients that are generated name their functions by it."""
-    return "_".join([one.method.lower(), *re.findall(r"\w+", one.path)])
-
-
 def _content(schema: dict[str, Any]) -> dict[str, Any]:
     return {"content": {"application/json": {"schema": schema}}}
-
-
-def _in_path(one: Operation[..., Any]) -> list[dict[str, Any]]:
-    names = re.findall(r"{(\w+)}", one.path)
-    return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
-
-
-def _in_query(one: Operation[..., Any], schemas: dict[str, Any]) -> list[dict[str, Any]]:
-    said = schemas[one.query.__name__]["properties"] if one.query else {}
-    return [{"name": name, "in": "query", "schema": kind} for name, kind in said.items()]

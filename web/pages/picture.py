@@ -48,8 +48,7 @@ class Box(NamedTuple):
     members: range
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
+class Picture(NamedTuple):
     sources: list[Box]
     targets: list[Box]
     bands: list[Band]
