@@ -99,10 +99,7 @@ def last_run(queue: Queue, seen: ScheduleStatus) -> str:
 
 
 def upcoming(cron: str, tz: str, count: int, first: float | None = None) -> Iterator[float]:
-    """The ``first`` time of a schedule, or the next one, and those after it, in seconds since the epoch.
-
-    Raises BadSchedule.
-    """
+    """``first``, or the next time of a schedule, and those after it, in seconds since the epoch; raises BadSchedule."""
     from reshard.worker.cron import next_after  # which a client that lists jobs need not wait for
 
     yield (due := first or next_after(cron, tz, time.time()))

@@ -178,9 +178,7 @@ def waits(reason: Callable[[bool], str | None], job: Job) -> str | None:
 def open_queue() -> Iterator[Queue]:
     """The queue of the broker that is configured or running here.
 
-    Raises NoBroker, BrokerUnavailable, BrokerUnsupported.
-
-    Inside, a broker that stops answering raises BrokerUnavailable, too.
+    Raises NoBroker, BrokerUnsupported, and BrokerUnavailable, also inside for a broker that stops answering.
     """
     from reshard.worker.broker import broker_url
     from reshard.worker.queue.jobs import JobStore

@@ -15,7 +15,7 @@ from reshard.pipeline.stores.connect import Context, RateLimiterOf
 from reshard.worker.fleet import policy
 from reshard.worker.settings import Settings
 
-HUB_CALLS = 16  # plans and rollbacks at once; there are 40 threads
+HUB_CALLS = 16  # plans and rollbacks at once; each holds one of the 40 threads for everybody's requests
 _places = BoundedSemaphore(HUB_CALLS)
 
 
@@ -41,10 +41,7 @@ class Served(InProcess):
 
     @contextmanager
     def hub(self) -> Iterator[Context]:
-        """The same, for a call that may wait for a Hub for minutes: raises TooManyPlans where HUB_CALLS do.
-
-        Each holds one of the threads in which everybody's requests are carried out.
-        """
+        """The same, for a call that may wait for a Hub for minutes: raises TooManyPlans where HUB_CALLS do."""
         if not _places.acquire(blocking=False):
             raise TooManyPlans(most=HUB_CALLS)
         try:

@@ -111,10 +111,7 @@ def add_token(path: Path, name: str, scope: Scope) -> str:
 
 
 def own_token(tokens: Path) -> str:
-    """The token of whoever runs the service, made when it is first needed and kept beside ``tokens`` for them alone.
-
-    Raises BadSetting.
-    """
+    """The token of whoever runs the service, kept beside ``tokens`` for them alone once made; raises BadSetting."""
     kept = tokens.with_name(OWN)
     try:
         if kept.exists():

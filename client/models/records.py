@@ -69,9 +69,6 @@ class Document(BaseModel):
         return self.model_dump(mode="json", by_alias=True)
 
 
-# ------------------------------------------------------------------------------------------------------ records
-
-
 class Check(Document):
     name: str
     result: Checked

@@ -98,10 +98,7 @@ def page(method: Literal["GET", "POST"], path: str) -> Callable[[Callable[[Call]
 
 
 def act(path: str, do: Operation[..., Any], goes_to: str, body: Callable[[Fields], Body] | None = None) -> None:
-    """Adds a form that does what an operation does, with the ``body`` that its fields make, and then leads on.
-
-    ``goes_to`` may name what the path does.
-    """
+    """Adds a form that does an operation, with the ``body`` of its fields; ``goes_to`` may have names of ``path``."""
 
     @page("POST", path)
     def carry_out(call: Call) -> Reply:
