@@ -317,7 +317,7 @@ def changes(session: InProcess, job: str, query: Since) -> jobs.Changes:
     """Show what has happened to a job since an earlier response, and its current state."""
     store = session.queue.jobs
     events = store.events(job, query.after)
-    told = [jobs.Happened.model_validate(happened(fields)) for _, fields in events]
+    told = [happened(fields) for _, fields in events]
     last = events[-1][0] if events else query.after
     return jobs.Changes(events=told, next=last, job=now(session.queue, store.get(job)))
 
