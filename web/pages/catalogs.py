@@ -76,16 +76,11 @@ def _grid(seen: Catalog, nights: list[tuple[float, Any]]) -> dict[str, Any]:
     return {"began": [began for began, _ in kept], "rows": rows[:GRID_MAX], "more": max(0, len(rows) - GRID_MAX)}
 
 
-act("/catalogs/{name}/pause", operations.pause_catalog, "/catalogs/{name}")
-act("/catalogs/{name}/resume", operations.resume_catalog, "/catalogs/{name}")
-act("/catalogs/{name}/cancel", operations.cancel_catalog, "/catalogs/{name}")
-act(
-    "/catalogs/{name}/retry",
-    operations.retry_catalog,
-    "/catalogs/{name}",
-    lambda f: operations.Only(only=f.one("only") or None),
-)
-act("/catalogs/{name}/remove", operations.remove_catalog, "/catalogs")
+act(operations.pause_catalog, "/catalogs/{name}")
+act(operations.resume_catalog, "/catalogs/{name}")
+act(operations.cancel_catalog, "/catalogs/{name}")
+act(operations.retry_catalog, "/catalogs/{name}")
+act(operations.remove_catalog, "/catalogs", path="/catalogs/{name}/remove")
 
 
 @page("GET", "/catalogs/{name}/report")

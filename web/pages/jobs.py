@@ -124,15 +124,10 @@ def carry_out(call: Call) -> Reply:
     return f"/jobs?{urlencode(filter_ | acted, doseq=True)}"
 
 
-act("/jobs/{job}/cancel", operations.cancel, "/jobs/{job}")
-act(
-    "/jobs/{job}/retry",
-    operations.retry,
-    "/jobs/{job}",
-    lambda f: operations.Again(anew="anew" in f, overwrite="overwrite" in f),
-)
-act("/jobs/{job}/rollback", operations.roll_back, "/jobs/{job}")
-act("/jobs/{job}/delete", operations.delete, "/jobs")
+act(operations.cancel, "/jobs/{job}")
+act(operations.retry, "/jobs/{job}")
+act(operations.roll_back, "/jobs/{job}")
+act(operations.delete, "/jobs", path="/jobs/{job}/delete")
 
 
 @page("GET", "/jobs/{job}")

@@ -54,10 +54,10 @@ def overview(call: Call) -> Reply:
     return Page("overview.html", shown)
 
 
-act("/fleet/pause", operations.pause_fleet, "/", lambda form: operations.Why(reason=form.one("reason") or None))
-act("/fleet/resume", operations.resume_fleet, "/")
-act("/fleet/workers/{worker}/drain", operations.drain, "/")
-act("/fleet/workers/{worker}/undrain", operations.undrain, "/")
+act(operations.pause_fleet, "/")
+act(operations.resume_fleet, "/")
+act(operations.drain, "/")
+act(operations.undrain, "/")
 
 
 def _unmet(call: Call) -> list[tuple[ScheduleRow, Any]]:

@@ -55,10 +55,10 @@ def _result(run: Run, states: dict[str, str]) -> dict[str, Any]:
     return {"at": run.due, "how": how, "text": outcome_text(run), "job": run.job if there else None}
 
 
-act("/schedules/{name}/run", operations.run_schedule, "/schedules")
-act("/schedules/{name}/pause", operations.pause_schedule, "/schedules")
-act("/schedules/{name}/resume", operations.resume_schedule, "/schedules")
-act("/schedules/{name}/remove", operations.remove_schedule, "/schedules")
+act(operations.run_schedule, "/schedules")
+act(operations.pause_schedule, "/schedules")
+act(operations.resume_schedule, "/schedules")
+act(operations.remove_schedule, "/schedules", path="/schedules/{name}/remove")
 
 
 def _form(of_catalog: bool, name: str = "") -> Form:

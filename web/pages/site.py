@@ -15,7 +15,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from reshard.client.operations.table import Body, Operation
+from reshard.client.operations.table import Operation, read
 from reshard.client.queue import Queue
 from reshard.client.served import Served
 from reshard.pipeline.errors import CrossSite, ReshardError, SignInNeeded
@@ -97,12 +97,16 @@ def page(method: Literal["GET", "POST"], path: str) -> Callable[[Callable[[Call]
     return add
 
 
-def act(path: str, do: Operation[..., Any], goes_to: str, body: Callable[[Fields], Body] | None = None) -> None:
-    """Adds a form that does an operation, with the ``body`` of its fields; ``goes_to`` may have names of ``path``."""
+def act(do: Operation[..., Any], goes_to: str, path: str = "") -> None:
+    """Adds a form that does an operation with its fields, by the operation's path or ``path``, and then leads on.
 
-    @page("POST", path)
+    ``goes_to`` may name what the path does.
+    """
+
+    @page("POST", path or do.path)
     def carry_out(call: Call) -> Reply:
-        do(call.session, **call.path, **({"body": body(call.body)} if body else {}))
+        sent = {"body": read(do.body, call.body.given(*do.body.model_fields), "the form")} if do.body else {}
+        do(call.session, **call.path, **sent)
         return goes_to.format_map({name: quote(value) for name, value in call.path.items()})
 
 
