@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from urllib.parse import parse_qs, urlencode
 
 from pydantic import Field
@@ -14,9 +14,8 @@ from reshard.client.facts import page as result_page
 from reshard.client.facts import seconds_of
 from reshard.client.models.jobs import Happened, JobNow
 from reshard.client.operations import jobs as operations
-from reshard.client.operations.table import Body, read
+from reshard.client.operations.table import Body, Operation, read
 from reshard.client.queue import Queue
-from reshard.client.served import Served
 from reshard.client.text import count, human_bytes, lasted
 from reshard.pipeline.limits import OUTLINE_FILES
 from reshard.web.pages.picture import Drawing, drawing, picture
@@ -27,21 +26,13 @@ WITHIN = {"3600": "hour", "86400": "day", "604800": "week", "2592000": "30 days"
 EVENTS_SHOWN = 200  # the newest
 FILES_SHOWN = OUTLINE_FILES  # as many as are known once the plan is gone
 DRAWINGS = 16  # plans whose picture is kept: a live page asks for it again and again
-
-
-class Many(NamedTuple):
-    """What is done to many jobs."""
-
-    operation: Callable[[Served, Any], Any]
-    body: type[operations.Chosen]
-    done: str
-
-
-VERBS = {
-    "cancel": Many(operations.cancel_jobs, operations.Chosen, "cancelled"),
-    "retry": Many(operations.retry_jobs, operations.ChosenAgain, "queued again"),
-    "delete": Many(operations.delete_jobs, operations.Chosen, "deleted"),
+# What is done to many jobs.
+VERBS: dict[str, Operation[..., Any]] = {
+    "cancel": operations.cancel_jobs,
+    "retry": operations.retry_jobs,
+    "delete": operations.delete_jobs,
 }
+DONE = {"cancel": "cancelled", "retry": "queued again", "delete": "deleted"}
 
 
 class Verb(Body):
@@ -56,7 +47,7 @@ class Acted(Verb):
 
     def __str__(self) -> str:
         kept = f"; {count(self.kept, 'job')} kept until {operations.AWAITED}" if self.kept else ""
-        return f"{count(self.number, 'job')} {VERBS[self.act].done}{kept}."
+        return f"{count(self.number, 'job')} {DONE[self.act]}{kept}."
 
 
 @page("GET", "/jobs")
@@ -107,7 +98,7 @@ def choose(call: Call) -> Reply:
     ids = call.body.get("job", [])
     if "every" in call.body:
         chosen = _limits(filter_) or {"all": True}
-        ids = do.operation(call.session, read(operations.Chosen, chosen | {"dry_run": True}, "the form")).ids
+        ids = do(call.session, read(operations.Chosen, chosen | {"dry_run": True}, "the form")).ids
     return Page("chosen.html", {"act": call.body.one("act"), "ids": ids, "back": urlencode(filter_, doseq=True)})
 
 
@@ -115,7 +106,8 @@ def choose(call: Call) -> Reply:
 def carry_out(call: Call) -> Reply:
     """Do it to each of them, and say to how many, or which were refused; the list keeps its filter."""
     do = VERBS[read(Verb, call.body.given("act"), "the form").act]
-    done = do.operation(call.session, read(do.body, {"jobs": call.body.get("job", [])}, "the form"))
+    jobs = {"jobs": call.body.get("job", [])}
+    done = do(call.session, read(operations.ChosenAgain, jobs, "the form"))  # a retry's body is each one's
     act, filter_ = call.body.one("act"), _filter(Fields(parse_qs(call.body.one("back"))))
     if refused := getattr(done, "refused", []):
         back = urlencode(filter_, doseq=True)
