@@ -116,7 +116,6 @@ def check_catalog(session: InProcess, body: Submission) -> catalogs.CatalogCheck
 
 
 def standings(queue: Queue, name: str, wanted: Sequence[Wanted]) -> Sequence[Standing]:
-    """How each model stands against the last job that carried it out."""
     return queue.catalogs.standings(name, map(entry_of, wanted))
 
 

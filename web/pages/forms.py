@@ -66,7 +66,6 @@ def size_text(size: int) -> str:
 
 
 def inputs(model: type[BaseModel], *names: str) -> list[Input]:
-    """The fields of a model, or those of ``names``."""
     return [_input(model, name) for name in names or model.model_fields]
 
 
@@ -101,7 +100,6 @@ TIMES = inputs(Kept, "name", "cron", "tz", "missed")
 
 
 def defaults(form: Form) -> dict[str, str]:
-    """A form that nobody has filled in."""
     return {one.name: one.default for row in (*form.rows, form.more) for one in row}
 
 
