@@ -9,6 +9,7 @@ import inspect
 import re
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -20,7 +21,7 @@ from typer import Argument, Option, Typer
 from reshard.cli import completion
 from reshard.cli.help import HELP_ALL, OUTPUT, SectionedCommand
 from reshard.cli.output import Output
-from reshard.client.connect import asked_by
+from reshard.client.connect import asked_by, connect
 from reshard.client.profiles import PROFILES
 from reshard.pipeline.arguments import ACCESS, FILES, PUBLISHING, WEIGHTS, as_option
 from reshard.pipeline.errors import BadPlace, BadRename, NoTarget, UsageError, shortened
@@ -340,19 +341,26 @@ Verbose = Annotated[bool, flag("--verbose/-v", "Show the full plan and the detai
 Command = Callable[..., None]
 
 
+# What every command has that names it, the session open until it ends; the queue is asked once all options are read.
+_USUAL: dict[str, Callable[..., Any]] = {"output": read_output, "session": connect}
+
+
 def takes(**readers: Callable[..., Any]) -> Callable[[Command], Command]:
     """Gives a command the options of each reader in place of the parameter that the reader's result fills."""
 
     def wrap(command: Command) -> Command:
+        parameters = _parameters(command)
+        used = {name: reader for name, reader in (readers | _USUAL).items() if name in parameters}
         shown: list[Parameter] = []
-        for parameter in inspect.signature(command, eval_str=True).parameters.values():
-            reader = readers.get(parameter.name)
-            shown += _parameters(reader).values() if reader else [parameter]
+        for name, parameter in parameters.items():
+            shown += _parameters(used[name]).values() if name in used else [parameter]
 
         def run(**typed: Any) -> None:
-            for name, reader in readers.items():
-                typed[name] = reader(**{p: typed.pop(p) for p in _parameters(reader)})
-            command(**typed)
+            with ExitStack() as opened:
+                for name, reader in used.items():
+                    read = reader(**{p: typed.pop(p) for p in _parameters(reader)})
+                    typed[name] = opened.enter_context(read) if reader is connect else read
+                command(**typed)
 
         run.__name__, run.__doc__ = command.__name__, command.__doc__
         run.__annotations__ = {p.name: p.annotation for p in shown}
@@ -363,9 +371,9 @@ def takes(**readers: Callable[..., Any]) -> Callable[[Command], Command]:
 
 
 def commands(group: Typer) -> Callable[..., Callable[[Command], Command]]:
-    """What makes functions commands of ``group``, each of which ``takes`` an Output and what else it names."""
+    """What makes functions commands of ``group``, each of which ``takes`` what its readers read."""
     return lambda name, **readers: (
-        lambda function: group.command(name, cls=SectionedCommand)(takes(**readers, output=read_output)(function))
+        lambda function: group.command(name, cls=SectionedCommand)(takes(**readers)(function))
     )
 
 

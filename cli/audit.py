@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from reshard.cli.arguments import argument, read_output, takes, value
+from reshard.cli.arguments import argument, takes, value
 from reshard.cli.catalog import read_catalog
 from reshard.cli.output import Output, count, lines
 from reshard.cli.progress import bar
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MODELS_SHOWN = 50  # --json has them all
 
 
-@takes(output=read_output)
+@takes()
 def audit(
     *,
     what: Annotated[str, argument("OWNER|CATALOG", "An owner on the Hub, a catalog file, or a folder of models.")],

@@ -125,17 +125,16 @@ def submit(
 
 
 @command("watch")
-def watch(name: Name, output: Output) -> None:
+def watch(name: Name, session: Session, output: Output) -> None:
     """Follow a catalog until all its jobs have ended.
 
     Exits with 0 if every model is done, 11 if some failed, and 10 if the catalog was paused, stopped or cancelled.
 
     Example: reshard catalog watch mirror
     """
-    with connect() as session:
-        if waits := operations.show_progress(session, name).waits:
-            output.waits(waits)
-        _follow(session, name, output)
+    if waits := operations.show_progress(session, name).waits:
+        output.waits(waits)
+    _follow(session, name, output)
 
 
 def _follow(session: Session, name: str, output: Output) -> None:
@@ -196,13 +195,12 @@ def status(
 
 
 @command("failures")
-def failures(name: Name, output: Output) -> None:
+def failures(name: Name, session: Session, output: Output) -> None:
     """Show failures by error code, with a hint for each.
 
     Example: reshard catalog failures nightly
     """
-    with connect() as session:
-        seen = operations.show_failures(session, name)
+    seen = operations.show_failures(session, name)
     groups, rows = seen.failures, []
     for code, group in groups.items():
         alike = len({one.hint for one in group}) == 1  # most name the model
@@ -223,6 +221,7 @@ def retry(
     *,
     name: Name,
     only: Annotated[str | None, value("CODE", "Retry only failures with this error code.")] = None,
+    session: Session,
     output: Output,
 ) -> None:
     """Retry failed models, reusing copied files.
@@ -231,59 +230,54 @@ def retry(
 
     Example: reshard catalog retry nightly --only hub.unreachable
     """
-    with connect() as session:
-        done = operations.retry_catalog(session, name, read(operations.Only, {"only": only}, "--only"))
+    done = operations.retry_catalog(session, name, read(operations.Only, {"only": only}, "--only"))
     rows = [(f"Retrying {count(done.again, 'model')} of catalog {name}",)]
     rows += [(f"Skipped {count(number, 'model')} with {code}: {SUBMIT_AGAIN}",) for code, number in done.left.items()]
     output.result(done, lines(rows), str(done.again))
 
 
 @command("pause")
-def pause(name: Name, output: Output) -> None:
+def pause(name: Name, session: Session, output: Output) -> None:
     """Pause a catalog: running jobs continue, no new ones start.
 
     If its models are still being listed on the Hub, listing starts over on resume.
 
     Example: reshard catalog pause nightly
     """
-    with connect() as session:
-        done = operations.pause_catalog(session, name)
+    done = operations.pause_catalog(session, name)
     output.result(done, f"Paused catalog {name}", name)
 
 
 @command("resume")
-def resume(name: Name, output: Output) -> None:
+def resume(name: Name, session: Session, output: Output) -> None:
     """Resume a catalog that was paused or stopped by a limit.
 
     Counting toward its limits starts over.
 
     Example: reshard catalog resume nightly
     """
-    with connect() as session:
-        done = operations.resume_catalog(session, name)
+    done = operations.resume_catalog(session, name)
     text = f"Resumed catalog {name}" if done.state == "running" else f"Catalog {name} is {done.state}"
     output.result(done, text, name)
 
 
 @command("cancel")
-def cancel(name: Name, output: Output) -> None:
+def cancel(name: Name, session: Session, output: Output) -> None:
     """Cancel a catalog and its running jobs.
 
     Example: reshard catalog cancel nightly
     """
-    with connect() as session:
-        done = operations.cancel_catalog(session, name)
+    done = operations.cancel_catalog(session, name)
     output.result(done, f"Cancelled catalog {name} and {count(done.jobs, 'job')}", name)
 
 
 @command("remove")
-def remove(name: Name, output: Output) -> None:
+def remove(name: Name, session: Session, output: Output) -> None:
     """Remove a catalog that has ended; keep its targets and jobs.
 
     Example: reshard catalog remove nightly
     """
-    with connect() as session:
-        done = operations.remove_catalog(session, name)
+    done = operations.remove_catalog(session, name)
     text = f"Removed catalog {name}; its targets are unchanged, and `reshard list` still shows its jobs"
     for one in done.schedules:
         text += f"\nSchedule {one} will submit it again; to stop that, run `reshard schedule remove {one}`"

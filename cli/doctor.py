@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from reshard.cli.arguments import argument, read_output, takes
+from reshard.cli.arguments import argument, takes
 from reshard.cli.layout import show_health
 from reshard.cli.output import Output, count, first, human_bytes, lines
 from reshard.client.models.jobs import Installation, Repository
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SYMPTOMS_SHOWN = 30  # lines; --json has them all
 
 
-@takes(output=read_output)
+@takes()
 def doctor(
     *,
     place: Annotated[

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Option, Typer
 
 from reshard.cli import completion
-from reshard.cli.arguments import argument, commands, read_output, takes, value
+from reshard.cli.arguments import argument, commands, takes, value
 from reshard.cli.help import SectionedGroup
 from reshard.cli.output import Output, count, human_bytes, lines, when
 from reshard.cli.queue import fault_text
-from reshard.client.connect import connect
 from reshard.client.operations import fleet as operations
-from reshard.client.operations.table import read
+from reshard.client.operations.table import Session, read
 from reshard.client.queue import START, bulk_text, moment, pause_text, state_text
 from reshard.client.text import human_rate, lasted
 
@@ -40,13 +39,12 @@ command = commands(fleet)
 
 
 @command("status")
-def status(output: Output) -> None:
+def status(session: Session, output: Output) -> None:
     """Show the current limits and the state of each worker.
 
     Example: reshard fleet status
     """
-    with connect() as session:
-        seen = operations.show_fleet(session)
+    seen = operations.show_fleet(session)
     rows = [("service", pause_text(seen.paused) if seen.paused else "running"), *_limits(seen)]
     rows += [(one.kind, one.says) for one in seen.silent]
     table = list[Sequence[str]]()
@@ -64,6 +62,7 @@ def status(output: Output) -> None:
 def pause(
     *,
     reason: Annotated[str | None, value("TEXT", "Reason to show next to waiting jobs.")] = None,
+    session: Session,
     output: Output,
 ) -> None:
     """Pause all workers until `reshard fleet resume`.
@@ -72,50 +71,46 @@ def pause(
 
     Example: reshard fleet pause --reason "the Hub is down"
     """
-    with connect() as session:
-        done = operations.pause_fleet(session, read(operations.Why, {"reason": reason}, "--reason"))
+    done = operations.pause_fleet(session, read(operations.Why, {"reason": reason}, "--reason"))
     text = f"Already paused: {pause_text(done.paused)}" if done.was_paused else "Paused the service"
     output.result(done, f"{text}\nResume it with `reshard fleet resume`", "paused")
 
 
 @command("resume")
-def resume(output: Output) -> None:
+def resume(session: Session, output: Output) -> None:
     """Resume a paused service.
 
     Example: reshard fleet resume
     """
-    with connect() as session:
-        done = operations.resume_fleet(session)
+    done = operations.resume_fleet(session)
     output.result(done, "Resumed the service" if done.was_paused else "The service was not paused", "resumed")
 
 
 @command("drain")
-def drain(worker: Worker, output: Output) -> None:
+def drain(worker: Worker, session: Session, output: Output) -> None:
     """Drain a worker: it requeues its tasks and accepts no more.
 
     It stays drained until it exits or you run `reshard fleet undrain`.
 
     Example: reshard fleet drain gpu-7
     """
-    with connect() as session:
-        done = operations.drain(session, worker)
+    done = operations.drain(session, worker)
     then = "Stop it once `reshard fleet status` shows no tasks for it; to undo this, run `reshard fleet undrain`"
     output.result(done, f"Drained worker {done.name}\n{then}", done.name)
 
 
 @command("undrain")
-def undrain(worker: Worker, output: Output) -> None:
+def undrain(worker: Worker, session: Session, output: Output) -> None:
     """Let a drained worker accept tasks again.
 
     Example: reshard fleet undrain gpu-7
     """
-    with connect() as session:
-        done = operations.undrain(session, worker)
+    done = operations.undrain(session, worker)
     text = "accepts work again" if done.was_drained else "was not drained"
     output.result(done, f"Worker {done.name} {text}", done.name)
 
 
-@takes(output=read_output)
+@takes()
 def usage(
     *,
     by: Annotated[
@@ -125,14 +120,14 @@ def usage(
         int,
         Option(metavar="N", min=1, max=operations.USAGE_DAYS_MAX, help="Number of days to show, ending today (UTC)."),
     ] = operations.USAGE_DAYS,
+    session: Session,
     output: Output,
 ) -> None:
     """Show resource usage by submitter, catalog or day.
 
     Example: reshard usage --by catalog --days 7
     """
-    with connect() as session:
-        seen = operations.usage(session, operations.UsageQuery(by=by, days=days))
+    seen = operations.usage(session, operations.UsageQuery(by=by, days=days))
     rows = [(one.name or "(none)", *_used(one)) for one in seen.rows]
     if len(rows) > 1:
         rows.append(("total", *_used(seen.total)))
@@ -167,6 +162,7 @@ def limit(
     tz: Annotated[
         str | None, _limit("ZONE", "Time zone for the hours and days, such as Europe/Berlin, or `none` for UTC.")
     ] = None,
+    session: Session,
     output: Output,
 ) -> None:
     """Set limits shared by all workers.
@@ -176,8 +172,7 @@ def limit(
     Example: reshard fleet limit --bandwidth 200MB/s --window 22:00-06:00
     """
     typed = {"bandwidth": bandwidth, "night_bytes": night_bytes, "window": window, "closed": closed, "tz": tz}
-    with connect() as session:
-        done = operations.limit_fleet(session, read(operations.Limiting, typed, "the limits"))
+    done = operations.limit_fleet(session, read(operations.Limiting, typed, "the limits"))
     output.result(done, lines(_limits(done)))
 
 

@@ -15,7 +15,6 @@ from reshard.cli.arguments import (
     argument,
     read_choice,
     read_filter,
-    read_output,
     read_request,
     takes,
 )
@@ -47,7 +46,7 @@ Job = Annotated[str, _JOB]
 Watch = Annotated[bool, Option("--watch", help="Follow the job until it ends; exit with its exit code.")]
 
 
-@takes(request=read_request, output=read_output)
+@takes(request=read_request)
 def submit(
     *,
     request: Request,
@@ -56,6 +55,7 @@ def submit(
     ] = "interactive",
     watch: Watch = False,
     verbose: Verbose = False,
+    session: Session,
     output: Output,
 ) -> None:
     """Queue a job that reshards SRC into DST.
@@ -65,25 +65,24 @@ def submit(
     Example: reshard submit openai-community/gpt2 --to you/gpt2 --size 200MB
     """
     request = request.model_copy(update={"priority": priority})
-    with connect() as session:
-        done = operations.submit(session, operations.JobRequest.of(request))
-        job, state = done.id, "Already queued as job" if done.existed else "Queued job"
-        hint = "" if watch else f"\nFollow it with `reshard watch {job}`"
-        text = f"{state} {job}: {request.source} -> {request.target}{hint}"
-        places = (request.source, request.options.config_from, request.target)
-        if folders := [str(place) for place in places if place and place.local]:
-            where = f"{' and '.join(folders)} {'is' if len(folders) == 1 else 'are'} resolved on the worker"
-            output.say(f"warning: {where}, within its RESHARD_ALLOWED_FOLDERS; for local folders, use `reshard run`")
-        if done.waits:
-            output.waits(done.waits)
-        output.result(done, text, job)
-        if watch:
-            from reshard.cli.watch import follow  # which a client that only submits need not wait for
+    done = operations.submit(session, operations.JobRequest.of(request))
+    job, state = done.id, "Already queued as job" if done.existed else "Queued job"
+    hint = "" if watch else f"\nFollow it with `reshard watch {job}`"
+    text = f"{state} {job}: {request.source} -> {request.target}{hint}"
+    places = (request.source, request.options.config_from, request.target)
+    if folders := [str(place) for place in places if place and place.local]:
+        where = f"{' and '.join(folders)} {'is' if len(folders) == 1 else 'are'} resolved on the worker"
+        output.say(f"warning: {where}, within its RESHARD_ALLOWED_FOLDERS; for local folders, use `reshard run`")
+    if done.waits:
+        output.waits(done.waits)
+    output.result(done, text, job)
+    if watch:
+        from reshard.cli.watch import follow  # which a client that only submits need not wait for
 
-            follow(session, job, output, verbose)
+        follow(session, job, output, verbose)
 
 
-@takes(output=read_output)
+@takes()
 def status(
     *,
     job: Annotated[str | None, _JOB] = None,
@@ -117,20 +116,20 @@ def _show_service(session: Session, output: Output) -> None:
     output.result(seen, lines(rows))
 
 
-@takes(filter_=read_filter, output=read_output)
+@takes(filter_=read_filter)
 def list_(
     *,
     filter_: dict[str, Any],
     limit: Annotated[int, Option(metavar="N", min=1, help="Maximum number of jobs to show.")] = LISTED,
     all_: Annotated[bool, Option("--all", help="Show all jobs.")] = False,
+    session: Session,
     output: Output,
 ) -> None:
     """List jobs, newest first.
 
     Example: reshard list --state failed --target 'you/*'
     """
-    with connect() as session:
-        page = _listed(session, filter_, sys.maxsize if all_ else limit)
+    page = _listed(session, filter_, sys.maxsize if all_ else limit)
     for why in dict.fromkeys(filter(None, (page.waits, *(job.waits for job in page.jobs if not job.claims)))):
         output.waits(why)
     for job in page.jobs:
@@ -170,20 +169,19 @@ def row(job: JobNow) -> tuple[str, ...]:
     return job.id, now_text(job) + code + undone, when(job.created), took(job), places
 
 
-@takes(output=read_output)
-def watch(*, job: Job, verbose: Verbose = False, output: Output) -> None:
+@takes()
+def watch(*, job: Job, verbose: Verbose = False, session: Session, output: Output) -> None:
     """Follow a job until it ends; exit with its exit code.
 
     Example: reshard watch pkgd
     """
     from reshard.cli.watch import follow
 
-    with connect() as session:
-        follow(session, operations.show(session, job).id, output, verbose)
+    follow(session, operations.show(session, job).id, output, verbose)
 
 
-@takes(output=read_output)
-def logs(*, job: Job, output: Output) -> None:
+@takes()
+def logs(*, job: Job, session: Session, output: Output) -> None:
     """Print log lines from a job's workers.
 
     Shows the last 200 lines from all of the job's workers, without secrets. Once a job is done, its log is kept for an
@@ -191,8 +189,7 @@ def logs(*, job: Job, output: Output) -> None:
 
     Example: reshard logs pkgd
     """
-    with connect() as session:
-        log = operations.log(session, job)
+    log = operations.log(session, job)
     older = log.logged - len(log.lines)
     if older and log.lines:
         output.say(f"{count(older, 'older line', 'is')} no longer available")
@@ -201,26 +198,25 @@ def logs(*, job: Job, output: Output) -> None:
     output.result(log, lines(rows) or none, "\n".join(line.text for line in log.lines))
 
 
-@takes(choice=read_choice, output=read_output)
-def cancel(*, choice: Choice, output: Output) -> None:
+@takes(choice=read_choice)
+def cancel(*, choice: Choice, session: Session, output: Output) -> None:
     """Cancel jobs before they publish.
 
     Files that are already copied are kept for `reshard retry`.
 
     Example: reshard cancel --state queued --catalog nightly
     """
-    with connect() as session:
-        if (job := _only(choice)) is None:
-            _each(session, choice, output, CANCEL, operations.cancel_jobs)
-            return
-        done = operations.cancel(session, job)
+    if (job := _only(choice)) is None:
+        _each(session, choice, output, CANCEL, operations.cancel_jobs)
+        return
+    done = operations.cancel(session, job)
     text = f"Job {done.id} was already cancelled"
     if done.was != "cancelled":
         text = f"Cancelled job {done.id} (was {done.was})"
     output.result(done, text, done.id)
 
 
-@takes(choice=read_choice, output=read_output)
+@takes(choice=read_choice)
 def retry(
     *,
     choice: Choice,
@@ -325,7 +321,7 @@ def _done_text(act: Act, ids: Sequence[str], dry_run: bool) -> str:
     return f"{did} {count(len(ids), 'job')}{': ' if ids else ''}{some(ids)}{more}"
 
 
-@takes(output=read_output)
+@takes()
 def rollback(
     job: Annotated[
         str,
@@ -353,21 +349,20 @@ def rollback(
     output.result(done, undone(place, done.undone, done.commit), done.commit)
 
 
-@takes(choice=read_choice, output=read_output)
-def delete(*, choice: Choice, output: Output) -> None:
+@takes(choice=read_choice)
+def delete(*, choice: Choice, session: Session, output: Output) -> None:
     """Delete jobs that have ended.
 
     Published results are kept. A deleted job cannot be retried, watched or rolled back; `rollback DST` still works.
 
     Example: reshard delete --state failed --state cancelled --older-than 7d
     """
-    with connect() as session:
-        looks = _looks(
-            choice,
-            output,
-            DELETE,
-            lambda fields: operations.delete_jobs(session, read(DELETE.body, fields, "the options")),
-        )
+    looks = _looks(
+        choice,
+        output,
+        DELETE,
+        lambda fields: operations.delete_jobs(session, read(DELETE.body, fields, "the options")),
+    )
     done = looks[-1].model_copy(update={"kept": looks[0].kept})
     text = _done_text(DELETE, done.ids, done.dry_run)
     if done.kept:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from typer import Option
 
-from reshard.cli.arguments import argument, read_output, takes, value
+from reshard.cli.arguments import argument, takes, value
 from reshard.cli.output import Output, count, human_bytes, lines
 from reshard.cli.plan_text import rank_rows
 from reshard.client.layout import LINK, Loader, advice_of, health_of, layout_of
@@ -23,7 +23,7 @@ from reshard.pipeline.stores.connect import Context, open_source
 PLACE = Annotated[str, argument("REPO_OR_DIR", "Any repository, folder or URL, even if reshard did not publish it.")]
 
 
-@takes(output=read_output)
+@takes()
 def layout(
     *,
     place: PLACE,
@@ -89,7 +89,7 @@ def _figures(of: LayoutFigures) -> dict[str, str]:
     return found
 
 
-@takes(output=read_output)
+@takes()
 def advise(
     *,
     place: PLACE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from reshard.cli.arguments import flag, read_output, read_plan, takes, value
+from reshard.cli.arguments import flag, read_plan, takes, value
 from reshard.cli.help import OUTPUT
 from reshard.cli.output import Output
 from reshard.cli.progress import bar
@@ -15,7 +15,7 @@ from reshard.pipeline.request import Request
 DEVICES = "Devices"  # a section of help
 
 
-@takes(request=read_plan, output=read_output)
+@takes(request=read_plan)
 def plan(
     *,
     request: Request,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import Annotated
 
-from reshard.cli.arguments import PLACE, argument, read_output, takes, value
+from reshard.cli.arguments import PLACE, argument, takes, value
 from reshard.cli.output import Output
 from reshard.client.models.jobs import Provenance
 from reshard.pipeline.publishing.exports import Format
 
 
-@takes(output=read_output)
+@takes()
 def provenance(
     *,
     place: Annotated[str, argument("REPO_OR_DIR", f"A published checkpoint: {PLACE}")],

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from reshard.cli.arguments import Jobs, Verbose, read_output, read_request, takes
+from reshard.cli.arguments import Jobs, Verbose, read_request, takes
 from reshard.cli.job_text import checks_text, ended
 from reshard.cli.output import Output, count
 from reshard.cli.progress import Bar, bar
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from reshard.pipeline.reshard import Report
 
 
-@takes(request=read_request, output=read_output)
+@takes(request=read_request)
 def run(*, request: Request, jobs: Jobs = None, verbose: Verbose = False, output: Output) -> None:
     """Reshard SRC into DST on this machine, without a queue.
 

@@ -21,6 +21,7 @@ from reshard.client.facts import outcome_text, upcoming
 from reshard.client.models.catalogs import ScheduleTimes, Would
 from reshard.client.operations import schedules as operations
 from reshard.client.operations.jobs import JobRequest, service
+from reshard.client.operations.table import Session
 from reshard.client.queue import START, missing, moment
 from reshard.pipeline.request import Request
 
@@ -89,6 +90,7 @@ def set_(
     name: Name,
     file: Annotated[Path, value("FILE", "The catalog to submit on future runs.", "--catalog")],
     limits: dict[str, int],
+    session: Session,
     output: Output,
 ) -> None:
     """Update the catalog that a schedule submits.
@@ -97,31 +99,29 @@ def set_(
 
     Example: reshard schedule set nightly --catalog models.yaml
     """
-    with connect() as session:
-        kept = operations.show_schedule(session, name).catalog
-        former = kept.model_dump(exclude={"name", "text", "asked_by"}, exclude_defaults=True) if kept else {}
-        of, submission = read_submission(file, former | limits)
-        done = operations.set_catalog(session, name, submission)
+    kept = operations.show_schedule(session, name).catalog
+    former = kept.model_dump(exclude={"name", "text", "asked_by"}, exclude_defaults=True) if kept else {}
+    of, submission = read_submission(file, former | limits)
+    done = operations.set_catalog(session, name, submission)
     output.result(done, f"Updated schedule {name}: now submits catalog {of}, {done.digest[:12]}", name)
 
 
 @command("list")
-def list_(output: Output) -> None:
+def list_(session: Session, output: Output) -> None:
     """List schedules with their next run and last result.
 
     Example: reshard schedule list
     """
     found: list[ScheduleRow] = []
     after = ""
-    with connect() as session:
-        while True:
-            # What a service says of its next page goes back to it as it is.
-            query = operations.SchedulesQuery.model_construct(limit=PAGE_MAX, after=after)
-            page = operations.list_schedules(session, query)
-            found += page.schedules
-            if page.next in {None, "", after}:
-                break
-            after = page.next
+    while True:
+        # What a service says of its next page goes back to it as it is.
+        query = operations.SchedulesQuery.model_construct(limit=PAGE_MAX, after=after)
+        page = operations.list_schedules(session, query)
+        found += page.schedules
+        if page.next in {None, "", after}:
+            break
+        after = page.next
     rows = [(seen.name, _next(seen.next, seen.tz), seen.last, succeeded(seen.success)) for seen in found]
     old = [f"schedule {seen.name}: {_outdated(seen)}" for seen in found if seen.outdated]
     text = lines([LIST_HEAD, *rows]) if rows else "No schedules"
@@ -129,13 +129,12 @@ def list_(output: Output) -> None:
 
 
 @command("show")
-def show(name: Name, output: Output) -> None:
+def show(name: Name, session: Session, output: Output) -> None:
     """Show a schedule and its latest runs.
 
     Example: reshard schedule show nightly
     """
-    with connect() as session:
-        seen = operations.show_schedule(session, name)
+    seen = operations.show_schedule(session, name)
     submitted = seen.request or seen.catalog
     assert submitted is not None, "a schedule submits something"
     rows = [
@@ -160,6 +159,7 @@ def next_(
     dry_run: Annotated[
         bool, Option("--dry-run", help="Also show what the schedule would submit now, without submitting it.")
     ] = False,
+    session: Session,
     output: Output,
 ) -> None:
     """Show when a schedule will run next.
@@ -168,9 +168,8 @@ def next_(
 
     Example: reshard schedule next nightly -n 5
     """
-    with connect() as session:
-        seen = operations.show_schedule(session, name)
-        preview = operations.preview_schedule(session, name) if dry_run else None
+    seen = operations.show_schedule(session, name)
+    preview = operations.preview_schedule(session, name) if dry_run else None
     due = [*upcoming(seen.cron, seen.tz, count, seen.next)] if seen.next else []
     text = "\n".join(moment(at, seen.tz) for at in due) or "paused"
     if preview is None:
@@ -181,51 +180,47 @@ def next_(
 
 
 @command("run")
-def run(name: Name, output: Output) -> None:
+def run(name: Name, session: Session, output: Output) -> None:
     """Run a schedule now, in addition to its regular times.
 
     Example: reshard schedule run nightly
     """
-    with connect() as session:
-        done = operations.run_schedule(session, name)
+    done = operations.run_schedule(session, name)
     if done.waits:
         output.waits(done.waits)
     output.result(done, f"Schedule {name}: {outcome_text(done)}", done.job or "")
 
 
 @command("pause")
-def pause(name: Name, output: Output) -> None:
+def pause(name: Name, session: Session, output: Output) -> None:
     """Pause a schedule; jobs it has already started keep running.
 
     Example: reshard schedule pause nightly
     """
-    with connect() as session:
-        done = operations.pause_schedule(session, name)
+    done = operations.pause_schedule(session, name)
     output.result(done, f"Paused schedule {name}", name)
 
 
 @command("resume")
-def resume(name: Name, output: Output) -> None:
+def resume(name: Name, session: Session, output: Output) -> None:
     """Resume a paused schedule.
 
     Times that passed during the pause are skipped.
 
     Example: reshard schedule resume nightly
     """
-    with connect() as session:
-        done = operations.resume_schedule(session, name)
-        tz = operations.show_schedule(session, name).tz
+    done = operations.resume_schedule(session, name)
+    tz = operations.show_schedule(session, name).tz
     output.result(done, f"Resumed schedule {name}: next run {_next(done.next, tz)}", name)
 
 
 @command("remove")
-def remove(name: Name, output: Output) -> None:
+def remove(name: Name, session: Session, output: Output) -> None:
     """Remove a schedule; jobs it has already started keep running.
 
     Example: reshard schedule remove nightly
     """
-    with connect() as session:
-        done = operations.remove_schedule(session, name)
+    done = operations.remove_schedule(session, name)
     output.result(done, f"Removed schedule {name}", name)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from reshard.cli.arguments import read_output, takes, value
+from reshard.cli.arguments import takes, value
 from reshard.cli.output import Output, agrees, lines
 from reshard.cli.web import web_settings
 from reshard.pipeline.request import Priority
@@ -32,7 +32,7 @@ def _settings(log_format: Format | None) -> Settings:
     return settings() if log_format is None else settings().model_copy(update={"log_format": log_format})
 
 
-@takes(output=read_output)
+@takes()
 def up(
     *,
     restart: Annotated[
@@ -131,7 +131,7 @@ def _notes(started: Sequence[str], found: Sequence[str], has_token: bool) -> lis
     return notes
 
 
-@takes(output=read_output)
+@takes()
 def down(output: Output) -> None:
     """Stop everything that `reshard up` started.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Annotated, Any, NamedTuple
 
-from reshard.cli.arguments import PLACE, argument, flag, option, read_options, read_output, sign, takes, value
+from reshard.cli.arguments import PLACE, argument, flag, option, read_options, sign, takes, value
 from reshard.cli.help import OUTPUT
 from reshard.cli.job_text import check_row
 from reshard.cli.output import Output, first, lines
@@ -77,7 +77,7 @@ def read_load(
     )
 
 
-@takes(expected=read_expected, loads=read_load, output=read_output)
+@takes(expected=read_expected, loads=read_load)
 def verify(
     *,
     place: Annotated[str, argument("REPO_OR_DIR", f"The checkpoint: {PLACE}")],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from reshard.cli.arguments import argument, read_output, takes
+from reshard.cli.arguments import argument, takes
 from reshard.cli.output import Output
 from reshard.pipeline.errors import ReshardError
 
@@ -57,7 +57,7 @@ def web(
         serve(queue, partial(Served, queue, settings()), own)
 
 
-@takes(output=read_output)
+@takes()
 def token(
     *,
     name: Annotated[str, argument("NAME", "Name of the token's owner, shown as the submitter of their jobs.")],
