@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from typer import Argument, Option, Typer
 
 from reshard.cli import completion
-from reshard.cli.help import HELP_ALL, OUTPUT, SectionedCommand
+from reshard.cli.help import HELP_ALL, OUTPUT, SectionedCommand, SectionedGroup
 from reshard.cli.output import Output
 from reshard.client.connect import asked_by, connect
 from reshard.client.profiles import PROFILES
@@ -370,11 +370,14 @@ def takes(**readers: Callable[..., Any]) -> Callable[[Command], Command]:
     return wrap
 
 
-def commands(group: Typer) -> Callable[..., Callable[[Command], Command]]:
-    """What makes functions commands of ``group``, each of which ``takes`` what its readers read."""
-    return lambda name, **readers: (
-        lambda function: group.command(name, cls=SectionedCommand)(takes(**readers)(function))
-    )
+def commands(name: str, help: str) -> tuple[Typer, Callable[..., Callable[[Command], Command]]]:
+    """A group of commands, and what makes functions commands of it, each of which ``takes`` what its readers read."""
+    group = Typer(name=name, cls=SectionedGroup, help=help, no_args_is_help=True)
+
+    def command(name: str, **readers: Callable[..., Any]) -> Callable[[Command], Command]:
+        return lambda function: group.command(name, cls=SectionedCommand)(takes(**readers)(function))
+
+    return group, command
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, Parameter]:

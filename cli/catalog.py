@@ -8,11 +8,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Option, Typer
+from typer import Option
 
 from reshard.cli import completion
 from reshard.cli.arguments import argument, commands, read_limits, value
-from reshard.cli.help import SectionedGroup
 from reshard.cli.job_text import moved
 from reshard.cli.output import Output, count, dated, finds_none, first, human_bytes, lasted, lines, succeeded, when
 from reshard.client.connect import connect
@@ -46,10 +45,7 @@ SUBMIT_AGAIN = "fix the file, then run `reshard catalog submit FILE`"
 File = Annotated[Path, argument("FILE", "The catalog (a YAML file).")]
 Name = Annotated[str, argument("NAME", "The catalog's name.", autocompletion=completion.catalogs)]
 
-catalog = Typer(
-    name="catalog", cls=SectionedGroup, help="Reshard many models from one YAML file.", no_args_is_help=True
-)
-command = commands(catalog)
+catalog, command = commands("catalog", "Reshard many models from one YAML file.")
 
 
 def read_catalog(file: Path) -> tuple[str, Catalog]:

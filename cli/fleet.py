@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from typer import Option, Typer
+from typer import Option
 
 from reshard.cli import completion
 from reshard.cli.arguments import argument, commands, takes, value
-from reshard.cli.help import SectionedGroup
 from reshard.cli.output import Output, count, human_bytes, lines, when
 from reshard.cli.queue import fault_text
 from reshard.client.operations import fleet as operations
@@ -32,10 +31,7 @@ Worker = Annotated[
     ),
 ]
 
-fleet = Typer(
-    name="fleet", cls=SectionedGroup, help="Pause or drain workers, and set shared limits.", no_args_is_help=True
-)
-command = commands(fleet)
+fleet, command = commands("fleet", "Pause or drain workers, and set shared limits.")
 
 
 @command("status")

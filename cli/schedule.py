@@ -6,12 +6,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from typer import Option, Typer
+from typer import Option
 
 from reshard.cli import completion
 from reshard.cli.arguments import argument, commands, read_limits, read_request_or_catalog, value
 from reshard.cli.catalog import looked_at, read_submission, would_do
-from reshard.cli.help import SectionedGroup
 from reshard.cli.job_text import options_text
 from reshard.cli.output import Output, human_bytes, lines, succeeded
 from reshard.cli.output import count as count_of
@@ -34,14 +33,7 @@ RUNS_SHOWN = 10  # times; --json has all that are kept
 
 Name = Annotated[str, argument("NAME", "The schedule's name.", autocompletion=completion.schedules)]
 
-
-schedule = Typer(
-    name="schedule",
-    cls=SectionedGroup,
-    help="Submit a job or a catalog on a cron schedule.",
-    no_args_is_help=True,
-)
-command = commands(schedule)
+schedule, command = commands("schedule", "Submit a job or a catalog on a cron schedule.")
 
 
 @command("add", submitted=read_request_or_catalog)
