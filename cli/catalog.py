@@ -8,10 +8,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Option
-
 from reshard.cli import completion
-from reshard.cli.arguments import argument, commands, read_limits, value
+from reshard.cli.arguments import argument, commands, flag, read_limits, value
 from reshard.cli.job_text import moved
 from reshard.cli.output import Output, count, dated, finds_none, first, human_bytes, lasted, lines, succeeded, when
 from reshard.client.connect import connect
@@ -95,7 +93,7 @@ def submit(
     *,
     file: File,
     limits: dict[str, int],
-    watch: Annotated[bool, Option("--watch", help="Follow the catalog, like `reshard catalog watch`.")] = False,
+    watch: Annotated[bool, flag("--watch", "Follow the catalog, like `reshard catalog watch`.")] = False,
     output: Output,
 ) -> None:
     """Queue a catalog's new and changed models.

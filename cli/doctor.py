@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
-
-from reshard.cli.arguments import argument, takes
+from reshard.cli.arguments import argument, flag, takes
 from reshard.cli.layout import show_health
 from reshard.cli.output import Output, count, first, human_bytes, lines
 from reshard.client.models.jobs import Installation, Repository
@@ -29,9 +27,9 @@ def doctor(
         str | None,
         argument("REPO_OR_DIR", "A repository or folder to check (default: this installation and its queue)."),
     ] = None,
-    notify: Annotated[bool, Option("--notify", help="Only send a test notification to the configured hooks.")] = False,
+    notify: Annotated[bool, flag("--notify", "Only send a test notification to the configured hooks.")] = False,
     layout: Annotated[
-        bool, Option("--layout", help="Only check how the layout of a repository's files affects loaders.")
+        bool, flag("--layout", "Only check how the layout of a repository's files affects loaders.")
     ] = False,
     output: Output,
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
@@ -136,27 +136,23 @@ def _used(used: Used) -> tuple[str, ...]:
     return f"{used.jobs:,}", f"{used.failed:,}", *moved, f"{used.calls:,}", lasted(used.worker_seconds)
 
 
-def _limit(metavar: str, help: str) -> Any:
-    return Option(metavar=metavar, help=help, show_default=False)
-
-
 @command("limit")
 def limit(
     *,
     bandwidth: Annotated[
-        str | None, _limit("RATE", "Total bandwidth limit for all copies, such as 200MB/s, or `none`.")
+        str | None, value("RATE", "Total bandwidth limit for all copies, such as 200MB/s, or `none`.")
     ] = None,
     night_bytes: Annotated[
-        str | None, _limit("SIZE", "Limit on data that bulk jobs can read per day, such as 2TB, or `none`.")
+        str | None, value("SIZE", "Limit on data that bulk jobs can read per day, such as 2TB, or `none`.")
     ] = None,
     window: Annotated[
-        str | None, _limit("HOURS", "Hours when bulk jobs can run, such as 22:00-06:00, or `none` for any time.")
+        str | None, value("HOURS", "Hours when bulk jobs can run, such as 22:00-06:00, or `none` for any time.")
     ] = None,
     closed: Annotated[
-        str | None, _limit("HOURS", "Hours when bulk jobs cannot run, such as 08:00-18:00, or `none`.")
+        str | None, value("HOURS", "Hours when bulk jobs cannot run, such as 08:00-18:00, or `none`.")
     ] = None,
     tz: Annotated[
-        str | None, _limit("ZONE", "Time zone for the hours and days, such as Europe/Berlin, or `none` for UTC.")
+        str | None, value("ZONE", "Time zone for the hours and days, such as Europe/Berlin, or `none` for UTC.")
     ] = None,
     session: Session,
     output: Output,

@@ -13,6 +13,7 @@ from reshard.cli.arguments import (
     Choice,
     Verbose,
     argument,
+    flag,
     read_choice,
     read_filter,
     read_request,
@@ -43,7 +44,7 @@ LIST_HEAD = ("JOB", "STATE", "SUBMITTED", "TOOK", "SOURCE -> TARGET")
 
 _JOB = argument("JOB", "A job ID or a unique prefix.", autocompletion=completion.jobs)
 Job = Annotated[str, _JOB]
-Watch = Annotated[bool, Option("--watch", help="Follow the job until it ends; exit with its exit code.")]
+Watch = Annotated[bool, flag("--watch", "Follow the job until it ends; exit with its exit code.")]
 
 
 @takes(request=read_request)
@@ -86,7 +87,7 @@ def submit(
 def status(
     *,
     job: Annotated[str | None, _JOB] = None,
-    report: Annotated[bool, Option("--report", help="Show the details and findings of each check.")] = False,
+    report: Annotated[bool, flag("--report", "Show the details and findings of each check.")] = False,
     output: Output,
 ) -> None:
     """Show a job, or the queue and its workers.
@@ -121,7 +122,7 @@ def list_(
     *,
     filter_: dict[str, Any],
     limit: Annotated[int, Option(metavar="N", min=1, help="Maximum number of jobs to show.")] = LISTED,
-    all_: Annotated[bool, Option("--all", help="Show all jobs.")] = False,
+    all_: Annotated[bool, flag("--all", "Show all jobs.")] = False,
     session: Session,
     output: Output,
 ) -> None:
@@ -222,13 +223,12 @@ def retry(
     choice: Choice,
     anew: Annotated[
         bool,
-        Option(
-            "--anew",
-            help="Plan again from the current source and target; a commit that only needs to be confirmed is kept.",
+        flag(
+            "--anew", "Plan again from the current source and target; a commit that only needs to be confirmed is kept."
         ),
     ] = False,
     overwrite: Annotated[
-        bool, Option("--overwrite", help="Plan again, and replace target files that others have added or changed.")
+        bool, flag("--overwrite", "Plan again, and replace target files that others have added or changed.")
     ] = False,
     follow_it: Watch = False,
     output: Output,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from reshard.cli import completion
-from reshard.cli.arguments import argument, commands, read_limits, read_request_or_catalog, value
+from reshard.cli.arguments import argument, commands, flag, read_limits, read_request_or_catalog, value
 from reshard.cli.catalog import looked_at, read_submission, would_do
 from reshard.cli.job_text import options_text
 from reshard.cli.output import Output, human_bytes, lines, succeeded
@@ -149,7 +149,7 @@ def next_(
     name: Name,
     count: Annotated[int, Option("--count", "-n", metavar="N", min=1, max=1000, help="Number of times to show.")] = 1,
     dry_run: Annotated[
-        bool, Option("--dry-run", help="Also show what the schedule would submit now, without submitting it.")
+        bool, flag("--dry-run", "Also show what the schedule would submit now, without submitting it.")
     ] = False,
     session: Session,
     output: Output,

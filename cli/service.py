@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from typer import Option
-
-from reshard.cli.arguments import takes, value
+from reshard.cli.arguments import flag, takes, value
 from reshard.cli.output import Output, agrees, lines
 from reshard.cli.web import web_settings
 from reshard.pipeline.request import Priority
@@ -35,9 +33,7 @@ def _settings(log_format: Format | None) -> Settings:
 @takes()
 def up(
     *,
-    restart: Annotated[
-        bool, Option("--restart", help="Replace a worker or control process that is stopped or hung.")
-    ] = False,
+    restart: Annotated[bool, flag("--restart", "Replace a worker or control process that is stopped or hung.")] = False,
     log_format: LogFormat = None,
     output: Output,
 ) -> None:
@@ -150,19 +146,10 @@ def down(output: Output) -> None:
 
 def worker(
     concurrency: Annotated[
-        int | None,
-        Option(
-            metavar="N",
-            min=1,
-            max=64,
-            help="Number of copies to run at once (default: RESHARD_CONCURRENCY).",
-            show_default=False,
-        ),
+        int | None, value("N", "Number of copies to run at once (default: RESHARD_CONCURRENCY).", min=1, max=64)
     ] = None,
-    priority: Annotated[
-        Priority | None, Option(help="Accept only jobs with this priority (default: both).", show_default=False)
-    ] = None,
-    until_idle: Annotated[bool, Option("--until-idle", help="Exit when no jobs are left (for batch systems).")] = False,
+    priority: Annotated[Priority | None, value(None, "Accept only jobs with this priority (default: both).")] = None,
+    until_idle: Annotated[bool, flag("--until-idle", "Exit when no jobs are left (for batch systems).")] = False,
     log_format: LogFormat = None,
 ) -> None:
     """Run a worker in the foreground.

@@ -6,9 +6,7 @@ import sys
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from typer import Option
-
-from reshard.cli.arguments import argument, takes
+from reshard.cli.arguments import argument, flag, takes, value
 from reshard.cli.output import Output
 from reshard.pipeline.errors import ReshardError
 
@@ -26,14 +24,9 @@ def web_settings() -> WebSettings:
 
 
 def web(
-    address: Annotated[
-        str | None, Option(metavar="ADDRESS", help="Address to listen on (default: RESHARD_WEB_ADDRESS).")
-    ] = None,
+    address: Annotated[str | None, value("ADDRESS", "Address to listen on (default: RESHARD_WEB_ADDRESS).")] = None,
     port: Annotated[
-        int | None,
-        Option(
-            metavar="PORT", min=1, max=65535, help="Port to listen on (default: RESHARD_WEB_PORT).", show_default=False
-        ),
+        int | None, value("PORT", "Port to listen on (default: RESHARD_WEB_PORT).", min=1, max=65535)
     ] = None,
 ) -> None:
     """Serve the web page and the API.
@@ -61,9 +54,7 @@ def web(
 def token(
     *,
     name: Annotated[str, argument("NAME", "Name of the token's owner, shown as the submitter of their jobs.")],
-    act: Annotated[
-        bool, Option("--act", help="Grant write access (submit, cancel and edit), not just read access.")
-    ] = False,
+    act: Annotated[bool, flag("--act", "Grant write access (submit, cancel and edit), not just read access.")] = False,
     output: Output,
 ) -> None:
     """Create a token for the web page and the API.
