@@ -9,8 +9,7 @@ from typer import Option
 
 from reshard.cli import completion
 from reshard.cli.arguments import argument, commands, takes, value
-from reshard.cli.output import Output, count, human_bytes, lines, when
-from reshard.cli.queue import fault_text
+from reshard.cli.output import Output, count, dated, human_bytes, lines, when
 from reshard.client.operations import fleet as operations
 from reshard.client.operations.table import Session, read
 from reshard.client.queue import START, bulk_text, moment, pause_text, state_text
@@ -45,9 +44,11 @@ def status(session: Session, output: Output) -> None:
     rows += [(one.kind, one.says) for one in seen.silent]
     table = list[Sequence[str]]()
     for worker in seen.workers:
-        faults = [fault_text(seen.resting[worker.name])] if worker.name in seen.resting else []
-        now, copies = "; ".join((*faults, *worker.at)), f"{worker.concurrency:,}"
-        table.append((worker.name, state_text(worker.state), when(worker.started), copies, worker.version, now))
+        now, copies = [*worker.at], f"{worker.concurrency:,}"
+        if fault := seen.resting.get(worker.name):
+            now.insert(0, f"paused itself on {dated(fault.since)}: {fault.message} ({fault.hint})")
+        row = worker.name, state_text(worker.state), when(worker.started), copies, worker.version, "; ".join(now)
+        table.append(row)
     if not table and "worker" not in {one.kind for one in seen.silent}:
         rows.append(("worker", f"not running: {START.format('worker')}"))
     text = "\n".join([lines(rows), *(["", lines([WORKERS_HEAD, *table])] if table else [])])

@@ -20,14 +20,13 @@ from reshard.cli.arguments import (
     takes,
 )
 from reshard.cli.job_text import describe, now_text, report_text, took, undone
-from reshard.cli.output import Output, agrees, count, lines, some, when
-from reshard.cli.queue import process_text
+from reshard.cli.output import Output, agrees, count, dated, lines, some, when
 from reshard.client import PAGE_MAX
 from reshard.client.connect import connect
 from reshard.client.facts import into
 from reshard.client.operations import jobs as operations
 from reshard.client.operations.table import Session, read
-from reshard.client.queue import missing
+from reshard.client.queue import missing, state_text, worker_state
 from reshard.pipeline.arguments import ACCESS
 from reshard.pipeline.errors import UsageError
 from reshard.pipeline.places import parse_place
@@ -35,7 +34,7 @@ from reshard.pipeline.request import Priority, Request
 from reshard.worker.queue.states import CANCELLABLE, ENDED, JobState
 
 if TYPE_CHECKING:
-    from reshard.client.models.jobs import Acted, Deleted, JobNow, JobsPage
+    from reshard.client.models.jobs import Acted, Deleted, JobNow, JobsPage, ProcessNow
 
     D = TypeVar("D", Acted, Deleted)
 
@@ -110,11 +109,20 @@ def status(
 def _show_service(session: Session, output: Output) -> None:
     seen = operations.service(session)
     rows = [("broker", seen.broker), *([("waiting", seen.waits)] if seen.waits else [])]
-    rows += [(process.kind, process_text(process)) for process in seen.processes]
+    rows += [(process.kind, _process_text(process)) for process in seen.processes]
     rows += [(one.kind, one.says) for one in seen.silent]
     rows += [(kind, "not running") for kind in missing({process.kind for process in [*seen.processes, *seen.silent]})]
     rows.append(("jobs", ", ".join(f"{number:,} {state}" for state, number in seen.jobs.items()) or "none"))
     output.result(seen, lines(rows))
+
+
+def _process_text(process: ProcessNow) -> str:
+    """A process by its name, with a worker's state, and since when it runs."""
+    text = f"version {process.version}, started {dated(process.started)}"
+    if process.kind == "worker":
+        state = state_text(worker_state(process, process.drained, process.resting))
+        text = f"{state}, up to {count(process.concurrency, 'copy')} at a time, {text}"
+    return f"{process.name}: {text}"
 
 
 @takes(filter_=read_filter)

@@ -202,7 +202,7 @@ ROOMS = {
         {"run", "plan", "verify", "audit", "provenance", "doctor", "jobs", "schedule", "fleet", "service", "ping"},
         {"catalog", "web"},
         {"watch", "layout"},
-        {"queue", "plan_text", "devices"},
+        {"plan_text", "devices"},
         {"job_text"},
         {"arguments", "progress"},
         {"errors", "completion"},
