@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 from typer import Abort, Option
 
@@ -24,7 +24,9 @@ from reshard.cli.output import Output, agrees, count, dated, lines, some, when
 from reshard.client import PAGE_MAX
 from reshard.client.connect import connect
 from reshard.client.facts import into
+from reshard.client.models.jobs import Acted, Deleted, JobNow, JobsPage, ProcessNow
 from reshard.client.operations import jobs as operations
+from reshard.client.operations.jobs import RETRIABLE
 from reshard.client.operations.table import Session, read
 from reshard.client.queue import missing, state_text, worker_state
 from reshard.pipeline.arguments import ACCESS
@@ -33,10 +35,7 @@ from reshard.pipeline.places import parse_place
 from reshard.pipeline.request import Priority, Request
 from reshard.worker.queue.states import CANCELLABLE, ENDED, JobState
 
-if TYPE_CHECKING:
-    from reshard.client.models.jobs import Acted, Deleted, JobNow, JobsPage, ProcessNow
-
-    D = TypeVar("D", Acted, Deleted)
+D = TypeVar("D", Acted, Deleted)
 
 LISTED = 20  # jobs; a screenful
 LIST_HEAD = ("JOB", "STATE", "SUBMITTED", "TOOK", "SOURCE -> TARGET")
@@ -216,7 +215,7 @@ def cancel(*, choice: Choice, session: Session, output: Output) -> None:
     Example: reshard cancel --state queued --catalog nightly
     """
     if (job := _only(choice)) is None:
-        _each(session, choice, output, CANCEL, operations.cancel_jobs)
+        _each(session, choice, output, CANCEL)
         return
     done = operations.cancel(session, job)
     text = f"Job {done.id} was already cancelled"
@@ -251,7 +250,7 @@ def retry(
         raise UsageError(what="--watch requires exactly one job")
     with connect() as session:
         if job is None:
-            _each(session, choice, output, RETRY, operations.retry_jobs, how)
+            _each(session, choice, output, RETRY, **how)
             return
         done = operations.retry(session, job, operations.Again(**how))
         if done.waits:
@@ -268,28 +267,20 @@ def _only(choice: Choice) -> str | None:
     return choice.jobs[0] if len(choice.jobs) == 1 and not choice.dry_run else None
 
 
-def _each(
-    session: Session,
-    choice: Choice,
-    output: Output,
-    act: Act,
-    do: Callable[[Session, Any], Acted],
-    how: dict[str, bool] | None = None,
-) -> None:
-    """``do`` what ``act`` is to several jobs; raises the error of the first that it cannot be done to, after all."""
-    *_, done = _looks(
-        choice, output, act, lambda fields: do(session, read(act.body, fields | (how or {}), "the options"))
-    )
+def _each(session: Session, choice: Choice, output: Output, act: Act[Acted], **how: bool) -> None:
+    """``act`` on several jobs; raises the error of the first that it cannot be done to, after all."""
+    _, done = _looks(session, choice, output, act, **how)
     for refused in done.refused:
         output.say(f"job {refused.id}: {refused.error.message}")
-    output.result(done, _done_text(act, done.ids, done.dry_run), "\n".join(done.ids))
+    output.result(done, _done_text(act, done), "\n".join(done.ids))
     if done.refused:
         raise done.refused[0].error.error()
 
 
-class Act(NamedTuple):
+class Act(NamedTuple, Generic[D]):
     """What can be done to several jobs."""
 
+    do: Callable[[Session, Any], D]
     verb: str
     past: str
     states: frozenset[JobState]  # of jobs that it can be done to
@@ -297,21 +288,32 @@ class Act(NamedTuple):
     body: type[operations.Chosen] = operations.Chosen
 
 
-CANCEL = Act("cancel", "cancelled", CANCELLABLE, "these jobs have ended, or their commit is in progress")
-RETRY = Act("retry", "retried", operations.RETRIABLE, "these jobs cannot be retried", operations.ChosenAgain)
-DELETE = Act("delete", "deleted", ENDED, "these jobs have not ended; run `reshard cancel` first")
+CANCEL = Act(
+    operations.cancel_jobs, "cancel", "cancelled", CANCELLABLE, "these jobs have ended, or their commit is in progress"
+)
+RETRY = Act(
+    operations.retry_jobs, "retry", "retried", RETRIABLE, "these jobs cannot be retried", operations.ChosenAgain
+)
+DELETE = Act(
+    operations.delete_jobs, "delete", "deleted", ENDED, "these jobs have not ended; run `reshard cancel` first"
+)
 
 
-def _looks(choice: Choice, output: Output, act: Act, do: Callable[[dict[str, Any]], D]) -> list[D]:
-    """What ``do`` answers: for jobs that are chosen a trial, and what was done once whoever chose them agreed.
+def _looks(session: Session, choice: Choice, output: Output, act: Act[D], **how: bool) -> tuple[D, D]:
+    """The first and the last answer: for jobs that are chosen of a trial, and of what was done once someone agreed.
 
     Raises UsageError, and Abort.
     """
     if wrong := sorted({*choice.fields.get("state", ())} - act.states):
         raise UsageError(what=f"--state {wrong[0]}: {act.else_}")
+
+    def do(fields: dict[str, Any]) -> D:
+        return act.do(session, read(act.body, fields | how, "the options"))
+
     fields = {"jobs": choice.jobs} if choice.jobs else choice.fields
     if choice.jobs or choice.dry_run or choice.yes:
-        return [do(fields | {"dry_run": choice.dry_run})]
+        done = do(fields | {"dry_run": choice.dry_run})
+        return done, done
     trial = do(fields | {"dry_run": True})
     jobs = count(len(trial.ids), "job")
     if trial.ids:
@@ -320,13 +322,13 @@ def _looks(choice: Choice, output: Output, act: Act, do: Callable[[dict[str, Any
         if not agrees(f"{act.verb.capitalize()} {jobs}?"):
             output.say("Nothing changed")
             raise Abort
-    return [trial, do({"jobs": trial.ids})]
+    return trial, do({"jobs": trial.ids})
 
 
-def _done_text(act: Act, ids: Sequence[str], dry_run: bool) -> str:
-    more = "\nMore jobs may match; run the command again" if len(ids) >= operations.CHOSEN_MAX else ""
-    did = f"Would {act.verb}" if dry_run else act.past.capitalize()
-    return f"{did} {count(len(ids), 'job')}{': ' if ids else ''}{some(ids)}{more}"
+def _done_text(act: Act[D], done: D) -> str:
+    more = "\nMore jobs may match; run the command again" if len(done.ids) >= operations.CHOSEN_MAX else ""
+    did = f"Would {act.verb}" if done.dry_run else act.past.capitalize()
+    return f"{did} {count(len(done.ids), 'job')}{': ' if done.ids else ''}{some(done.ids)}{more}"
 
 
 @takes()
@@ -365,14 +367,9 @@ def delete(*, choice: Choice, session: Session, output: Output) -> None:
 
     Example: reshard delete --state failed --state cancelled --older-than 7d
     """
-    looks = _looks(
-        choice,
-        output,
-        DELETE,
-        lambda fields: operations.delete_jobs(session, read(DELETE.body, fields, "the options")),
-    )
-    done = looks[-1].model_copy(update={"kept": looks[0].kept})
-    text = _done_text(DELETE, done.ids, done.dry_run)
+    first, done = _looks(session, choice, output, DELETE)
+    done = done.model_copy(update={"kept": first.kept})
+    text = _done_text(DELETE, done)
     if done.kept:
         text += f"\nKept {count(len(done.kept), 'job')} until {operations.AWAITED}: {some(done.kept)}"
     output.result(done, text, "\n".join(done.ids))
