@@ -105,8 +105,7 @@ def submit(
     name, submission = read_submission(file, limits)
     with connect() as session:
         done = operations.submit_catalog(session, submission)
-        if done.waits:
-            output.waits(done.waits)
+        output.waits(done.waits)
         now_uses = f"now uses these limits ({count(submission.at_once, 'job')} at a time)"
         text = f"Catalog {name} is already running and {now_uses}" if done.existed else f"Submitted catalog {name}"
         for schedule in done.outdated_schedules:
@@ -126,8 +125,7 @@ def watch(name: Name, session: Session, output: Output) -> None:
 
     Example: reshard catalog watch mirror
     """
-    if waits := operations.show_progress(session, name).waits:
-        output.waits(waits)
+    output.waits(operations.show_progress(session, name).waits)
     _follow(session, name, output)
 
 

@@ -72,8 +72,7 @@ def submit(
     if folders := [str(place) for place in places if place and place.local]:
         where = f"{' and '.join(folders)} {'is' if len(folders) == 1 else 'are'} resolved on the worker"
         output.say(f"warning: {where}, within its RESHARD_ALLOWED_FOLDERS; for local folders, use `reshard run`")
-    if done.waits:
-        output.waits(done.waits)
+    output.waits(done.waits)
     output.result(done, text, job)
     if watch:
         from reshard.cli.watch import follow  # which a client that only submits need not wait for
@@ -253,8 +252,7 @@ def retry(
             _each(session, choice, output, RETRY, **how)
             return
         done = operations.retry(session, job, operations.Again(**how))
-        if done.waits:
-            output.waits(done.waits)
+        output.waits(done.waits)
         output.result(done, f"Retrying job {done.id} (was {done.was})", done.id)
         if follow_it:
             from reshard.cli.watch import follow

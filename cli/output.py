@@ -64,9 +64,10 @@ class Output:
         if self.human:
             show(sys.stderr, text)
 
-    def waits(self, why: str) -> None:
-        """Why what was asked for does not start yet."""
-        self.say(f"waiting: {why}")
+    def waits(self, why: str | None) -> None:
+        """Why what was asked for does not start yet, if anything keeps it."""
+        if why:
+            self.say(f"waiting: {why}")
 
 
 def agrees(question: str) -> bool:

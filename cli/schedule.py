@@ -178,8 +178,7 @@ def run(name: Name, session: Session, output: Output) -> None:
     Example: reshard schedule run nightly
     """
     done = operations.run_schedule(session, name)
-    if done.waits:
-        output.waits(done.waits)
+    output.waits(done.waits)
     output.result(done, f"Schedule {name}: {outcome_text(done)}", done.job or "")
 
 
