@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from reshard.cli.arguments import argument, takes, value
 from reshard.cli.catalog import read_catalog
-from reshard.cli.output import Output, count, lines
+from reshard.cli.output import Output, count, lines, write
 from reshard.cli.progress import bar
 from reshard.client.audit_report import page, report_of, require_pages, summary
 from reshard.client.models.audits import Audit, AuditedModel
-from reshard.pipeline.errors import AuditFailed, FolderNotWritable, UsageError
+from reshard.pipeline.errors import AuditFailed, UsageError
 from reshard.pipeline.limits import AUDIT_JOBS, JOBS_MAX
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def audit(
         models = audit_all(subjects, context, jobs, wanted, progress)
     found = report_of(what, against, models, sum(call.on_hub for call in calls))
     if html:
-        _write(html, page(found))
+        write(html, page(found))
     failed = [entry for entry in found.entries if entry.severity in {"critical", "error"}]
     output.listing([found], _text(found), [entry.place for entry in failed])
     if failed:
@@ -108,13 +108,6 @@ def _subjects(what: str, against: str | None, context: Context) -> list[Subject]
 
 def _is_catalog(typed: str) -> bool:
     return typed.endswith((".yaml", ".yml")) or Path(typed).expanduser().is_file()
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise FolderNotWritable(path=str(file), why=error.strerror or str(error)) from error
 
 
 def _text(found: Audit) -> str:

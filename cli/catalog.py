@@ -11,7 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 from reshard.cli import completion
 from reshard.cli.arguments import argument, commands, flag, read_limits, value
 from reshard.cli.job_text import moved
-from reshard.cli.output import Output, count, dated, finds_none, first, human_bytes, lasted, lines, succeeded, when
+from reshard.cli.output import (
+    Output,
+    count,
+    dated,
+    finds_none,
+    first,
+    human_bytes,
+    lasted,
+    lines,
+    succeeded,
+    when,
+    write,
+)
 from reshard.client.connect import connect
 from reshard.client.models.catalogs import CatalogChecked
 from reshard.client.operations import catalogs as operations
@@ -19,14 +31,7 @@ from reshard.client.operations.catalogs import Submission
 from reshard.client.operations.table import Session, read
 from reshard.client.queue import open_queue
 from reshard.client.text import remaining
-from reshard.pipeline.errors import (
-    CatalogFailed,
-    CatalogState,
-    EntriesWrong,
-    FolderNotWritable,
-    NoBroker,
-    UsageError,
-)
+from reshard.pipeline.errors import CatalogFailed, CatalogState, EntriesWrong, NoBroker, UsageError
 from reshard.worker.followers.records import IN_FILE, TURNS
 
 if TYPE_CHECKING:
@@ -178,10 +183,7 @@ def status(
     if report:
         from reshard.client.catalog_report import markdown
 
-        try:
-            report.write_text(markdown(seen), encoding="utf-8")
-        except OSError as error:
-            raise FolderNotWritable(path=str(report), why=error.strerror or str(error)) from error
+        write(report, markdown(seen))
         rows.append(("report", f"written to {report}"))
     output.result(seen, lines(rows), seen.state)
 

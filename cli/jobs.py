@@ -9,16 +9,7 @@ from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 from typer import Abort, Option
 
 from reshard.cli import completion
-from reshard.cli.arguments import (
-    Choice,
-    Verbose,
-    argument,
-    flag,
-    read_choice,
-    read_filter,
-    read_request,
-    takes,
-)
+from reshard.cli.arguments import Choice, Verbose, argument, flag, read_choice, read_filter, read_request, takes
 from reshard.cli.job_text import describe, now_text, report_text, took, undone
 from reshard.cli.output import Output, agrees, count, dated, lines, some, when
 from reshard.client import PAGE_MAX

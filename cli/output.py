@@ -10,12 +10,14 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, TextIO
 
 from reshard.cli.help import as_typed
 from reshard.client import SCHEMA
 from reshard.client import text as figures
+from reshard.pipeline.errors import FolderNotWritable
 from reshard.pipeline.text import printable, printable_json, printable_lines
 
 if TYPE_CHECKING:
@@ -128,6 +130,14 @@ def _hanging(row: str, width: int) -> list[str]:
     text = row.lstrip()
     indent = row[: len(row) - len(text)]
     return [row] if len(row) <= width else _broken(text, width, indent, f"{indent}  ")
+
+
+def write(file: Path, text: str) -> None:
+    """Raises FolderNotWritable."""
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise FolderNotWritable(path=str(file), why=error.strerror or str(error)) from error
 
 
 def json_line(data: Mapping[str, Any]) -> str:
