@@ -11,26 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from reshard.cli import completion
 from reshard.cli.arguments import argument, commands, flag, read_limits, value
 from reshard.cli.job_text import moved
-from reshard.cli.output import (
-    Output,
-    count,
-    dated,
-    finds_none,
-    first,
-    human_bytes,
-    lasted,
-    lines,
-    succeeded,
-    when,
-    write,
-)
+from reshard.cli.output import Output, count, dated, first, human_bytes, lasted, lines, succeeded, when, write
 from reshard.client.connect import connect
 from reshard.client.models.catalogs import CatalogChecked
 from reshard.client.operations import catalogs as operations
 from reshard.client.operations.catalogs import Submission
 from reshard.client.operations.table import Session, read
 from reshard.client.queue import open_queue
-from reshard.client.text import remaining
+from reshard.client.text import finds_none, remaining
 from reshard.pipeline.errors import CatalogFailed, CatalogState, EntriesWrong, NoBroker, UsageError
 from reshard.worker.followers.records import IN_FILE, TURNS
 

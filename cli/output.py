@@ -213,4 +213,4 @@ def succeeded(moment: float | None) -> str:
 
 
 # What the page says in the same words.
-count, finds_none, human_bytes, lasted = figures.count, figures.finds_none, figures.human_bytes, figures.lasted
+count, human_bytes, lasted = figures.count, figures.human_bytes, figures.lasted
