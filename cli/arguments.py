@@ -8,12 +8,11 @@ from __future__ import annotations
 import inspect
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_origin
+from typing import Annotated, Any, NamedTuple, TypeVar, get_origin
 
 from pydantic import BaseModel
 from typer import Argument, Option, Typer
@@ -244,8 +243,9 @@ def read_request_or_catalog(**typed: Any) -> Request | tuple[Path, dict[str, int
     """``read_request``, or a catalog's file with its limits; raises UsageError, which names what is in excess."""
     request = {name: typed[name] for name in _REQUEST}
     limits = {name: typed[name] for name in _LIMITS}
-    given = [_typed_as(name) for name, value in request.items() if value not in (None, [], _REQUEST[name].default)]
-    limited = [_typed_as(name) for name, value in limits.items() if value is not None]
+    given = [name for name, value in request.items() if value not in (None, [], _REQUEST[name].default)]
+    given = ["SRC" if name == "source" else as_option(name.rstrip("_")) for name in given]
+    limited = [as_option(name) for name, value in limits.items() if value is not None]
     if typed["catalog"] is not None:
         if given:
             raise UsageError(what=f"--catalog FILE defines the whole submission; remove {', '.join(given)}")
@@ -277,8 +277,7 @@ def read_filter(
     return {name: value for name, value in typed.items() if value}
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """Jobs that are named, or the fields of ``Chosen`` that choose them."""
 
     jobs: list[str]
@@ -317,11 +316,6 @@ def parse_age(text: str, option: str) -> float:
     if (match := re.fullmatch(r"(\d{1,9}) ?(min|h|d|w)", text.strip(), re.ASCII)) is None:
         raise UsageError(what=f"{option} {text}: invalid duration; use a value such as 30min, 12h, 7d or 4w")
     return float(match[1]) * _SECONDS[match[2]]
-
-
-def _typed_as(parameter: str) -> str:
-    """What a person types for it."""
-    return "SRC" if parameter == "source" else f"--{parameter.rstrip('_').replace('_', '-')}"
 
 
 # ------------------------------------------------------------------------------------- from signatures to options
@@ -384,26 +378,23 @@ def _parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
     return dict(inspect.signature(function, eval_str=True).parameters)
 
 
-def sign(function: Any, parameters: list[Parameter]) -> None:
-    """Sets what ``inspect.signature`` says of the function; Typer makes a command's options of it."""
-    function.__signature__ = Signature([p.replace(kind=Parameter.KEYWORD_ONLY) for p in parameters])
+def sign(function: Any, more: Iterable[Parameter]) -> None:
+    """Sets what ``inspect.signature`` says, of which Typer makes options: ``more`` in place of the function's keywords."""
+    own = [p for p in _parameters(function).values() if p.kind is not Parameter.VAR_KEYWORD]
+    function.__signature__ = Signature([p.replace(kind=Parameter.KEYWORD_ONLY) for p in (*own, *more)])
 
 
-def _optional(parameter: Parameter, help: str | None = None) -> Parameter:
+def _optional(parameter: Parameter, info: Any = None) -> Parameter:
     """The same, but it may be left out."""
-    (info,) = parameter.annotation.__metadata__
-    info = Option("--to", metavar="DST", help=help, show_default=False) if help else info
+    info = info or parameter.annotation.__metadata__[0]
     return parameter.replace(default=None, annotation=Annotated[str | None, info])
 
 
-_choice = [p for p in _parameters(read_choice).values() if p.kind is not Parameter.VAR_KEYWORD]
-sign(read_choice, [*_choice, *_parameters(read_filter).values()])
-_own = [p for p in _parameters(read_request).values() if p.kind is not Parameter.VAR_KEYWORD]
-_named = [name for name in Options.model_fields if _TYPED_OTHERWISE.get(name, name)]
-sign(read_request, [*_own, *map(option, _named)])
+sign(read_choice, _parameters(read_filter).values())
+sign(read_request, (option(name) for name in Options.model_fields if _TYPED_OTHERWISE.get(name, name)))
 _REQUEST, _LIMITS = _parameters(read_request), _parameters(read_limits)
-_plan = _REQUEST | {"to": _optional(_REQUEST["to"], "The target; without it, plan only how SRC would be split.")}
-sign(read_plan, list(_plan.values()))
+_to = _optional(_REQUEST["to"], value("DST", "The target; without it, plan only how SRC would be split.", "--to"))
+sign(read_plan, (_REQUEST | {"to": _to}).values())
 _file = Annotated[Path | None, value("FILE", "Submit this catalog instead of SRC.")]
 _either = _REQUEST | {name: _optional(_REQUEST[name]) for name in ("source", "to")}
 _either["catalog"] = Parameter("catalog", Parameter.KEYWORD_ONLY, default=None, annotation=_file)

@@ -36,7 +36,7 @@ def read_expected(**typed: Any) -> Expected:
 
 
 EXPECTED = [name for name in Options.model_fields if Options.declared(name).expect]
-sign(read_expected, [option(name, Options.declared(name).expect, AGAINST) for name in EXPECTED])
+sign(read_expected, (option(name, Options.declared(name).expect, AGAINST) for name in EXPECTED))
 
 
 def read_load(
