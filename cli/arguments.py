@@ -379,7 +379,7 @@ def _parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
 
 
 def sign(function: Any, more: Iterable[Parameter]) -> None:
-    """Sets what ``inspect.signature`` says, of which Typer makes options: ``more`` in place of the function's keywords."""
+    """Has ``inspect.signature``, of which Typer makes options, say ``more`` in place of the function's keywords."""
     own = [p for p in _parameters(function).values() if p.kind is not Parameter.VAR_KEYWORD]
     function.__signature__ = Signature([p.replace(kind=Parameter.KEYWORD_ONLY) for p in (*own, *more)])
 

@@ -294,14 +294,13 @@ def _counts(seen: models.Catalog | CatalogNow, active: int) -> str:
 
 def _standings(name: str, wanted: Sequence[Wanted]) -> Sequence[Standing] | None:
     """How each model stands against the last job that carried it out; None without a broker, which alone knows."""
-    from reshard.worker.followers.records import entry_of
     from reshard.worker.settings import settings
 
     if settings().api_url is not None:
         return None
     try:
         with open_queue() as queue:
-            return queue.catalogs.standings(name, map(entry_of, wanted))
+            return operations.standings(queue, name, wanted)
     except NoBroker:
         return None
 

@@ -56,7 +56,9 @@ def _run(command: Callable[[], Any], as_json: bool, name: str) -> int:
             sys.stderr.write(f"{what}\n")
             return UsageError.exit_code
         path = context.command_path if context else name
-        error = _known(typed, path, sys.argv[1:]) or _mistyped(what, path)
+        # typer has pydantic check what is typed, choices and our own parsers alike, and passes this prefix of its on.
+        what = what.replace(": Value error, ", ": ").removesuffix(".")
+        error = _known(typed, path, sys.argv[1:]) or UsageError(what=what, command=path)
     except Exception as unknown:  # noqa: BLE001 -- the last line of defence: no traceback on a person's terminal
         error = ReshardError(what=f"{type(unknown).__name__}: {unknown} (traceback {_kept(unknown, name)})")
     if as_json:
@@ -94,11 +96,6 @@ def _known(typed: TyperException, command: str, words: Sequence[str]) -> UsageEr
         why = f"your shell split this into two arguments; remove the space ({size[2].replace(' ', '')})"
         return BadSize(option=size[1], value=size[2], why=why)
     return None
-
-
-def _mistyped(what: str, command: str) -> UsageError:
-    # typer has pydantic check what is typed, choices and our own parsers alike, and passes this prefix of its on.
-    return UsageError(what=what.replace(": Value error, ", ": ").removesuffix("."), command=command)
 
 
 def _meant(error: ReshardError, typed: Sequence[str]) -> str:

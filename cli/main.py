@@ -91,7 +91,6 @@ class _Reshard(SectionedGroup):
 app = Typer(
     name="reshard",
     cls=_Reshard,
-    help="Change how a model's weights are split into files, and nothing else.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

@@ -19,7 +19,6 @@ from reshard.pipeline.request import Request
 if TYPE_CHECKING:
     from reshard.pipeline.planning.model import Plan
     from reshard.pipeline.protocols import Source
-    from reshard.pipeline.reshard import Report
 
 
 @takes(request=read_request)
@@ -31,6 +30,7 @@ def run(*, request: Request, jobs: Jobs = None, verbose: Verbose = False, output
     Example: reshard run openai-community/gpt2 --to ./gpt2-200MB --size 200MB
     """
     from reshard.pipeline import reshard
+    from reshard.pipeline.planning.estimate import forecast
     from reshard.pipeline.planning.model import weight_files
     from reshard.pipeline.stores.connect import Context, own_limiters
     from reshard.pipeline.stores.heap import reuse_blocks
@@ -50,7 +50,15 @@ def run(*, request: Request, jobs: Jobs = None, verbose: Verbose = False, output
             if checks := Problem.model_validate(error).checks():
                 shown.say(checks_text(checks))
             raise
-    done, plan = finished(request, report, time.monotonic() - view.started), report.plan
+    plan = report.plan
+    done = Finished.of(
+        report,
+        state="done",
+        target=str(request.target),
+        source_bytes=source_bytes(() if plan.published else (file.path for file in plan.files), report.attested),
+        moved=Moved.of(report.moved, expected=forecast(plan).uploaded),
+        seconds=round(time.monotonic() - view.started, 3),
+    )
     size = sum(shard.size for shard in plan.shards)
     text = ended(done, request, weight_files(plan), size, plan.changes_source, verbose)
     output.result(done, text, done.published.commit)
@@ -122,18 +130,3 @@ class View:
             self._bar.show(self._phases["copy"], self._done, self._total, (self._files, self._shards))
         else:
             self._bar.show(self._phases[self._step])
-
-
-def finished(request: Request, report: Report, seconds: float) -> Finished:
-    """How a run ended."""
-    from reshard.pipeline.planning.estimate import forecast
-
-    read = () if report.plan.published else (file.path for file in report.plan.files)
-    return Finished.of(
-        report,
-        state="done",
-        target=str(request.target),
-        source_bytes=source_bytes(read, report.attested),
-        moved=Moved.of(report.moved, expected=forecast(report.plan).uploaded),
-        seconds=round(seconds, 3),
-    )
