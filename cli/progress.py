@@ -20,17 +20,17 @@ GAPS = 3  # columns between phase, bar and figures, and one at the end
 LINE_EVERY = 10.0  # seconds between plain lines; a log wants few, and a person some sign of life
 
 
+Files = tuple[int, int]  # that are written, of how many
+
+
 class Bar(ExitStack):
     """Shows progress, and here nothing at all.
 
-    ``done`` and ``total`` count bytes of the weights, and ``files`` is how many of how many files are written; zeros
-    where a phase has none. What is done is never shown as more than all. ``figures`` are words for what is done where
-    something else is counted.
+    ``done`` and ``total`` count bytes of the weights, and are zero, as ``files`` are, where a phase has none. What is
+    done is never shown as more than all. ``figures`` are words for what is done where something else is counted.
     """
 
-    def show(
-        self, phase: str, done: int = 0, total: int = 0, files: tuple[int, int] = (0, 0), figures: str = ""
-    ) -> None:
+    def show(self, phase: str, done: int = 0, total: int = 0, files: Files = (0, 0), figures: str = "") -> None:
         """``phase`` is at work, and those shown before it are over."""
 
     def waits(self, why: str) -> None:
@@ -74,9 +74,7 @@ class _Terminal(Bar):
         self._why = ""
         self.enter_context(self._progress)
 
-    def show(
-        self, phase: str, done: int = 0, total: int = 0, files: tuple[int, int] = (0, 0), figures: str = ""
-    ) -> None:
+    def show(self, phase: str, done: int = 0, total: int = 0, files: Files = (0, 0), figures: str = "") -> None:
         done = min(done, total)
         if phase != self._phase:
             if self._phase:
@@ -133,9 +131,7 @@ class _Lines(Bar):
         self._timer: Timer | None = None  # tells what nobody comes back to tell
         self.callback(self._stop)
 
-    def show(
-        self, phase: str, done: int = 0, total: int = 0, files: tuple[int, int] = (0, 0), figures: str = ""
-    ) -> None:
+    def show(self, phase: str, done: int = 0, total: int = 0, files: Files = (0, 0), figures: str = "") -> None:
         done = min(done, total)
         with self._lock:
             if phase != self._phase:
@@ -191,7 +187,7 @@ class _Rate:
     def seconds(self) -> float:
         return time.monotonic() - self._began
 
-    def text(self, done: int, total: int, files: tuple[int, int], room: float = inf) -> str:
+    def text(self, done: int, total: int, files: Files, room: float = inf) -> str:
         """``3 of 12 files, 20.0 MB of 100.0 MB, 2.0 MB/s, 40 s left``; as much of it as there is and has ``room``."""
         if not total:
             return ""
