@@ -13,7 +13,7 @@ from reshard.cli.arguments import argument, commands, flag, read_limits, value
 from reshard.cli.job_text import moved
 from reshard.cli.output import Output, count, dated, first, human_bytes, lasted, lines, succeeded, when, write
 from reshard.client.connect import connect
-from reshard.client.models.catalogs import CatalogChecked
+from reshard.client.models import catalogs as models
 from reshard.client.operations import catalogs as operations
 from reshard.client.operations.catalogs import Submission
 from reshard.client.operations.table import Session, read
@@ -23,8 +23,6 @@ from reshard.pipeline.errors import CatalogFailed, CatalogState, EntriesWrong, N
 from reshard.worker.followers.records import IN_FILE, TURNS
 
 if TYPE_CHECKING:
-    from reshard.client.models import catalogs as models
-    from reshard.client.models.catalogs import CatalogNow
     from reshard.pipeline.catalogs.definition import Catalog
     from reshard.pipeline.catalogs.expand import Wanted
     from reshard.worker.followers.records import Standing
@@ -72,7 +70,7 @@ def check(file: File, output: Output) -> None:
         raise EntriesWrong(file=str(file), count=count(len(found.wrong), "model"), **rest)
 
 
-def looked_at(parsed: Catalog, closely: int = 0) -> CatalogChecked:
+def looked_at(parsed: Catalog, closely: int = 0) -> models.CatalogChecked:
     """What a catalog comes to now, asked with the tokens of this environment."""
     from reshard.client.dry_run import of_catalog
     from reshard.pipeline.stores.connect import Context
@@ -283,7 +281,7 @@ def _status(seen: models.Catalog) -> list[tuple[str, str]]:
     ]
 
 
-def _counts(seen: models.Catalog | CatalogNow, active: int) -> str:
+def _counts(seen: models.Catalog | models.CatalogNow, active: int) -> str:
     # Of a list also by error, `failed:CODE`, which `failed` has counted.
     counts = seen.counts | {"running": active, "to do": seen.todo}
     text = ", ".join(f"{number:,} {what}" for what, number in counts.items() if number and ":" not in what)
@@ -308,7 +306,7 @@ def _standings(name: str, wanted: Sequence[Wanted]) -> Sequence[Standing] | None
 _WRONG = "{0.repo}: {0.code}: {0.message} ({0.hint})".format
 
 
-def _summary(found: CatalogChecked) -> list[tuple[str, str]]:
+def _summary(found: models.CatalogChecked) -> list[tuple[str, str]]:
     unchanged = "unknown without a broker"
     if found.unchanged is not None:
         unchanged = f"{found.unchanged:,} since their last job, so not queued"
@@ -332,7 +330,7 @@ def _summary(found: CatalogChecked) -> list[tuple[str, str]]:
 _MOVED = {"source": ": new source commit", "target": ": the target has new commits since its last job"}
 
 
-def would_do(found: CatalogChecked) -> list[tuple[str, str]]:
+def would_do(found: models.CatalogChecked) -> list[tuple[str, str]]:
     """Of what ``looked_at`` found: which models would get a job now, which would not, and why, for people."""
     ready = [entry for entry in found.entries if entry.error is None]
     changed = [entry for entry in ready if entry.standing != "unchanged"]

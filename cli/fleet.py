@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from typer import Option
 
 from reshard.cli import completion
 from reshard.cli.arguments import argument, commands, takes, value
 from reshard.cli.output import Output, count, dated, human_bytes, lines, when
+from reshard.client.models.fleet import FleetLimits, Used
 from reshard.client.operations import fleet as operations
 from reshard.client.operations.table import Session, read
 from reshard.client.queue import START, bulk_text, moment, pause_text, state_text
@@ -17,9 +18,6 @@ from reshard.client.text import human_rate, lasted
 
 WORKERS_HEAD = ("WORKER", "STATE", "STARTED", "COPIES", "VERSION", "NOW")
 USED_HEAD = ("JOBS", "FAILED", "READ", "UPLOADED", "DEDUPLICATED", "HUB CALLS", "WORKER TIME")
-
-if TYPE_CHECKING:
-    from reshard.client.models.fleet import FleetLimits, Used
 
 Worker = Annotated[
     str,

@@ -6,19 +6,16 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from shlex import join
-from typing import TYPE_CHECKING
 
 from reshard.cli.output import count, dated, human_bytes, lasted, lines, some
 from reshard.client.facts import HELD, chosen, into, page, seconds_of, undoable
+from reshard.client.models.jobs import Finished, Job, JobDone, JobNow, JobReport
+from reshard.client.models.records import Check, Commit, Problem
 from reshard.client.text import expected, figure
 from reshard.pipeline.arguments import typed_options
 from reshard.pipeline.errors import shortened
 from reshard.pipeline.places import AnyPlace
 from reshard.pipeline.request import Request
-
-if TYPE_CHECKING:
-    from reshard.client.models.jobs import Finished, Job, JobDone, JobNow, JobReport
-    from reshard.client.models.records import Check, Commit, Problem
 
 FOUND = "the target was already up to date; nothing was published"
 SHORT_ROWS = 6  # below the summary; --verbose has all

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from typer import Option
 
@@ -17,16 +17,13 @@ from reshard.cli.output import count as count_of
 from reshard.client import PAGE_MAX
 from reshard.client.connect import connect
 from reshard.client.facts import outcome_text, upcoming
-from reshard.client.models.catalogs import ScheduleTimes, Would
+from reshard.client.models.catalogs import Schedule, SchedulePreview, ScheduleRow, ScheduleTimes, Would
 from reshard.client.operations import schedules as operations
 from reshard.client.operations.jobs import JobRequest, service
 from reshard.client.operations.table import Session
 from reshard.client.queue import START, missing, moment
 from reshard.pipeline.request import Request
-
-if TYPE_CHECKING:
-    from reshard.client.models.catalogs import Schedule, SchedulePreview, ScheduleRow
-    from reshard.worker.followers.schedules import Schedule as Checked
+from reshard.worker.followers.schedules import Schedule as Checked
 
 LIST_HEAD = ("SCHEDULE", "NEXT", "LAST RUN", "LAST SUCCESS")
 RUNS_SHOWN = 10  # times; --json has all that are kept
@@ -55,20 +52,17 @@ def add(
 
     Example: reshard schedule add nightly a/model --to you/model --cron @daily
     """
-    from reshard.worker.followers.schedules import Schedule as Checked
-
     typed: dict[str, object] = {"name": name, "cron": cron, "tz": tz, "missed": missed}
-    kept: dict[str, object]
-    sent: dict[str, object]
     if isinstance(submitted, Request):
-        kept, sent = {"request": submitted}, {"request": JobRequest.of(submitted)}
+        schedule = Checked.model_validate(typed | {"request": submitted})
+        sent = typed | {"request": JobRequest.of(submitted)}
     else:
         _, submission = read_submission(*submitted)
-        kept, sent = {"catalog": submission.definition("")}, {"catalog": submission}
-    schedule = Checked.model_validate(typed | kept)
+        schedule = Checked.model_validate(typed | {"catalog": submission.definition("")})
+        sent = typed | {"catalog": submission}
     schedule.check()  # what is wrong is said in a command's words
     with connect() as session:
-        done = operations.add_schedule(session, operations.Kept.model_validate(typed | sent))
+        done = operations.add_schedule(session, operations.Kept.model_validate(sent))
         if "control" in missing({process.kind for process in service(session).processes}):
             output.say(
                 f"warning: the control process is not running, so schedules won't fire: {START.format('control')}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from typer import Exit
 
@@ -14,17 +14,15 @@ from reshard.cli.output import Output, first
 from reshard.cli.plan_text import show_plan
 from reshard.cli.progress import Bar, bar
 from reshard.client.facts import seconds_of, source_bytes
+from reshard.client.models.catalogs import Catalog, CatalogProgress
 from reshard.client.models.jobs import Event, FailedModel, Happened, JobDone, JobNow, ModelFailed, Moved, Waits
+from reshard.client.models.plans import Plan
 from reshard.client.operations import catalogs as of_catalogs
 from reshard.client.operations import jobs as operations
 from reshard.client.operations.table import Session
 from reshard.client.text import expected, remaining
 from reshard.pipeline.errors import ApiUnavailable, BrokerUnavailable, JobCancelled, WrongState
 from reshard.worker.followers.records import FULFILLED
-
-if TYPE_CHECKING:
-    from reshard.client.models.catalogs import Catalog, CatalogProgress
-    from reshard.client.models.plans import Plan
 
 T = TypeVar("T")
 
