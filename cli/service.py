@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -51,13 +51,7 @@ def up(
     has_token = any(known.credential for known in Credentials.from_env().references())
     service = local.up(_settings(log_format), _page(), restart)
     link, no_link = _signing_in(service)
-    own = [f"jobs can access these folders: {', '.join(service.folders)} (set RESHARD_ALLOWED_FOLDERS to change this)"]
-    notes = [
-        *service.silent,
-        *(own if service.folders else []),
-        *_notes(service.started, service.found, has_token),
-        *([no_link] if no_link else []),
-    ]
+    notes = [*_notes(service, has_token), *([no_link] if no_link else [])]
     rows = [("broker", service.broker)]
     rows += [("started", ", ".join(service.started))] if service.started else []
     rows += [("running", ", ".join(service.found))] if service.found else []
@@ -113,18 +107,20 @@ def _signing_in(service: Service) -> tuple[str | None, str]:
         return f"{service.page}/sign-in?once={queue.new_link()}", ""
 
 
-def _notes(started: Sequence[str], found: Sequence[str], has_token: bool) -> list[str]:
-    """How the environment of these processes, which is this one's or an older one's, affects their jobs."""
-    notes = []
-    if kept := [name for name in found if name != "broker"]:
+def _notes(service: Service, has_token: bool) -> Iterator[str]:
+    """Who is silent, and how the environment of all, which is this one's or an older one's, affects their jobs."""
+    yield from service.silent
+    if service.folders:
+        folders = ", ".join(service.folders)
+        yield f"jobs can access these folders: {folders} (set RESHARD_ALLOWED_FOLDERS to change this)"
+    if kept := [name for name in service.found if name != "broker"]:
         were, keep = ("were", "keep their") if len(kept) > 1 else ("was", "keeps its")
         named = " and ".join(filter(None, (", ".join(kept[:-1]), kept[-1])))
         again = "to use this shell's environment, run `reshard down`, then `reshard up`"
-        notes.append(f"{named} {were} already running and {keep} environment; {again}")
-    if "worker" in started and not has_token:
+        yield f"{named} {were} already running and {keep} environment; {again}"
+    if "worker" in service.started and not has_token:
         again = "run `hf auth login`, then `reshard down` and `reshard up`"
-        notes.append(f"the worker has no token, so it cannot write to Hub repositories; {again}")
-    return notes
+        yield f"the worker has no token, so it cannot write to Hub repositories; {again}"
 
 
 @takes()
