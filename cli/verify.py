@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from reshard.cli.arguments import PLACE, argument, flag, option, read_options, sign, takes, value
 from reshard.cli.help import OUTPUT
@@ -13,7 +13,6 @@ from reshard.cli.progress import bar
 from reshard.client.models.jobs import Verified
 from reshard.pipeline.arguments import as_option
 from reshard.pipeline.errors import UsageError, VerifyFailed
-from reshard.pipeline.places import AnyPlace
 from reshard.pipeline.request import Options
 from reshard.pipeline.sizes import parse_size
 from reshard.pipeline.verifying.load import Loader, LoadOptions
@@ -22,17 +21,9 @@ AGAINST, LOAD = "With --against", "With --load"  # sections of help
 FINDINGS_SHOWN = 10  # lines of one check; --json has them all
 
 
-class Expected(NamedTuple):
+def read_expected(**typed: Any) -> Options:
     """How the source is to be changed before the checkpoint is held against it."""
-
-    changes: Options
-    config_from: AnyPlace | None
-
-
-def read_expected(**typed: Any) -> Expected:
-    given = read_options(**typed)
-    config_from = given.pop("config_from", None)
-    return Expected(Options.of(as_option, **given), config_from)
+    return Options.of(as_option, **read_options(**typed))
 
 
 EXPECTED = [name for name in Options.model_fields if Options.declared(name).expect]
@@ -82,7 +73,7 @@ def verify(
     *,
     place: Annotated[str, argument("REPO_OR_DIR", f"The checkpoint: {PLACE}")],
     against: Annotated[str | None, value("SRC", "The source to compare with; it can be split differently.")] = None,
-    expected: Expected,
+    expected: Options,
     deep: Annotated[
         bool, flag("--deep", "Read and check every byte of the checkpoint, and of the source with --against.")
     ] = False,
@@ -103,8 +94,7 @@ def verify(
     """
     from reshard.pipeline import api
 
-    changes, config_from = expected
-    if against is None and (changes != Options() or config_from):
+    if against is None and expected != Options():
         *names, last = map(as_option, EXPECTED)
         raise UsageError(what=f"{', '.join(names)} and {last} require --against")
     if builder and not signed_by:
@@ -118,8 +108,8 @@ def verify(
             place,
             against,
             deep=deep,
-            changes=changes,
-            config_from=config_from,
+            changes=expected.model_copy(update={"config_from": None}),
+            config_from=expected.config_from,
             load=loads,
             signed_by=signed_by or (),
             builder=builder,
