@@ -110,15 +110,13 @@ def _weights(plan: Plan, size: Callable[[int], str]) -> str:
 
 
 def _files(files: Sequence[Shard], most: int, stream: TextIO | None) -> str:
-    rows = [_row(file) for file in files]
+    # Which tensor makes a file too large is a note.
+    rows = [
+        (f.path, f"{f.size:,} bytes", count(f.tensors, "tensor"), "over --size" if f.oversize else "") for f in files
+    ]
     if len(rows) > most:
         rows[most - 2 : -1] = [(f"... {len(rows) - most + 1:,} more; {ALL}", "", "", "")]
     return lines(rows, right={1, 2}, indent="  ", stream=stream)
-
-
-def _row(file: Shard) -> tuple[str, str, str, str]:
-    above = "over --size" if file.oversize else ""  # a note names the tensor
-    return file.path, f"{file.size:,} bytes", count(file.tensors, "tensor"), above
 
 
 def _moves(plan: Plan) -> str:

@@ -19,7 +19,6 @@ LONG_BAR, SHORT_BAR = 20, 8  # columns
 GAPS = 3  # columns between phase, bar and figures, and one at the end
 LINE_EVERY = 10.0  # seconds between plain lines; a log wants few, and a person some sign of life
 
-
 Files = tuple[int, int]  # that are written, of how many
 
 
