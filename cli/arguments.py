@@ -74,13 +74,10 @@ _TYPED_OTHERWISE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _is_list(name: str) -> bool:
-    return get_origin(Options.model_fields[name].annotation) is tuple and name not in _TYPED_OTHERWISE
-
-
 def option(name: str, help: str = "", section: str | None = None) -> Parameter:
     """What a command takes for this field of ``Options``; ``help`` and ``section`` are the field's."""
-    field, declared, repeated = Options.model_fields[name], Options.declared(name), _is_list(name)
+    field, declared = Options.model_fields[name], Options.declared(name)
+    repeated = get_origin(field.annotation) is tuple and name not in _TYPED_OTHERWISE
     type_ = list[str] | None if repeated else _TYPED_OTHERWISE.get(name, field.annotation)
     default = None if repeated or name in _TYPED_OTHERWISE else field.default
     info = Option(
@@ -346,8 +343,8 @@ def takes(**readers: Callable[..., Any]) -> Callable[[Command], Command]:
         parameters = _parameters(command)
         used = {name: reader for name, reader in (readers | _USUAL).items() if name in parameters}
         shown: list[Parameter] = []
-        for name, parameter in parameters.items():
-            shown += _parameters(used[name]).values() if name in used else [parameter]
+        for name in sorted(parameters, key=lambda name: name in _USUAL):  # help has the command's own options first
+            shown += _parameters(used[name]).values() if name in used else [parameters[name]]
 
         def run(**typed: Any) -> None:
             with ExitStack() as opened:

@@ -29,8 +29,8 @@ MODELS_SHOWN = 50  # --json has them all
 
 @takes()
 def audit(
-    *,
     what: Annotated[str, argument("OWNER|CATALOG", "An owner on the Hub, a catalog file, or a folder of models.")],
+    output: Output,
     against: Annotated[
         str | None,
         value("MAP", "Source of each model: a catalog file or a template (default: from its manifest)."),
@@ -42,7 +42,6 @@ def audit(
     jobs: Annotated[
         int, value("N", f"Number of models to examine at once (default: {AUDIT_JOBS}).", min=1, max=JOBS_MAX)
     ] = AUDIT_JOBS,
-    output: Output,
 ) -> None:
     """Check many models and list their problems, worst first.
 

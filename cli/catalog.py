@@ -81,11 +81,10 @@ def looked_at(parsed: Catalog, closely: int = 0) -> models.CatalogChecked:
 
 @command("submit", limits=read_limits)
 def submit(
-    *,
     file: File,
     limits: dict[str, int],
-    watch: Annotated[bool, flag("--watch", "Follow the catalog, like `reshard catalog watch`.")] = False,
     output: Output,
+    watch: Annotated[bool, flag("--watch", "Follow the catalog, like `reshard catalog watch`.")] = False,
 ) -> None:
     """Queue a catalog's new and changed models.
 
@@ -145,10 +144,9 @@ def _follow(session: Session, name: str, output: Output) -> None:
 
 @command("status")
 def status(
-    *,
+    output: Output,
     name: Annotated[str | None, argument("NAME", "A catalog's name.", autocompletion=completion.catalogs)] = None,
     report: Annotated[Path | None, value("FILE", "Also write a Markdown report to FILE.")] = None,
-    output: Output,
 ) -> None:
     """Show the progress of a catalog, or list all of them.
 
@@ -198,11 +196,10 @@ def failures(name: Name, session: Session, output: Output) -> None:
 
 @command("retry")
 def retry(
-    *,
     name: Name,
-    only: Annotated[str | None, value("CODE", "Retry only failures with this error code.")] = None,
     session: Session,
     output: Output,
+    only: Annotated[str | None, value("CODE", "Retry only failures with this error code.")] = None,
 ) -> None:
     """Retry failed models, reusing copied files.
 

@@ -22,7 +22,7 @@ SYMPTOMS_SHOWN = 30  # lines; --json has them all
 
 @takes()
 def doctor(
-    *,
+    output: Output,
     place: Annotated[
         str | None,
         argument("REPO_OR_DIR", "A repository or folder to check (default: this installation and its queue)."),
@@ -31,7 +31,6 @@ def doctor(
     layout: Annotated[
         bool, flag("--layout", "Only check how the layout of a repository's files affects loaders.")
     ] = False,
-    output: Output,
 ) -> None:
     """Check this installation or a repository for problems.
 

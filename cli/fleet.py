@@ -55,10 +55,9 @@ def status(session: Session, output: Output) -> None:
 
 @command("pause")
 def pause(
-    *,
-    reason: Annotated[str | None, value("TEXT", "Reason to show next to waiting jobs.")] = None,
     session: Session,
     output: Output,
+    reason: Annotated[str | None, value("TEXT", "Reason to show next to waiting jobs.")] = None,
 ) -> None:
     """Pause all workers until `reshard fleet resume`.
 
@@ -107,7 +106,8 @@ def undrain(worker: Worker, session: Session, output: Output) -> None:
 
 @takes()
 def usage(
-    *,
+    session: Session,
+    output: Output,
     by: Annotated[
         Literal["submitter", "catalog", "day"], Option(help="Group usage by submitter, catalog or day.")
     ] = "submitter",
@@ -115,8 +115,6 @@ def usage(
         int,
         Option(metavar="N", min=1, max=operations.USAGE_DAYS_MAX, help="Number of days to show, ending today (UTC)."),
     ] = operations.USAGE_DAYS,
-    session: Session,
-    output: Output,
 ) -> None:
     """Show resource usage by submitter, catalog or day.
 
@@ -137,7 +135,8 @@ def _used(used: Used) -> tuple[str, ...]:
 
 @command("limit")
 def limit(
-    *,
+    session: Session,
+    output: Output,
     bandwidth: Annotated[
         str | None, value("RATE", "Total bandwidth limit for all copies, such as 200MB/s, or `none`.")
     ] = None,
@@ -153,8 +152,6 @@ def limit(
     tz: Annotated[
         str | None, value("ZONE", "Time zone for the hours and days, such as Europe/Berlin, or `none` for UTC.")
     ] = None,
-    session: Session,
-    output: Output,
 ) -> None:
     """Set limits shared by all workers.
 

@@ -38,15 +38,14 @@ Watch = Annotated[bool, flag("--watch", "Follow the job until it ends; exit with
 
 @takes(request=read_request)
 def submit(
-    *,
     request: Request,
+    session: Session,
+    output: Output,
     priority: Annotated[
         Priority, Option(help="Priority of the job; interactive jobs run before bulk jobs.", rich_help_panel=ACCESS)
     ] = "interactive",
     watch: Watch = False,
     verbose: Verbose = False,
-    session: Session,
-    output: Output,
 ) -> None:
     """Queue a job that reshards SRC into DST.
 
@@ -73,10 +72,9 @@ def submit(
 
 @takes()
 def status(
-    *,
+    output: Output,
     job: Annotated[str | None, _JOB] = None,
     report: Annotated[bool, flag("--report", "Show the details and findings of each check.")] = False,
-    output: Output,
 ) -> None:
     """Show a job, or the queue and its workers.
 
@@ -116,12 +114,11 @@ def _process_text(process: ProcessNow) -> str:
 
 @takes(filter_=read_filter)
 def list_(
-    *,
     filter_: dict[str, Any],
-    limit: Annotated[int, Option(metavar="N", min=1, help="Maximum number of jobs to show.")] = LISTED,
-    all_: Annotated[bool, flag("--all", "Show all jobs.")] = False,
     session: Session,
     output: Output,
+    limit: Annotated[int, Option(metavar="N", min=1, help="Maximum number of jobs to show.")] = LISTED,
+    all_: Annotated[bool, flag("--all", "Show all jobs.")] = False,
 ) -> None:
     """List jobs, newest first.
 
@@ -168,7 +165,7 @@ def row(job: JobNow) -> tuple[str, ...]:
 
 
 @takes()
-def watch(*, job: Job, verbose: Verbose = False, session: Session, output: Output) -> None:
+def watch(job: Job, session: Session, output: Output, verbose: Verbose = False) -> None:
     """Follow a job until it ends; exit with its exit code.
 
     Example: reshard watch pkgd
@@ -179,7 +176,7 @@ def watch(*, job: Job, verbose: Verbose = False, session: Session, output: Outpu
 
 
 @takes()
-def logs(*, job: Job, session: Session, output: Output) -> None:
+def logs(job: Job, session: Session, output: Output) -> None:
     """Print log lines from a job's workers.
 
     Shows the last 200 lines from all of the job's workers, without secrets. Once a job is done, its log is kept for an
@@ -197,7 +194,7 @@ def logs(*, job: Job, session: Session, output: Output) -> None:
 
 
 @takes(choice=read_choice)
-def cancel(*, choice: Choice, session: Session, output: Output) -> None:
+def cancel(choice: Choice, session: Session, output: Output) -> None:
     """Cancel jobs before they publish.
 
     Files that are already copied are kept for `reshard retry`.
@@ -216,8 +213,8 @@ def cancel(*, choice: Choice, session: Session, output: Output) -> None:
 
 @takes(choice=read_choice)
 def retry(
-    *,
     choice: Choice,
+    output: Output,
     anew: Annotated[
         bool,
         flag(
@@ -228,7 +225,6 @@ def retry(
         bool, flag("--overwrite", "Plan again, and replace target files that others have added or changed.")
     ] = False,
     follow_it: Watch = False,
-    output: Output,
 ) -> None:
     """Retry failed or cancelled jobs, reusing copied files.
 
@@ -349,7 +345,7 @@ def rollback(
 
 
 @takes(choice=read_choice)
-def delete(*, choice: Choice, session: Session, output: Output) -> None:
+def delete(choice: Choice, session: Session, output: Output) -> None:
     """Delete jobs that have ended.
 
     Published results are kept. A deleted job cannot be retried, watched or rolled back; `rollback DST` still works.

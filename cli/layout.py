@@ -25,7 +25,6 @@ PLACE = Annotated[str, argument("REPO_OR_DIR", "Any repository, folder or URL, e
 
 @takes()
 def layout(
-    *,
     place: PLACE,
     ranks: Annotated[
         str, value("RANKS", "How the model is split across ranks: ep8 for 8 expert ranks, pp4 for 4 pipeline stages.")
@@ -91,14 +90,13 @@ def _figures(of: LayoutFigures) -> dict[str, str]:
 
 @takes()
 def advise(
-    *,
     place: PLACE,
+    output: Output,
     loader: Annotated[Loader, Option(help="The program that loads the model.")] = "transformers",
     ranks: Annotated[
         str | None, value("RANKS", "How the model is split across ranks, such as ep8 (default: not split).")
     ] = None,
     link: Annotated[str | None, value("RATE", "Download speed, such as 50MB/s (default: 1Gbit/s).")] = None,
-    output: Output,
 ) -> None:
     """Compare layouts of a model and recommend one.
 

@@ -17,8 +17,8 @@ DEVICES = "Devices"  # a section of help
 
 @takes(request=read_plan)
 def plan(
-    *,
     request: Request,
+    output: Output,
     max_memory: Annotated[
         str | None,
         value(
@@ -37,7 +37,6 @@ def plan(
         ),
     ] = None,
     all_: Annotated[bool, flag("--all", "Show every file and name, even if the plan is long.", OUTPUT)] = False,
-    output: Output,
 ) -> None:
     """Show what a job would write and delete, without doing it.
 

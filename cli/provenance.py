@@ -13,10 +13,9 @@ from reshard.pipeline.publishing.exports import Format
 
 @takes()
 def provenance(
-    *,
     place: Annotated[str, argument("REPO_OR_DIR", f"A published checkpoint: {PLACE}")],
-    format_: Annotated[Format, value(None, "Output format (default: slsa).", "--format")] = "slsa",
     output: Output,
+    format_: Annotated[Format, value(None, "Output format (default: slsa).", "--format")] = "slsa",
 ) -> None:
     """Show what a published checkpoint was made from.
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @takes(request=read_request)
-def run(*, request: Request, jobs: Jobs = None, verbose: Verbose = False, output: Output) -> None:
+def run(request: Request, output: Output, jobs: Jobs = None, verbose: Verbose = False) -> None:
     """Reshard SRC into DST on this machine, without a queue.
 
     On a terminal, asks for confirmation before --public exposes a private or gated SRC.

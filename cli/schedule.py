@@ -35,16 +35,15 @@ schedule, command = commands("schedule", "Submit a job or a catalog on a cron sc
 
 @command("add", submitted=read_request_or_catalog)
 def add(
-    *,
     name: Annotated[str, argument("NAME", "The schedule's name.")],
     submitted: Request | tuple[Path, dict[str, int]],
     cron: Annotated[str, value("CRON", "Cron expression, such as '0 3 * * *' or @daily.")],
+    output: Output,
     tz: Annotated[str, Option(metavar="ZONE", help="Time zone for CRON, such as Europe/Berlin.")] = "UTC",
     missed: Annotated[
         Literal["once", "skip"],
         Option(help="What to do about times missed while the control process was down: run once, or skip them."),
     ] = "once",
-    output: Output,
 ) -> None:
     """Reshard SRC into DST, or submit a catalog, on a schedule.
 
@@ -72,7 +71,6 @@ def add(
 
 @command("set", limits=read_limits)
 def set_(
-    *,
     name: Name,
     file: Annotated[Path, value("FILE", "The catalog to submit on future runs.", "--catalog")],
     limits: dict[str, int],
@@ -139,14 +137,13 @@ def show(name: Name, session: Session, output: Output) -> None:
 
 @command("next")
 def next_(
-    *,
     name: Name,
+    session: Session,
+    output: Output,
     count: Annotated[int, Option("--count", "-n", metavar="N", min=1, max=1000, help="Number of times to show.")] = 1,
     dry_run: Annotated[
         bool, flag("--dry-run", "Also show what the schedule would submit now, without submitting it.")
     ] = False,
-    session: Session,
-    output: Output,
 ) -> None:
     """Show when a schedule will run next.
 

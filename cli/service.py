@@ -32,10 +32,9 @@ def _settings(log_format: Format | None) -> Settings:
 
 @takes()
 def up(
-    *,
+    output: Output,
     restart: Annotated[bool, flag("--restart", "Replace a worker or control process that is stopped or hung.")] = False,
     log_format: LogFormat = None,
-    output: Output,
 ) -> None:
     """Start the broker, worker, control process and web page.
 

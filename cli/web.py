@@ -52,10 +52,9 @@ def web(
 
 @takes()
 def token(
-    *,
     name: Annotated[str, argument("NAME", "Name of the token's owner, shown as the submitter of their jobs.")],
-    act: Annotated[bool, flag("--act", "Grant write access (submit, cancel and edit), not just read access.")] = False,
     output: Output,
+    act: Annotated[bool, flag("--act", "Grant write access (submit, cancel and edit), not just read access.")] = False,
 ) -> None:
     """Create a token for the web page and the API.
 
