@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pkgutil import resolve_name
 from typing import Annotated, Any, NamedTuple
 
@@ -118,17 +118,9 @@ def reshard(
 def main() -> None:
     """Run what was typed, and exit."""
     guard_logs()
-    arguments = _asked(sys.argv[1:])
-    name = _typed(arguments)
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["help"]:  # `reshard help run` is another way to say `reshard run --help`
+        arguments = [*arguments[1:], "--help"]
+    words = arguments[: 2 if arguments and arguments[0] in GROUPS else 1]  # `run`, `fleet drain`
+    name = " ".join(["reshard", *(word for word in words if not word.startswith("-"))])
     sys.exit(guarded(lambda: app(arguments, prog_name="reshard", standalone_mode=False), "--json" in arguments, name))
-
-
-def _asked(arguments: list[str]) -> list[str]:
-    """What was typed, where `reshard help run` is another way to say `reshard run --help`."""
-    return [*arguments[1:], "--help"] if arguments[:1] == ["help"] else arguments
-
-
-def _typed(arguments: Sequence[str]) -> str:
-    """The command of a command line: `reshard run`, `reshard fleet drain`."""
-    words = arguments[: 2 if arguments and arguments[0] in GROUPS else 1]
-    return " ".join(["reshard", *(word for word in words if not word.startswith("-"))])
