@@ -100,10 +100,6 @@ def verify(
     if builder and not signed_by:
         raise UsageError(what="--builder requires --signed-by")
     with bar(output) as shown:
-
-        def progress(done: int, total: int) -> None:
-            shown.show("reading" if done else "checking", done, total if done else 0)
-
         verified = api.verify(
             place,
             against,
@@ -113,7 +109,7 @@ def verify(
             load=loads,
             signed_by=signed_by or (),
             builder=builder,
-            progress=progress,
+            progress=lambda done, total: shown.show("reading" if done else "checking", done, total if done else 0),
         )
     pin, source = verified.pin, str(verified.against) if verified.against else None
     found = Verified.of(verified, place=str(verified.place), commit=pin.commit, against=source, deep=deep)
