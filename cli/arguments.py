@@ -160,7 +160,6 @@ def read_request(
 
 
 def _cut(size: str | None, use: str | None, single: bool) -> dict[str, Any]:
-    """The size of files, and the ranks that they are for."""
     ranks, use = (use, None) if use and re.match("(ep|pp)[0-9]", use) else ("", use)
     if sum((size is not None, use is not None, single)) > 1 or (ranks and single):
         raise UsageError(what="--size, --for and --single cannot be used together")

@@ -73,8 +73,6 @@ class SectionedCommand(TyperCommand):
 
 
 class SectionedGroup(TyperGroup):
-    """A group whose commands stand in sections."""
-
     def get_help(self, ctx: Any) -> str:
         return as_typed(super().get_help(ctx))
 
@@ -83,7 +81,6 @@ class SectionedGroup(TyperGroup):
         _write(_options(self, ctx), formatter)
 
     def listed(self) -> list[tuple[str, tuple[str, str]]]:
-        """Each command's section, name and summary."""
         shown = {name: child for name, child in self.commands.items() if not child.hidden}
         return [(_section(child, "Commands"), (name, child.get_short_help_str(80))) for name, child in shown.items()]
 

@@ -137,7 +137,6 @@ def options_text(request: Request) -> str:
 
 
 def describe(job: JobNow) -> Rows:
-    """A job for people, as rows of label and text."""
     request, published, checks = job.request, job.published, job.all_checks
     error = job.error.error() if job.error else None
     return [
@@ -181,7 +180,6 @@ def _held(files: Mapping[str, int]) -> str:
 
 
 def report_text(report: JobReport) -> str:
-    """Every check with its findings below it."""
     text = [checks_text(report.checks)] if report.checks else []
     text += [f"source files: {_held(report.attested)}"] if report.attested else []
     text += [f"{report.error.code}: {report.error.error()}"] if report.error else []

@@ -248,7 +248,6 @@ def retry(
 
 
 def _only(choice: Choice) -> str | None:
-    """The one job that is named, if there is one."""
     return choice.jobs[0] if len(choice.jobs) == 1 and not choice.dry_run else None
 
 

@@ -62,7 +62,6 @@ _RULES = {
 
 
 def show_health(place: str, output: Output) -> None:
-    """What `doctor --layout` says."""
     found = health_of(open_source(parse_place(place), Context.from_env()))
     output.result(found, _health_text(found), found.command or found.state)
 

@@ -116,7 +116,6 @@ def reshard(
 
 
 def main() -> None:
-    """Run what was typed, and exit."""
     guard_logs()
     arguments = sys.argv[1:]
     if arguments[:1] == ["help"]:  # `reshard help run` is another way to say `reshard run --help`

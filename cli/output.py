@@ -97,7 +97,6 @@ def lines(
 
 
 def _rows(rows: Sequence[Sequence[str]], right: Collection[int], indent: str, width: int) -> list[list[str]]:
-    """The lines of each row."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     layout = "  ".join(f"{{:{'>' if i in right else '<'}{width}}}" for i, width in enumerate(widths))
     start = len(indent) + sum(widths[:-1]) + 2 * len(widths[:-1])

@@ -139,7 +139,6 @@ def _moves(plan: Plan) -> str:
 
 
 def _all_ranks(ranks: Sequence[RankReads]) -> str:
-    """What all ranks read, in one line."""
     sizes = sorted(rank.bytes for rank in ranks)
     each = " to ".join(dict.fromkeys(map(human_bytes, (sizes[0], sizes[-1]))))
     return f"{len(ranks)}, each reading {each}; use -v to show the files"
@@ -157,7 +156,6 @@ def rank_rows(ranks: Sequence[RankReads], most: int) -> list[tuple[str, str]]:
 
 
 def _extremes(plan: Plan, most: int) -> list[tuple[str, str]]:
-    """The largest file and tensor, and what is tied."""
     rows = []
     if largest := plan.largest:
         text = f"{largest.file.path}, {largest.file.size:,} bytes"
@@ -172,7 +170,6 @@ def _extremes(plan: Plan, most: int) -> list[tuple[str, str]]:
 
 
 def _replaced(plan: Plan, most: Shown) -> list[tuple[str, str]]:
-    """The target's files that are overwritten or deleted."""
     rows = []
     for label, deleted in (("overwrites", False), ("deletes", True)):
         files = [f"{f.path}, {f.size:,} bytes" for f in plan.replaced if f.deleted is deleted]

@@ -99,7 +99,6 @@ class View:
 
     @property
     def interrupted(self) -> str:
-        """What is left when someone ends the run."""
         if not self._shards:
             return "Interrupted: nothing was copied"
         if self._step in {"publish", "confirm"}:

@@ -12,7 +12,6 @@ import sys
 
 
 def main() -> None:
-    """The console script."""
     if os.getpid() == 1:  # of a container: what its first process does not handle is dropped, and it is killed instead
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     before = signal.getsignal(signal.SIGINT)
