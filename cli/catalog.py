@@ -20,7 +20,7 @@ from reshard.client.operations.table import Session, read
 from reshard.client.queue import open_queue
 from reshard.client.text import finds_none, remaining
 from reshard.pipeline.errors import CatalogFailed, CatalogState, EntriesWrong, NoBroker, UsageError
-from reshard.worker.followers.records import IN_FILE, TURNS
+from reshard.worker.followers.records import FULFILLED, IN_FILE, TURNS
 
 if TYPE_CHECKING:
     from reshard.pipeline.catalogs.definition import Catalog
@@ -122,15 +122,10 @@ def watch(name: Name, session: Session, output: Output) -> None:
 def _follow(session: Session, name: str, output: Output) -> None:
     """To its end; raises CatalogFailed, and CatalogState where models are left that did not fail."""
     from reshard.cli.watch import follow_catalog
-    from reshard.worker.followers.records import FULFILLED
 
     seen = follow_catalog(session, name, output)
-    took = lasted(seen.since - seen.started)
-    output.result(
-        seen,
-        f"Catalog {name}: {seen.state}, {count(seen.entries, 'model')} ({_counts(seen, len(seen.active))}) in {took}",
-        seen.state,
-    )
+    models_ = f"{count(seen.entries, 'model')} ({_counts(seen, len(seen.active))})"
+    output.result(seen, f"Catalog {name}: {seen.state}, {models_} in {lasted(seen.since - seen.started)}", seen.state)
     codes = [f"{code} {len(group):,}" for code, group in seen.failures().items()]
     if seen.state == "failed":
         raise CatalogFailed(name=name, why=f"{seen.note}{': ' if codes else ''}{', '.join(codes)}")

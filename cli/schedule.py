@@ -63,9 +63,8 @@ def add(
     with connect() as session:
         done = operations.add_schedule(session, operations.Kept.model_validate(sent))
         if "control" in missing({process.kind for process in service(session).processes}):
-            output.say(
-                f"warning: the control process is not running, so schedules won't fire: {START.format('control')}"
-            )
+            start = START.format("control")
+            output.say(f"warning: the control process is not running, so schedules won't fire: {start}")
     output.result(done, f"Added schedule {name}: {_what(schedule)}, first run {_next(done.next, tz)}", name)
 
 
