@@ -111,7 +111,6 @@ def read_rules(path: Path) -> tuple[Rule, ...]:
 
 
 def read_request(
-    *,
     source: Annotated[str, argument("SRC", f"The model: {PLACE}")],
     to: Annotated[str, value("DST", "The target: user/repo or a folder.", "--to")],
     size: Annotated[str | None, value("SIZE", f"{Options.model_fields['size'].description}  [default: 5GB]")] = None,
@@ -222,7 +221,6 @@ def read_plan(**typed: Any) -> Request:
 
 
 def read_limits(
-    *,
     at_once: Annotated[
         int | None, value("N", "Maximum number of the catalog's jobs to run at once (default: 8).", min=1)
     ] = None,
@@ -258,7 +256,6 @@ def read_request_or_catalog(**typed: Any) -> Request | tuple[Path, dict[str, int
 
 
 def read_filter(
-    *,
     state: Annotated[list[JobState] | None, value("STATE", "Filter by state. Can be repeated.")] = None,
     source: Annotated[str, value("GLOB", "Filter by source, such as 'them/*'.")] = "",
     target: Annotated[str, value("GLOB", "Filter by target.")] = "",
@@ -283,7 +280,6 @@ class Choice(NamedTuple):
 
 
 def read_choice(
-    *,
     jobs: Annotated[
         list[str] | None, argument("JOB", "Job IDs or unique prefixes.", autocompletion=completion.jobs)
     ] = None,

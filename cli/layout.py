@@ -133,6 +133,5 @@ def _advice_text(found: Advice) -> str:
     (best,) = (one for one in found.layouts if one.recommended)
     head = f"{found.place} for {found.loader}, {reader}, at {human_rate(found.link)}"
     table = lines(rows, right={1, 2, 3, 4, 5, 6})
-    return "\n".join(
-        [head, table, f"next: {best.command}" if best.command else "keep the current layout: no other saves much"]
-    )
+    then = f"next: {best.command}" if best.command else "keep the current layout: no other saves much"
+    return "\n".join([head, table, then])

@@ -179,10 +179,8 @@ def console(stream: Any) -> Terminal:
 def first(rows: Sequence[str], most: int, noun: str = "", where: str = "use --json to show all") -> list[str]:
     """The first ``most`` of them, and a line that counts the rest and says ``where`` they are."""
     more = len(rows) - most
-    return [
-        *map(printable, rows[:most]),
-        *([f"{more:,} more{noun and f' {noun}'}; {where}"] if more > 0 else []),
-    ]
+    shown = [printable(row) for row in rows[:most]]
+    return [*shown, f"{more:,} more{noun and f' {noun}'}; {where}"] if more > 0 else shown
 
 
 def some(names: Sequence[str], most: int = 8) -> str:

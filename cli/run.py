@@ -79,9 +79,8 @@ class View:
         """Raises Abort unless whoever sits at the terminal agrees; in a script, --public was the answer."""
         from typer import Abort
 
-        question = (
-            f"{source.place} is {source.visibility}. Publish it to {self._request.target}, where everyone can see it?"
-        )
+        target = self._request.target
+        question = f"{source.place} is {source.visibility}. Publish it to {target}, where everyone can see it?"
         if not self._bar.agrees(question):
             self._bar.say("Nothing changed")
             raise Abort

@@ -31,7 +31,6 @@ sign(read_expected, (option(name, Options.declared(name).expect, AGAINST) for na
 
 
 def read_load(
-    *,
     load: Annotated[
         bool, flag("--load", "Load and run the model. With --against, compare its output with the source's.")
     ] = False,
