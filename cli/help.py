@@ -61,7 +61,7 @@ class SectionedCommand(TyperCommand):
         return as_typed(super().get_help(ctx))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        _write(_common(self, ctx) if self._is_short(ctx) else _options(self, ctx), formatter)
+        _write(_options(self, ctx, self._is_short(ctx)), formatter)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         if self._is_short(ctx):
@@ -82,44 +82,35 @@ class SectionedGroup(TyperGroup):
 
     def listed(self) -> list[tuple[str, tuple[str, str]]]:
         shown = {name: child for name, child in self.commands.items() if not child.hidden}
-        return [(_section(child, "Commands"), (name, child.get_short_help_str(80))) for name, child in shown.items()]
+        return [(_section(child) or "Commands", (name, child.get_short_help_str(80))) for name, child in shown.items()]
 
 
-def _options(command: Any, ctx: Any) -> list[tuple[str, tuple[str, str]]]:
-    return [(_section(param, _usual(param)), row) for param, row in _rows(command, ctx)]
+def _section(shown: Any) -> str | None:
+    return getattr(shown, "rich_help_panel", None)
 
 
-def _common(command: Any, ctx: Any) -> list[tuple[str, tuple[str, str]]]:
-    """Its ``COMMON`` options and those without a section, in one section but for those of its output."""
-    found = [(p, row) for p, row in _rows(command, ctx) if p.name in COMMON or not _section(p, "")]
-    return [(OUTPUT if _section(p, "") == OUTPUT else _usual(p), row) for p, row in found]
+def _options(command: Any, ctx: Any, short: bool = False) -> list[tuple[str, tuple[str, str]]]:
+    """Each parameter's section, name and text; of a request, the ``COMMON`` ones first.
 
-
-def _rows(command: Any, ctx: Any) -> list[tuple[Any, tuple[str, str]]]:
-    """Each parameter with its name and text; of a request, the ``COMMON`` ones first."""
+    ``short``: only these and those without a section, in one section but for those of the output.
+    """
     params = command.get_params(ctx)
     if _takes_all(command):
         place = {name: number for number, name in enumerate([*COMMON, None, "help", "help_all"])}
         params = sorted(params, key=lambda param: place.get(param.name, place[None]))
-    found = [(param, param.get_help_record(ctx)) for param in params]
-    return [(param, _plain(*row) if _usual(param) == "Arguments" else row) for param, row in found if row]
+    shown = []
+    for param in params:
+        row, section, usual = param.get_help_record(ctx), _section(param), "Options"
+        if not row or (short and section and param.name not in COMMON):
+            continue
+        if param.param_type_name == "argument":  # its type is left out, and, as the usage line says it, "required"
+            row, usual = (row[0].partition(" <")[0], row[1].removesuffix("  [required]")), "Arguments"
+        shown.append((usual if short and section != OUTPUT else section or usual, row))
+    return shown
 
 
 def _takes_all(command: Any) -> bool:
     return any(param.name == "help_all" for param in command.params)
-
-
-def _plain(name: str, text: str) -> tuple[str, str]:
-    """An argument without its type, and without what the usage line says: whether it is required."""
-    return name.partition(" <")[0], text.removesuffix("  [required]")
-
-
-def _usual(param: Any) -> str:
-    return "Arguments" if param.param_type_name == "argument" else "Options"
-
-
-def _section(shown: Any, usual: str) -> str:
-    return getattr(shown, "rich_help_panel", None) or usual
 
 
 def _place(section: str) -> int:
