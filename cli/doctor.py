@@ -63,7 +63,11 @@ def _installation(output: Output, notify: bool) -> None:
         probes = [*this_machine(context), *hubs(context), *queue(settings()), *_api(settings())]
     state = max((probe.state for probe in probes), key=("ok", "warning", "trouble").index)
     found = Installation.of(None, state=state, probes=probes)
-    output.result(found, lines([_row(probe) for probe in probes]), state)
+    rows = []
+    for probe in probes:
+        error = f"{probe.error} ({probe.error.next_step})" if probe.error else ""
+        rows.append((probe.state, probe.name, "; ".join(filter(None, (probe.says, probe.warning, error)))))
+    output.result(found, lines(rows), state)
     for probe in probes:  # a job would fail with the first error, so this does too
         if probe.error:
             raise probe.error
@@ -82,11 +86,6 @@ def _api(asked: Settings) -> Iterator[Probe]:
             yield Probe("api", asked.api_url)
         except ReshardError as error:
             yield Probe("api", asked.api_url, error=error)
-
-
-def _row(probe: Probe) -> tuple[str, str, str]:
-    parts = [probe.says, probe.warning, f"{probe.error} ({probe.error.next_step})" if probe.error else ""]
-    return probe.state, probe.name, "; ".join(filter(None, parts))
 
 
 def _repository(place: str, output: Output) -> None:

@@ -56,9 +56,10 @@ class Output:
             sys.stdout.write("\n".join([*map(printable_lines, bare), ""]))
 
     def document(self, data: Mapping[str, Any] | Document) -> None:
-        """One line of JSON, written at once, so that a reader of a pipe sees it when it happens."""
+        """One line of JSON, which a terminal shows and does not obey; a reader of a pipe sees it when it happens."""
         facts = dict(data) if isinstance(data, Mapping) else data.document()
-        sys.stdout.write(json_line({"schema": SCHEMA} | facts) + "\n")
+        line = json.dumps({"schema": SCHEMA} | facts, ensure_ascii=False, default=str)
+        sys.stdout.write(printable_json(line) + "\n")
         sys.stdout.flush()
 
     def say(self, text: str) -> None:
@@ -137,11 +138,6 @@ def write(file: Path, text: str) -> None:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise FolderNotWritable(path=str(file), why=error.strerror or str(error)) from error
-
-
-def json_line(data: Mapping[str, Any]) -> str:
-    """A document on one line, which a terminal shows and does not obey."""
-    return printable_json(json.dumps(data, ensure_ascii=False, default=str))
 
 
 def _laid_out(text: str, width: int | None) -> str:
