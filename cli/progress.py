@@ -92,9 +92,8 @@ class _Terminal(Bar):
             self._draw()
 
     def _draw(self) -> None:
-        beside = len(f"; {self._why}") if self._why else 0
-        if len(self._why) > self._room:  # it takes more than one line anyway
-            beside = 0
+        # One that has no room takes more than one line anyway.
+        beside = len(f"; {self._why}") if 0 < len(self._why) <= self._room else 0
         figures = self._figures(self._room - beside)
         if beside and len(figures) > self._room - beside:
             figures = ""
