@@ -40,8 +40,6 @@ _ENTRY = re.compile(
 )
 _DECODER = json.JSONDecoder()
 
-_Pairs = tuple[tuple[str, Any], ...]  # an object of JSON; arrays are lists
-
 
 class Spec(NamedTuple):
     """One tensor of a header; ``start`` and ``stop`` are bytes of the file, not of its data section."""
@@ -109,7 +107,7 @@ def parse_header(data: bytes | memoryview, *, file: str, file_size: int) -> Head
     metadata, found = _parse_compact(raw, data_start) or _parse_json(raw, data_start, file)
     tensors = found
     if _misplaced(found, data_start) is not None:
-        tensors = dict(sorted(found.items(), key=_place))
+        tensors = dict(sorted(found.items(), key=lambda item: item[1][2:]))
         if (name := _misplaced(tensors, data_start)) is not None:
             before = max((spec.stop for spec in tensors.values() if spec[2:] < tensors[name][2:]), default=data_start)
             trouble = "overlaps another tensor" if tensors[name].start < before else "leaves a hole before it"
@@ -127,10 +125,6 @@ def _misplaced(tensors: Mapping[str, Spec], position: int) -> str | None:
             return name
         position = spec.stop
     return None
-
-
-def _place(item: tuple[str, Spec]) -> tuple[int, int]:
-    return item[1][2:]
 
 
 def _parse_compact(raw: memoryview, data_start: int) -> tuple[dict[str, str], dict[str, Spec]] | None:
@@ -191,14 +185,14 @@ def _parse_json(raw: memoryview, data_start: int, file: str) -> tuple[dict[str, 
             raise ValueError("a string has an unpaired surrogate")
         content = json.loads(
             text,
-            object_pairs_hook=tuple,
+            object_pairs_hook=tuple,  # and arrays are lists
             # A call for each number doubles the time; without -0, the exact integers only have to be in range.
             parse_int=_integer if "-0" in text else None,
             parse_float=_finite,
             parse_constant=_refuse_constant,
         )
     except (ValueError, RecursionError) as error:
-        raise BadHeader(file=file, why=f"header is not JSON ({_first_line(error)})") from None
+        raise BadHeader(file=file, why=f"header is not JSON ({str(error).splitlines()[0][:200]})") from None
     if type(content) is not tuple:
         raise BadHeader(file=file, why="header is not a JSON object")
     metadata: dict[str, str] | None = None
@@ -214,10 +208,6 @@ def _parse_json(raw: memoryview, data_start: int, file: str) -> tuple[dict[str, 
     for name, spec in found.items():  # of a name that is there twice, only the last has to be right
         _check(name, spec, file)
     return metadata or {}, found
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
 
 
 def _integer(digits: str) -> int | float:
