@@ -213,7 +213,7 @@ class GgufRow(Row):
     def __init__(self, entries: Sequence[Entry], keys: GgufKeys) -> None:
         self.entries = entries
         self._alignment = keys.alignment
-        self._starts = _sums(gguf.padded(entry.size, self._alignment) for entry in entries)
+        self._starts = _sums(padded(entry.size, self._alignment) for entry in entries)
         self._texts = _sums(gguf.entry_size(entry.name, entry.tensor.shape) for entry in entries)
         self._keys = keys
         parts = (keys.part(0, 1, 0), keys.part(0, 2, 0), keys.part(1, 2, 0))
@@ -225,7 +225,7 @@ class GgufRow(Row):
 
     def _file(self, keys: int, start: int, stop: int) -> int:
         header = keys + self._texts[stop] - self._texts[start]
-        return gguf.padded(header, self._alignment) + self.data(start, stop)
+        return padded(header, self._alignment) + self.data(start, stop)
 
     def large(self, limit: int) -> tuple[int, ...]:
         numbers = range(len(self.entries))

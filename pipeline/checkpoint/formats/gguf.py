@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from reshard.pipeline.checkpoint.formats.pointers import refuse_pointer
 from reshard.pipeline.checkpoint.formats.ranged import Read, read_bytes
-from reshard.pipeline.checkpoint.formats.safetensors import Header, Spec
+from reshard.pipeline.checkpoint.formats.safetensors import Header, Spec, padded
 from reshard.pipeline.errors import BadHeader, BadLength, BadRename, NotRead
 from reshard.pipeline.limits import (
     GGUF_ALIGNMENT_MAX,
@@ -329,11 +329,6 @@ def check_renamed(names: Iterable[str], before: Iterable[str]) -> None:
         if (size := len(name.encode())) > most:
             why = f"{name[:100]!r} is {size:,} bytes long, but names in this GGUF model can have at most {most:,}"
             raise BadRename(rules="RULES", why=why)
-
-
-def padded(size: int, alignment: int) -> int:
-    """``size`` up to a multiple of ``alignment``."""
-    return size + -size % alignment
 
 
 def alignment_of(keys: Keys) -> int:

@@ -341,7 +341,7 @@ def metadata_size(metadata: Mapping[str, str]) -> int:
 
 
 def padded(size: int, align: int = ALIGNMENT) -> int:
-    """The bytes of a header whose parts sum up to ``size``."""
+    """``size`` up to a multiple of ``align``."""
     return size + -size % align
 
 
