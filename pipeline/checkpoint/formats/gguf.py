@@ -62,7 +62,6 @@ _SIGNED = {1: True, 3: True, _I32: True, 11: True, 0: False, _U16: False, _U32: 
 
 _INT32, _INT64 = Struct("<I"), Struct("<Q")
 
-
 Keys = Mapping[str, memoryview | bytes]
 
 
@@ -74,7 +73,6 @@ class GgufHeader(Header):
     """
 
     keys: Keys
-    alignment: int
 
 
 class Split(NamedTuple):
@@ -231,7 +229,7 @@ class _Parser:
             end = padded(stop, alignment)
         if not stop <= self._size <= end:  # some writers leave out the padding at the end
             raise BadLength(file=self._file, actual=self._size, expected=stop if self._size < stop else end)
-        return GgufHeader(self._file, {}, specs, start, self._size, keys, alignment)
+        return GgufHeader(self._file, {}, specs, start, self._size, keys)
 
     # ------------------------------------------------------------------------------------------------ single values
 
