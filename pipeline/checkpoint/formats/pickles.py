@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from sys import getsizeof
 from typing import Final, NamedTuple
 
@@ -56,27 +56,23 @@ class Global:
         return f"{self.module}.{self.name}"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Mapping:
     """A dictionary as it was written: pairs in order, keys unhashed, a repeated key still there twice."""
 
-    __slots__ = ("pairs",)
-
-    def __init__(self) -> None:
-        self.pairs: list[tuple[object, object]] = []
+    pairs: list[tuple[object, object]] = field(default_factory=list)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Made:
     """What calling ``kind`` with ``args`` would have made, with the state and the items that were put into it."""
 
-    __slots__ = ("args", "items", "kind", "pairs", "state")
-
-    def __init__(self, kind: Global, args: tuple[object, ...]) -> None:
-        self.kind = kind
-        self.args = args
-        self.state: object = None
-        # Most calls make neither a dictionary nor a list, and there are many calls: the lists come when needed.
-        self.pairs: list[tuple[object, object]] | None = None
-        self.items: list[object] | None = None
+    kind: Global
+    args: tuple[object, ...]
+    state: object = None
+    # Most calls make neither a dictionary nor a list, and there are many calls: the lists come when needed.
+    pairs: list[tuple[object, object]] | None = None
+    items: list[object] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,9 +173,7 @@ class _Machine:
         stop = self._data.find(b"\n", self._at)
         if stop < 0:
             raise self._cut_short()
-        line = self._data[self._at : stop]
-        self._at = stop + 1
-        return self._decoded(line)
+        return self._decoded(self._take(stop + 1 - self._at)[:-1])
 
     def _decoded(self, text: bytes) -> str:
         try:
@@ -238,9 +232,7 @@ class _Machine:
         self.push(tuple(values), _TUPLE_COST + 8 * len(values))
 
     def frozen_set(self) -> None:
-        made = Made(SET, ())
-        made.items = self.pop_to_mark()
-        self.push(made, _MADE_COST)
+        self.push(Made(SET, (), items=self.pop_to_mark()), _MADE_COST)
 
     def extend(self, values: list[object]) -> None:
         target = self.stack[-1]
