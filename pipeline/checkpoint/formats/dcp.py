@@ -38,10 +38,7 @@ from reshard.pipeline.errors import BadArchive, BadIndex, BadPickle, BadTiling, 
 from reshard.pipeline.limits import BLOB_EDGE, PICKLE_MAX
 from reshard.pipeline.tensors import Box, Contents, Piece, Record, Span, StoredFile, Tensor
 
-METADATA = ".metadata"
-SUFFIX = ".distcp"
 SHARDING_INFO = "DCP_SHARDING_INFO"
-_SAVED_OFFSETS = "saved_offsets"
 
 _METADATA_MODULES = (
     "torch.distributed.checkpoint.metadata",
@@ -51,10 +48,9 @@ _METADATA_NAMES = (
     *("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "_MEM_FORMAT_ENCODING", "MEM_FORMAT_ENCODING"),
     *("TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata"),
 )
-_FILESYSTEM_NAMES = ("_StorageInfo", "_StoragePrefix")
 ALLOWED_METADATA = ALLOWED | {
     *(f"{module}.{name}" for module in _METADATA_MODULES for name in _METADATA_NAMES),
-    *(f"torch.distributed.checkpoint.filesystem.{name}" for name in _FILESYSTEM_NAMES),
+    *(f"torch.distributed.checkpoint.filesystem.{name}" for name in ("_StorageInfo", "_StoragePrefix")),
 }
 _KEYS_MAX = 32  # dictionaries around a tensor; trainers nest two or three
 
@@ -222,11 +218,9 @@ class _Held:
 
     def fetch(self, spans: Sequence[Span]) -> list[bytes]:
         found = [self._held(span) for span in spans]
-        missing = [number for number, content in enumerate(found) if content is None]
-        contents = read_spans(self._read, self._file, [spans[number] for number in missing])
-        for number, content in zip(missing, contents, strict=True):
-            found[number] = content
-        return [content for content in found if content is not None]
+        missing = [span for span, content in zip(spans, found, strict=True) if content is None]
+        rest = iter(read_spans(self._read, self._file, missing))
+        return [next(rest) if content is None else content for content in found]
 
     def _held(self, span: Span) -> bytes | None:
         number = bisect_right(self._spans, span.start, key=lambda held: held.start) - 1
@@ -306,7 +300,7 @@ def _saved_offsets(path: str, metadata: Mapping[str, str]) -> dict[str, tuple[in
         raise BadIndex(file=path, why=f"{SHARDING_INFO} is not JSON") from None
     found = {}
     for name, entry in info.items() if isinstance(info, dict) else ():
-        at = counts_of(entry.get(_SAVED_OFFSETS)) if isinstance(entry, dict) else None
+        at = counts_of(entry.get("saved_offsets")) if isinstance(entry, dict) else None
         if at is None:
             raise BadIndex(file=path, why=f"{SHARDING_INFO} of {label((name,))} is malformed")
         found[name] = at
