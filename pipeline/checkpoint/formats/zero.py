@@ -75,68 +75,61 @@ def read_zero(read: Read, files: Sequence[StoredFile]) -> Contents:
     models = each(lambda n: read_model(read, files[n], n), of[MODEL])
     partitions = each(lambda n: read_partition(read, files[n], n), of[PARTITION])
     stored = each(lambda n: read_stored(read, files[n], n), of[STORED])
-    model_files, partition_files = ([files[n].path for n in of[end]] for end in (MODEL, PARTITION))
-    _check_models(models, model_files)
+    model = models[0]
+    _check_models(models)
     if partitions:
-        _check_partitions(partitions, partition_files)
+        _check_partitions(partitions)
         stage_3 = partitions[0].stage == 3
-        found = (_dealt_out if stage_3 else _behind)(models[0], partitions, partition_files)
+        found = _by_name((_dealt_out if stage_3 else _behind)(model, partitions), partitions[0].file)
         what = f"stage {partitions[0].stage}, {counted(len(partitions), 'rank')}"
     else:
-        stage_3 = basename(model_files[0]).startswith(_OF_STAGE_3)
-        found = _matched(
-            models[0], model_files[0], [(files[n].path, s) for n, s in zip(of[STORED], stored, strict=True)]
-        )
+        stage_3 = basename(model.file).startswith(_OF_STAGE_3)
+        found = _matched(model, stored)
         what = "universal"
-    beside = _frozen(models, model_files[0], stage_3)
+    beside = _frozen(models, stage_3)
     if both := found.keys() & beside.keys():
-        raise DuplicateTensor(tensor=label((min(both),)), file=model_files[0], other="the frozen parameters")
+        raise DuplicateTensor(tensor=label((min(both),)), file=model.file, other="the frozen parameters")
     found |= beside
-    for name, kept in models[0].shared.items():
+    for name, kept in model.shared.items():
         if kept in found and name not in found:
             found[name] = found[kept]._replace(name=name)
-    where = dirname(model_files[0]) or "."
+    where = dirname(model.file) or "."
     notes = [f"{where}: merged the optimizer weights of a DeepSpeed ZeRO checkpoint ({what})"]
-    rest = _rest(models[0], found, model_files[0], stage_3)
-    if unheld := [name for name in rest if name not in models[0].buffers]:
+    rest = _rest(model, found, stage_3)
+    if unheld := [name for name in rest if name not in model.buffers]:
         such = f"such as {label((unheld[0],))}"
-        notes.append(f"{model_files[0]}: used for {counted(len(unheld), 'tensor')} that no optimizer has, {such}")
+        notes.append(f"{model.file}: used for {counted(len(unheld), 'tensor')} that no optimizer has, {such}")
     tensors = (*found.values(), *rest.values())
-    records = chain(
-        *(partition.records for partition in partitions), *(m.records for m in models), (s.record for s in stored)
-    )
-    return Contents(tensors, (*notes, *models[0].notes), tied_tensors(tensors), _used(tensors, records))
+    records = chain(*(p.records for p in partitions), *(m.records for m in models), *(s.records for s in stored))
+    return Contents(tensors, (*notes, *model.notes), tied_tensors(tensors), _used(tensors, records))
 
 
-def _check_models(models: Sequence[Model], files: Sequence[str]) -> None:
-    for model, file in zip(models, files, strict=True):
-        if (model.step, model.shapes, model.frozen) != (models[0].step, models[0].shapes, models[0].frozen):
-            raise BadIndex(file=file, why=f"not the same step and model as {files[0]}")
+def _check_models(models: Sequence[Model]) -> None:
+    first = models[0]
+    for model in models:
+        if (model.step, model.shapes, model.frozen) != (first.step, first.shapes, first.frozen):
+            raise BadIndex(file=model.file, why=f"not the same step and model as {first.file}")
 
 
-def _check_partitions(partitions: Sequence[Partition], files: Sequence[str]) -> None:
+def _check_partitions(partitions: Sequence[Partition]) -> None:
     first = partitions[0]
     kinds = [group.dtype for group in first.groups]
-    for partition, file in zip(partitions, files, strict=True):
-        if partition.ranks != len(files):
-            why = f"one of {partition.ranks} ranks, but there are files from {len(files)}"
-            raise BadIndex(file=file, why=why)
+    for partition in partitions:
+        if partition.ranks != len(partitions):
+            why = f"one of {partition.ranks} ranks, but there are files from {len(partitions)}"
+            raise BadIndex(file=partition.file, why=why)
         if partition.stage != first.stage or [group.dtype for group in partition.groups] != kinds:
-            raise BadIndex(file=file, why=f"not the same groups as {files[0]}")
+            raise BadIndex(file=partition.file, why=f"not the same groups as {first.file}")
         if partition.step != first.step:
-            raise BadIndex(file=file, why=f"not the same step as {files[0]}")
+            raise BadIndex(file=partition.file, why=f"not the same step as {first.file}")
 
 
-# ----------------------------------------------------------------------------------------------------- the parameters
-
-
-def _behind(model: Model, partitions: Sequence[Partition], files: Sequence[str]) -> dict[str, Tensor]:
+def _behind(model: Model, partitions: Sequence[Partition]) -> Iterator[Tensor]:
     """Stages 1 and 2: each group is the ranks' arrays one behind the other, padded at its end."""
-    groups, paddings = partitions[0].groups, partitions[0].paddings
+    file, groups, paddings = partitions[0].file, partitions[0].groups, partitions[0].paddings
     if len(model.shapes) != len(groups) or (paddings and len(paddings) != len(groups)):
-        raise BadIndex(file=files[0], why=f"{counted(len(groups), 'group')}, but the model has {len(model.shapes)}")
+        raise BadIndex(file=file, why=f"{counted(len(groups), 'group')}, but the model has {len(model.shapes)}")
     unit = _ALIGNMENT * len(partitions)
-    found: dict[str, Tensor] = {}
     for number, shapes in enumerate(model.shapes):
         flat = _Flat(partition.groups[number] for partition in partitions)
         gaps = paddings[number] if paddings else (0,) * len(shapes)
@@ -148,27 +141,25 @@ def _behind(model: Model, partitions: Sequence[Partition], files: Sequence[str])
             or needed - sum(gaps[-1:]) > flat.count
         ):
             why = f"the ranks have {counted(flat.count, 'element')}, but its parameters need {needed:,}"
-            raise BadTiling(file=files[0], tensor=f"group {number}", why=why)
+            raise BadTiling(file=file, tensor=f"group {number}", why=why)
         for (name, shape), end, gap in zip(shapes.items(), ends, gaps, strict=True):
-            runs = flat.cut(end - gap - prod(shape), end - gap)
-            _add(found, _tensor(name, groups[number].dtype, shape, runs), files[0])
-    return found
+            yield _tensor(name, groups[number].dtype, shape, flat.cut(end - gap - prod(shape), end - gap))
 
 
-def _dealt_out(model: Model, partitions: Sequence[Partition], files: Sequence[str]) -> dict[str, Tensor]:
+def _dealt_out(model: Model, partitions: Sequence[Partition]) -> Iterator[Tensor]:
     """Stage 3: each rank has an equal share of every parameter, the last ones filled up."""
     ranks = [_Flat(partition.groups) for partition in partitions]
     everything = list(chain.from_iterable(shapes.items() for shapes in model.shapes))
     needed = sum(_share(shape, len(ranks)) for _, shape in everything)
-    for flat, file in zip(ranks, files, strict=True):
+    for flat, partition in zip(ranks, partitions, strict=True):
         if flat.count != needed:
             why = f"{counted(flat.count, 'element')}, but a rank's share of the parameters is {needed:,}"
-            raise BadTiling(file=file, tensor="its groups", why=why)
+            raise BadTiling(file=partition.file, tensor="its groups", why=why)
     dtypes = {group.dtype for group in partitions[0].groups} or {"F32"}
     if len(dtypes) > 1:
-        raise BadIndex(file=files[0], why=f"groups have different dtypes ({', '.join(sorted(dtypes))})")
+        why = f"groups have different dtypes ({', '.join(sorted(dtypes))})"
+        raise BadIndex(file=partitions[0].file, why=why)
     (dtype,) = dtypes
-    found: dict[str, Tensor] = {}
     at = 0
     for name, shape in everything:
         share, count = _share(shape, len(ranks)), prod(shape)
@@ -177,26 +168,33 @@ def _dealt_out(model: Model, partitions: Sequence[Partition], files: Sequence[st
             for rank, flat in enumerate(ranks)
             for run in flat.cut(at, at + max(0, min(share, count - rank * share)))
         )
-        _add(found, _tensor(name, dtype, shape, runs), files[0])
+        yield _tensor(name, dtype, shape, runs)
         at += share
-    return found
 
 
 def _share(shape: Shape, ranks: int) -> int:
     return -(-prod(shape) // ranks)
 
 
-def _matched(model: Model, file: str, stored: Sequence[tuple[str, Stored]]) -> dict[str, Tensor]:
+def _by_name(tensors: Iterable[Tensor], file: str) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for tensor in tensors:
+        if found.setdefault(tensor.name, tensor) is not tensor:
+            raise DuplicateTensor(tensor=label((tensor.name,)), file=file, other="another group")
+    return found
+
+
+def _matched(model: Model, stored: Sequence[Stored]) -> dict[str, Tensor]:
     """A universal checkpoint: each parameter is in a file of its own, under its name.
 
     Of what no optimizer holds there may be float32 copies, which are not taken: the model's states have the originals.
     """
-    left = {basename(dirname(path)): (path, one) for path, one in stored}
+    left = {basename(dirname(one.file)): one for one in stored}
     found: dict[str, Tensor] = {}
     for name, shape in chain.from_iterable(shapes.items() for shapes in model.shapes):
         if name not in left:
-            raise BadIndex(file=file, why=f"parameter {label((name,))} has no file under `zero`")
-        path, (tensor, flat, shortened, _) = left.pop(name)
+            raise BadIndex(file=model.file, why=f"parameter {label((name,))} has no file under `zero`")
+        file, tensor, flat, shortened, _ = left.pop(name)
         if flat and tensor.range is not None and prod(tensor.shape) == prod(shape):
             piece = tensor.pieces[0]._replace(at=(0,) * len(shape), shape=shape)
             tensor = tensor._replace(shape=shape, pieces=(piece,))
@@ -204,17 +202,14 @@ def _matched(model: Model, file: str, stored: Sequence[tuple[str, Stored]]) -> d
             shortened and tensor.shape[1:] == shape[1:] and tensor.shape[:1] <= shape[:1]
         ):
             why = f"the file has {list(tensor.shape)}, but the model has {list(shape)}"
-            raise BadTiling(file=path, tensor=label((name,)), why=why)
+            raise BadTiling(file=file, tensor=label((name,)), why=why)
         found[name] = tensor._replace(name=name)
     if unknown := left.keys() - model.module.keys() - model.frozen.keys() - model.shared.keys():
-        raise BadIndex(file=left[min(unknown)][0], why="the model has no such parameter")
+        raise BadIndex(file=left[min(unknown)].file, why="the model has no such parameter")
     return found
 
 
-# --------------------------------------------------------------------------------------------- what no optimizer holds
-
-
-def _frozen(models: Sequence[Model], file: str, stage_3: bool) -> dict[str, Tensor]:
+def _frozen(models: Sequence[Model], stage_3: bool) -> dict[str, Tensor]:
     found = {}
     for name, shape in models[0].frozen.items():
         parts = [model.fragments[name] for model in models if name in model.fragments]
@@ -228,21 +223,19 @@ def _frozen(models: Sequence[Model], file: str, stage_3: bool) -> dict[str, Tens
             if flat.count >= prod(shape):
                 tensor = _tensor(name, parts[0].dtype, shape, flat.cut(0, prod(shape)))
         if tensor is None or tensor.shape != shape:
-            raise BadTiling(file=file, tensor=label((name,)), why="the ranks do not have all of this frozen parameter")
+            why = "the ranks do not have all of this frozen parameter"
+            raise BadTiling(file=models[0].file, tensor=label((name,)), why=why)
         found[name] = tensor._replace(name=name)
     return found
 
 
-def _rest(model: Model, found: Mapping[str, Tensor], file: str, stage_3: bool) -> dict[str, Tensor]:
+def _rest(model: Model, found: Mapping[str, Tensor], stage_3: bool) -> dict[str, Tensor]:
     """Buffers, and parameters that are given to no optimizer; raises BadTiling where no rank has them."""
     rest = {name: tensor for name, tensor in model.module.items() if name not in found}
     for name, tensor in rest.items():
         if stage_3 and not tensor.size and name not in model.buffers:
-            raise BadTiling(file=file, tensor=label((name,)), why="no rank has any of it")
+            raise BadTiling(file=model.file, tensor=label((name,)), why="no rank has any of it")
     return rest
-
-
-# --------------------------------------------------------------------------------------------------------- their pieces
 
 
 def _tensor(name: str, dtype: str, shape: Shape, runs: Iterable[_Run]) -> Tensor:
@@ -256,12 +249,6 @@ def _tensor(name: str, dtype: str, shape: Shape, runs: Iterable[_Run]) -> Tensor
             offset += prod(box.shape) * DTYPE_BITS[dtype] // 8
         at += run.elements
     return Tensor(name, dtype, shape, tuple(pieces) or (Piece(0, 0, (0,) * len(shape), shape),))
-
-
-def _add(found: dict[str, Tensor], tensor: Tensor, file: str) -> None:
-    if tensor.name in found:
-        raise DuplicateTensor(tensor=label((tensor.name,)), file=file, other="another group")
-    found[tensor.name] = tensor
 
 
 def _used(tensors: Iterable[Tensor], records: Iterable[Record]) -> tuple[Record, ...]:

@@ -45,6 +45,7 @@ Shape = tuple[int, ...]
 class Partition(NamedTuple):
     """What one rank's optimizer holds: a flat array for each group of parameters."""
 
+    file: str
     stage: int
     ranks: int
     step: object
@@ -56,6 +57,7 @@ class Partition(NamedTuple):
 class Model(NamedTuple):
     """What one rank says of the model, and what it holds of it beside the optimizer."""
 
+    file: str
     step: object
     shapes: tuple[dict[str, Shape], ...]  # the parameters of each group, in the order of its array
     frozen: dict[str, Shape]
@@ -70,10 +72,11 @@ class Model(NamedTuple):
 class Stored(NamedTuple):
     """One parameter of a universal checkpoint."""
 
+    file: str
     tensor: Tensor
     flat: bool  # whether the shape is to be taken from the model
     shortened: bool  # whether it has lost the rows that its vocabulary was padded with
-    record: Record
+    records: tuple[Record, ...]
 
 
 def read_partition(read: Read, file: StoredFile, number: int) -> Partition:
@@ -92,6 +95,7 @@ def read_partition(read: Read, file: StoredFile, number: int) -> Partition:
         if tensor.range is None or len(tensor.shape) != 1 or tensor.dtype not in _FLOATS:
             raise NotRead(file=file.path, what=f"{tensor.name} ({tensor.dtype}{list(tensor.shape)})")
     return Partition(
+        file.path,
         stage,
         ranks,
         _step(read, archive, optimizer, file),
@@ -158,6 +162,7 @@ def read_model(read: Read, file: StoredFile, number: int) -> Model:
     tensors, records = _tensors(archive, {name: value for name, value in module.items() if is_tensor(value)}, file)
     pieces, more = _tensors(archive, fragments, file)
     return Model(
+        file=file.path,
         step=root.get("global_steps"),
         shapes=tuple(_shapes(group, "param_shapes", file) for group in groups),
         frozen=_shapes(root.get("frozen_param_shapes"), "frozen_param_shapes", file),
@@ -192,7 +197,7 @@ def read_stored(read: Read, file: StoredFile, number: int) -> Stored:
     flat = is_tensor(archive.root)
     about = {} if flat else named(archive.root, "content", file.path)
     found, records = _tensors(archive, {"param": archive.root if flat else about.get("param")}, file)
-    return Stored(found["param"], flat, about.get("vocab_tensor") is True, records[0])
+    return Stored(file.path, found["param"], flat, about.get("vocab_tensor") is True, records)
 
 
 def _tensors(
