@@ -20,7 +20,7 @@ from reshard.pipeline.checkpoint.formats.gguf import SUFFIX as GGUF
 from reshard.pipeline.checkpoint.formats.pointers import refuse_pointer
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.indexes import Index, load_json, parse_index
-from reshard.pipeline.checkpoint.parts import DISTRIBUTED_METADATA, FileSet, Format, find_parts
+from reshard.pipeline.checkpoint.parts import DISTRIBUTED_METADATA, RANK_FILE, ZERO_FILE, FileSet, Format, find_parts
 from reshard.pipeline.errors import AbsentFile, BadIndex, NoWeights
 from reshard.pipeline.limits import INDEX_MAX, LATEST_MAX
 from reshard.pipeline.protocols import Source
@@ -32,12 +32,12 @@ _VARIANT_STEMS = {"model", "diffusion_pytorch_model", "pytorch_model"}
 _VARIANT = re.compile(r"[A-Za-z_]\w*")
 # `model.safetensors.index.json`, `pytorch_model.bin.index.fp16.json`, and what accelerate's documentation calls its
 # bare maps: `x.index.json`, `index.json`. Without a suffix it may be an index of anything.
-INDEX = re.compile(
+_INDEX = re.compile(
     r"(?:(?P<stem>.+?)(?P<suffix>\.safetensors|\.bin|\.pt|\.pth)?\.)?index(?:\.(?P<variant>[A-Za-z_]\w*))?\.json"
 )
 NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.\w+)")
 # What torch.distributed.checkpoint's HuggingFaceStorageWriter calls its files: each holds parts of tensors.
-DISTRIBUTED_SAFETENSORS = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
+_DISTRIBUTED_SAFETENSORS = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 
 # Their loaders read one file by its name and know no index, so they are carried whole and never cut:
 # adapters (peft), LoRA weights and textual inversions (diffusers) ...
@@ -48,9 +48,9 @@ _UNCUT_TWINS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin", "c
 # was quantised by an imatrix has that in its name, too.)
 _PROJECTOR = "*mmproj*.gguf"
 
-TORCH = (".bin", ".pt", ".pth", ".ckpt", ".pth.tar")  # in this order, where one checkpoint has several
+_TORCH = (".bin", ".pt", ".pth", ".ckpt", ".pth.tar")  # in this order, where one checkpoint has several
 # TorchScript by its name: opened where nothing else is there, so that its own error says why it is not read.
-SCRIPT = ".jit"
+_SCRIPT = ".jit"
 # Stems that loaders look for by themselves, `pytorch_model` being `model`: transformers and diffusers; and
 # mistral-inference, open_clip and peft.
 USUAL_STEMS = ("model", "diffusion_pytorch_model")
@@ -124,15 +124,25 @@ def suffix_of(path: str) -> str:
     return name[dot:] if dot >= 0 else ""
 
 
+def is_weights(path: str) -> bool:
+    """Whether a file of this name alone may be a checkpoint, or would say why it is none."""
+    return suffix_of(path) in {SUFFIX, GGUF, *_TORCH, _SCRIPT}
+
+
+def is_index(path: str) -> bool:
+    """Whether a file may be an index, by its name: of weights, or of anything."""
+    return _INDEX.fullmatch(basename(path)) is not None
+
+
 def is_weight_index(path: str) -> bool:
     """``model.safetensors.index.json``, ``pytorch_model.bin.index.json`` and their variants."""
-    match = INDEX.fullmatch(basename(path))
+    match = _INDEX.fullmatch(basename(path))
     return match is not None and match["suffix"] is not None
 
 
 def index_name(path: str) -> Name:
     """The checkpoint that an index is of, by the index's own name."""
-    match = INDEX.fullmatch(basename(path))
+    match = _INDEX.fullmatch(basename(path))
     assert match is not None, "only indexes have such a name"
     return Name(dirname(path), _usual_stem(match["stem"] or "model"), match["variant"])
 
@@ -225,17 +235,17 @@ class _Finder:
     def sets(self) -> list[FileSet]:
         self._add(self._indexed({SUFFIX}))
         self._add(self._unindexed([SUFFIX]))
-        self._add(self._indexed(set(TORCH)))
-        for suffix in TORCH:
+        self._add(self._indexed(set(_TORCH)))
+        for suffix in _TORCH:
             usual = [p for p in self._torch_files() if set_name(p).stem in USUAL_STEMS]
             self._add(self._unindexed([suffix], [p for p in usual if self._is_new(set_name(p), suffix)]))
         self._add(find_parts(self._listing, self._is_new, self._text))
         if not self._found:
-            self._add(self._unindexed(TORCH, self._torch_files()))
+            self._add(self._unindexed(_TORCH, self._torch_files()))
         if not self._found:
             self._add(self._unindexed([GGUF], [p for p in self._listing if not _is_projector(p)]))
         if not self._found:
-            self._add(self._unindexed([SCRIPT]))
+            self._add(self._unindexed([_SCRIPT]))
         return [self._loadable(part) for part in self._found]
 
     def _text(self, file: StoredFile) -> bytes:
@@ -263,13 +273,13 @@ class _Finder:
     def _indexed(self, suffixes: set[str]) -> Iterator[FileSet]:
         """The sets that an index names whose files have one of these suffixes."""
         for path in sorted(self._listing):
-            match = INDEX.fullmatch(basename(path))
+            match = _INDEX.fullmatch(basename(path))
             if match is None or (match["suffix"] is not None and match["suffix"] not in suffixes):
                 continue
             name = index_name(path)
             if not self._is_new(name, SUFFIX if SUFFIX in suffixes else ".bin"):
                 continue
-            if (index := index_of(self._source, self._listing[path], suffixes)) is None:
+            if (index := _index_of(self._source, self._listing[path], suffixes)) is None:
                 continue
             weight_map = index.by_tensor()
             files = sorted(set(weight_map.values()))
@@ -296,7 +306,7 @@ class _Finder:
                 raise BadIndex(file=files[0].path, why=f"{no_index}file {min(missing)} of {count} is missing")
             free -= {*numbered.values()}
             yield FileSet(_name(join(folder, f"{stem}{suffix}")), _format(suffixes), files)
-        parts = sorted(path for path in free if DISTRIBUTED_SAFETENSORS.fullmatch(basename(path)))
+        parts = sorted(path for path in free if _DISTRIBUTED_SAFETENSORS.fullmatch(basename(path)))
         for folder, members in groupby(parts, key=dirname):
             paths = list(members)
             free -= set(paths)
@@ -305,7 +315,7 @@ class _Finder:
             yield FileSet(_name(path), _format(suffixes), (self._listing[path],))
 
     def _torch_files(self) -> list[str]:
-        torch = [path for path in self._listing if suffix_of(path) in TORCH and path != _METAL]
+        torch = [path for path in self._listing if suffix_of(path) in _TORCH and path != _METAL]
         return [path for path in torch if not _matches(path, _TRAINERS)]
 
 
@@ -318,7 +328,7 @@ def _numbered_sets(paths: Iterable[str]) -> list[tuple[tuple[str, str, int, str]
     found: dict[tuple[str, str, int, str], dict[int, str]] = defaultdict(dict)
     for path in paths:
         match = NUMBERED.fullmatch(basename(path))
-        if match and not DISTRIBUTED_SAFETENSORS.fullmatch(basename(path)):
+        if match and not _DISTRIBUTED_SAFETENSORS.fullmatch(basename(path)):
             key = dirname(path), match["stem"], int(match["count"]), match["suffix"]
             found[key][int(match["number"])] = path
     return sorted(found.items())
@@ -346,11 +356,23 @@ def set_name(path: str) -> Name:
     return _name(join(dirname(path), match["stem"] + match["suffix"]) if match else path)
 
 
-def index_of(source: Source, file: StoredFile, suffixes: set[str]) -> Index | None:
+def _index_of(source: Source, file: StoredFile, suffixes: set[str]) -> Index | None:
     """The index that a file is by its name; None where it is none of files that have one of these suffixes."""
     content = read_file(source, file, INDEX_MAX)
     told = is_weight_index(file.path) or _is_map_of(content, suffixes)
     return parse_index(content, file.path) if told else None
+
+
+def part_by(source: Source, path: str) -> str | None:
+    """What makes a file of ``source`` one of several: its name, or an index beside it. Raises BadIndex, UnsafePath."""
+    if any(part.fullmatch(basename(path)) for part in (NUMBERED, _DISTRIBUTED_SAFETENSORS, RANK_FILE, ZERO_FILE)):
+        return "its name"
+    for other, file in source.files().items():
+        if is_index(other) and dirname(other) == dirname(path):
+            index = _index_of(source, file, {suffix_of(path)})
+            if index is not None and path in index.by_tensor().values():
+                return other
+    return None
 
 
 def _is_map_of(content: bytes, suffixes: set[str]) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from reshard.pipeline.checkpoint.lone import is_index, is_weights, part_by
+from reshard.pipeline.checkpoint.discover import is_index, is_weights, part_by
 from reshard.pipeline.checkpoint.tool_files import is_tool_folder
 from reshard.pipeline.errors import (
     FolderLink,
