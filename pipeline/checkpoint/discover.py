@@ -308,10 +308,8 @@ class _Finder:
             yield FileSet(_name(join(folder, f"{stem}{suffix}")), _format(suffixes), files)
         parts = sorted(path for path in free if _DISTRIBUTED_SAFETENSORS.fullmatch(basename(path)))
         for folder, members in groupby(parts, key=dirname):
-            paths = list(members)
-            free -= set(paths)
-            yield FileSet(Name(folder, "model"), "safetensors", tuple(self._listing[p] for p in paths))
-        for path in sorted(free):
+            yield FileSet(Name(folder, "model"), "safetensors", tuple(self._listing[path] for path in members))
+        for path in sorted(free - {*parts}):
             yield FileSet(_name(path), _format(suffixes), (self._listing[path],))
 
     def _torch_files(self) -> list[str]:

@@ -162,17 +162,15 @@ def _checkpoint(part: FileSet, first: int, contents: Sequence[Contents]) -> Chec
     )
 
 
-def _index_notes(part: FileSet, owner: Mapping[str, str]) -> list[str]:
+def _index_notes(part: FileSet, owner: Mapping[str, str]) -> Iterator[str]:
     if part.weight_map is None:
-        return []
+        return
     for name, file in part.weight_map.items():
         if owner.get(name) != file:
             where = f"but it is in {owner[name]}" if name in owner else "but no file has it"
             raise BadIndex(file=part.index_path, why=f"says that {name} is in {file}, {where}")
-    unnamed = [name for name in owner if name not in part.weight_map]
-    return (
-        [f"{part.index_path} does not list {counted(len(unnamed), 'tensor')}, such as {unnamed[0]}"] if unnamed else []
-    )
+    if unnamed := [name for name in owner if name not in part.weight_map]:
+        yield f"{part.index_path} does not list {counted(len(unnamed), 'tensor')}, such as {unnamed[0]}"
 
 
 def _without_twins(
@@ -182,8 +180,7 @@ def _without_twins(
     chosen: dict[Name, Checkpoint] = {}
     left_out: dict[str, str] = {}
     for checkpoint in sorted(checkpoints, key=lambda c: c.index_path is None):
-        twin = chosen.get(checkpoint.name)
-        if twin is not None:
+        if (twin := chosen.get(checkpoint.name)) is not None:
             single = files[checkpoint.files[0]].path
             beside = twin.index_path or files[twin.files[0]].path
             if why := _conflict(twin, checkpoint, is_numbered(beside) and is_numbered(single)):
