@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import xxhash
 
@@ -25,13 +25,6 @@ SOURCE_LEVEL = "each file by its sha256, or by its archive's checksums"
 K = TypeVar("K", bound=Hashable)
 
 
-class Sum(Protocol):
-    """A running checksum."""
-
-    def update(self, view: memoryview, /) -> object: ...
-    def hexdigest(self) -> str: ...
-
-
 def tensor_digest() -> xxhash.xxh3_128:
     """The digest of a tensor's bytes that receipts and manifests hold: xxh3-128."""
     return xxhash.xxh3_128()
@@ -43,11 +36,14 @@ class Crc32:
     def __init__(self) -> None:
         self._value = 0
 
-    def update(self, view: memoryview, /) -> None:
+    def update(self, view: memoryview) -> None:
         self._value = zlib.crc32(view, self._value)
 
     def hexdigest(self) -> str:
         return f"{self._value:08x}"
+
+
+Sum = xxhash.xxh3_128 | Crc32  # a running checksum
 
 
 class HashedRange(NamedTuple, Generic[K]):
@@ -70,14 +66,9 @@ class RangeHasher(Generic[K]):
 
     def __init__(self, ranges: Iterable[HashedRange[K]], new: Callable[[], Sum]) -> None:
         self._new = new
-        empty = new().hexdigest()
-        self.digests: dict[K, str] = {}
-        self._waiting: list[HashedRange[K]] = []
-        for one in ranges:
-            if one.start < one.stop:
-                self._waiting.append(one)
-            else:
-                self.digests[one.key] = empty
+        known = list(ranges)
+        self.digests = {one.key: new().hexdigest() for one in known if one.start >= one.stop}
+        self._waiting = [one for one in known if one.start < one.stop]
         self._waiting.sort(key=lambda one: (one.start, one.stop), reverse=True)  # the next one last
         self._open: list[tuple[HashedRange[K], Sum]] = []
 
