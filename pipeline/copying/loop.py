@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from reshard.pipeline.copying.hashing import (
@@ -152,12 +152,8 @@ def _hashers(plan: Plan, numbers: Iterable[int], cuts: Iterable[Cut]) -> dict[in
 
 def _batch(todo: Sequence[Shard]) -> Sequence[Shard]:
     """The first shards of ``todo`` that are stored together, at least one."""
-    size = 0
-    for count, shard in enumerate(todo):
-        size += shard.size
-        if count and size > BATCH_MAX:
-            return todo[:count]
-    return todo
+    fit = sum(size <= BATCH_MAX for size in accumulate(shard.size for shard in todo))
+    return todo[: max(1, fit)]
 
 
 @dataclass(frozen=True)
