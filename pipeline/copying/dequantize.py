@@ -103,7 +103,10 @@ class Dequantizer:
         with np.errstate(over="ignore", invalid="ignore"):
             made: _Array = values * scale
         if np.isinf(made).any():
-            self._count(int(np.count_nonzero(np.isinf(made) & np.isfinite(values) & np.isfinite(scale))))
+            overflows = int(np.count_nonzero(np.isinf(made) & np.isfinite(values) & np.isfinite(scale)))
+            self._infinite += overflows
+            if overflows and self._strict:
+                raise CastOverflow(tensor=self._entry.name, count=overflows, dtype="F32")
         return made.reshape(-1).view(np.uint8).data
 
     def _box(self, matrix: int, top: int, bottom: int, left: int, right: int) -> _Array:
@@ -126,8 +129,3 @@ class Dequantizer:
             with np.errstate(over="ignore"):
                 return np.ldexp(np.float32(1), packed.astype(np.int32) + _FIRST_EXPONENT[self._entry.tensor.dtype])
         return packed.astype(np.float32)
-
-    def _count(self, overflows: int) -> None:
-        self._infinite += overflows
-        if overflows and self._strict:
-            raise CastOverflow(tensor=self._entry.name, count=overflows, dtype="F32")
