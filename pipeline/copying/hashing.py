@@ -122,6 +122,7 @@ class FileHasher:
         self.file = file
         self._sha256 = hashlib.sha256() if file.sha256 else None
         self._ranges = RangeHasher(ranges, tensor_digest)
+        self.digests = self._ranges.digests
         self._records = frozenset() if file.sha256 else frozenset(records)
         # Filed under the record itself: all archives of a `.distcp` file call their only storage by the same name.
         self._sums = RangeHasher((HashedRange(r.start, r.stop, r) for r in self._records if r.crc32 is not None), Crc32)
@@ -139,10 +140,6 @@ class FileHasher:
     def records(self) -> Compared:
         """The records held against their CRCs until now, of those that stand for the file's bytes."""
         return Compared(len(self._sums.digests), len(self._records))
-
-    @property
-    def digests(self) -> dict[Range, str]:
-        return self._ranges.digests
 
     def feed(self, at: int, view: memoryview, place: str) -> None:
         """The bytes from ``at`` on, which follow what passed before; raises SourceCorrupt, naming file and place.
