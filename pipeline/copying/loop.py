@@ -31,6 +31,7 @@ from reshard.pipeline.limits import BATCH_MAX, SETTLE
 from reshard.pipeline.planning.model import Cut, Entry, Group, Plan, Receipt, Shard
 from reshard.pipeline.planning.ranges import Part, cuts_of, parts, read_plan
 from reshard.pipeline.protocols import Batch, Sink, Source
+from reshard.pipeline.request import Options
 from reshard.pipeline.stores.lane import Lane
 from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.tensors import Attestation, ByteRange, Record, StoredFile
@@ -175,10 +176,8 @@ class _Copier:
         batch = self.sink.batch([self.plan.files[number] for number in reads], self.source)
         try:
             waiting: list[tuple[Shard, Copy]] = []
-            done = 0
-            for shard in shards:
+            for done, shard in enumerate(shards, 1):
                 waiting.append((shard, self._shard(shard, batch)))
-                done += 1
                 if self.should_yield():
                     break
                 if sum(one.size for one, _ in waiting) >= SETTLE:
@@ -206,10 +205,8 @@ class _Copier:
         return waiting[len(stored) :]
 
     def _shard(self, shard: Shard, batch: Batch) -> Copy:
-        writer = batch.open(shard.path, shard.size)
-        options = self.plan.options
-        written = HashingWriter(shard, writer, self.lane)
-        one = Copy(written, self.stream, options.strict_dtype, self.disk, options.tensor_hashes)
+        written = HashingWriter(shard, batch.open(shard.path, shard.size), self.lane)
+        one = Copy(written, self.stream, self.disk, self.plan.options)
         one.written.write(memoryview(shard.header))
         with closing(Scales(self.disk, parts(shard.entries))) as scales:
             for part in parts(shard.entries):
@@ -227,9 +224,8 @@ class Copy:
 
     written: HashingWriter
     stream: Stream
-    strict: bool
     disk: ScratchSpace
-    hashing: bool = False  # whether their sha256 is wanted, too
+    options: Options
     tensors: dict[str, str] = field(default_factory=dict)
     ranges: dict[str, list[str]] = field(default_factory=dict)  # of those that are not their bytes as they stand
     overflows: dict[str, int] = field(default_factory=dict)  # of those that are cast: values that became infinite
@@ -244,9 +240,9 @@ class Copy:
             scales.keep(part, take)
             return
         digest = tensor_digest()
-        caster = caster_of(entry, scales, strict=self.strict)
-        as_written = hashlib.sha256() if self.hashing else None
-        as_read = hashlib.sha256() if self.hashing and entry.cast and part.as_stored else None
+        caster = caster_of(entry, scales, strict=self.options.strict_dtype)
+        as_written = hashlib.sha256() if self.options.tensor_hashes else None
+        as_read = hashlib.sha256() if as_written and entry.cast and part.as_stored else None
         for view in packed(part, take, self.disk, scales):
             if as_read:
                 as_read.update(view)
