@@ -79,8 +79,8 @@ class Attested(NamedTuple):
     records: Compared = Compared()
 
     @staticmethod
-    def from_json(files: dict[str, Attestation], witnesses: list[Any], records: Sequence[int] = ()) -> Attested:
-        """The same from what `json` made of the tuple; what was handed in before records were counted has none."""
+    def from_json(files: dict[str, Attestation], witnesses: list[Any], records: Sequence[int]) -> Attested:
+        """The same from what `json` made of the tuple."""
         return Attested(files, tuple(Witness(*witness) for witness in witnesses), Compared(*records))
 
 
