@@ -16,7 +16,7 @@ from reshard.pipeline.planning.model import Shard
 from reshard.pipeline.planning.ranges import attested
 from reshard.pipeline.protocols import Writer
 from reshard.pipeline.stores.lane import Lane
-from reshard.pipeline.tensors import Attestation, Record, Span, StoredFile
+from reshard.pipeline.tensors import Attestation, Record, StoredFile
 
 COPY = "copy"  # the check's name
 COPY_LEVEL = "the bytes of every tensor, on read and on write"
@@ -171,11 +171,6 @@ class FileHasher:
         finding = f"{what} does not match: expected {expected}, read {OTHER_BYTES}"
         checks = failed("source bytes", SOURCE_LEVEL, {"bytes": self.file.size}, [finding])
         return SourceCorrupt(file=what, place=place, expected=expected, actual=OTHER_BYTES, checks=checks)
-
-
-def passing(hashers: Mapping[int, FileHasher]) -> dict[int, Span]:
-    """What each of them waits for."""
-    return {number: hasher.passes for number, hasher in hashers.items()}
 
 
 def digests_differ(shard: Shard, differ: Mapping[str, tuple[str, str]]) -> DigestsDiffer:

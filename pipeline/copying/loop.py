@@ -23,13 +23,12 @@ from reshard.pipeline.copying.hashing import (
     HashingWriter,
     Range,
     digests_differ,
-    passing,
     tensor_digest,
 )
 from reshard.pipeline.copying.stream import Scales, Stream, Tick, packed
 from reshard.pipeline.limits import BATCH_MAX, SETTLE
 from reshard.pipeline.planning.model import Cut, Entry, Group, Plan, Receipt, Shard
-from reshard.pipeline.planning.ranges import Part, cuts_of, parts, read_plan
+from reshard.pipeline.planning.ranges import Part, cuts_of, parts
 from reshard.pipeline.protocols import Batch, Sink, Source
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores.lane import Lane
@@ -107,7 +106,8 @@ def copy(
     todo = [shards[number] for number in group.shards if shards[number].digest not in receipts]
     cuts = chain(group.witnesses, *(cuts_of(number, shards[number]) for number in group.shards))
     hashers = _hashers(plan, group.attests, cuts)
-    stream = Stream(source, plan.files, read_plan(todo, passing(hashers)), hashers, tick)
+    places = (place for shard in todo for part in parts(shard.entries) for place in part.places)
+    stream = Stream(source, plan.files, places, hashers, tick)
     while todo:
         with closing(Lane("write")) as lane:
             copier = _Copier(plan, source, sink, stream, disk or ScratchSpace(), stored, should_yield, lane)

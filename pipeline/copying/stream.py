@@ -9,7 +9,7 @@ from typing import NamedTuple
 from reshard.pipeline.copying.hashing import FileHasher
 from reshard.pipeline.errors import SourceChanged
 from reshard.pipeline.limits import CHUNK, GATHER_WINDOW, SCALED_WINDOW
-from reshard.pipeline.planning.ranges import Part, ReadSegment, adjoining
+from reshard.pipeline.planning.ranges import Part, adjoining, read_segments
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.stores.scratch import ScratchFile, ScratchSpace
 from reshard.pipeline.tensors import ByteRange, Piece, StoredFile, Tensor
@@ -88,13 +88,13 @@ def packed(part: Part, take: Take, disk: ScratchSpace, scales: Scales) -> Iterat
 
 
 class Stream:
-    """Carries out a read plan: one request at a time, every byte to the hashers, wanted bytes to the caller."""
+    """Reads ``places`` in their order: one request at a time, every byte to the hashers, wanted bytes to the caller."""
 
     def __init__(
         self,
         source: Source,
         files: Sequence[StoredFile],
-        segments: Sequence[ReadSegment],
+        places: Iterable[ByteRange],
         hashers: Mapping[int, FileHasher],
         tick: Tick,
     ) -> None:
@@ -103,7 +103,7 @@ class Stream:
         self._files = files
         self._hashers = hashers
         self._tick = tick
-        self._wanted = self._walk(segments)
+        self._wanted = self._walk(places)
         self._view = memoryview(b"")
         self._read = 0
 
@@ -127,9 +127,10 @@ class Stream:
         for _ in self._wanted:
             raise AssertionError("the read plan brings bytes that no shard wants")
 
-    def _walk(self, segments: Sequence[ReadSegment]) -> Iterator[memoryview]:
+    def _walk(self, places: Iterable[ByteRange]) -> Iterator[memoryview]:
         """Every view of every wanted segment; what is not wanted only passes the hashers."""
-        for request in adjoining(segments):
+        passing = {number: hasher.passes for number, hasher in self._hashers.items()}
+        for request in adjoining(read_segments(places, passing)):
             number = request[0].file
             file, hasher, at = self._files[number], self._hashers.get(number), request[0].start
             views = self._source.read(file, at, request[-1].stop)

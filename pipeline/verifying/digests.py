@@ -17,12 +17,12 @@ import numpy as np
 from blake3 import blake3
 
 from reshard.pipeline.checkpoint.formats.torch_names import DTYPES
-from reshard.pipeline.copying.hashing import FileHasher, passing, tensor_digest
+from reshard.pipeline.copying.hashing import FileHasher, tensor_digest
 from reshard.pipeline.copying.loop import caster_of
 from reshard.pipeline.copying.stream import Scales, Stream, Tick, packed
 from reshard.pipeline.planning.model import Entry
 from reshard.pipeline.planning.pack import in_source_order
-from reshard.pipeline.planning.ranges import parts, read_segments
+from reshard.pipeline.planning.ranges import parts
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.tensors import BLOCKS, DTYPE_BITS, Checkpoint, Record, StoredFile
@@ -64,7 +64,7 @@ def digests(
             entries.append(entry)
         sharing.append(entry.name)
     places = (place for entry in entries for one in parts([entry]) for place in one.places)
-    stream = Stream(source, files, read_segments(places, passing(hashers)), hashers, tick)
+    stream = Stream(source, files, places, hashers, tick)
     found: dict[str, Digests] = {}
     for entry, sharing in zip(entries, names.values(), strict=True):
         unforgeable, recorded = blake3(), tensor_digest()
@@ -112,7 +112,7 @@ class Stored(NamedTuple):
     def read(self, tmpdir: Path | None) -> Iterator[memoryview]:
         """Its packed bytes, cast."""
         places = (place for one in parts([self.entry]) for place in one.places)
-        stream = Stream(self.source, self.files, read_segments(places, {}), {}, lambda count: None)
+        stream = Stream(self.source, self.files, places, {}, lambda count: None)
         yield from _made(self.entry, stream, ScratchSpace(tmpdir))
         stream.finish()
 
