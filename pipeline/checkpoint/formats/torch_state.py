@@ -277,19 +277,10 @@ def view_of(made: Made, what: str, file: str) -> View:
     offset, shape, steps = count_of(args[1]), counts_of(args[2]), counts_of(args[3])
     if offset is None or shape is None or steps is None or len(shape) != len(steps):
         raise BadPickle(file=file, why=f"{what} has an invalid shape, stride or offset")
-    return _checked_view(storage, dtype, shape, steps, offset, what, file)
-
-
-def _checked_view(
-    storage: Storage, dtype: str, shape: tuple[int, ...], steps: tuple[int, ...], offset: int, what: str, file: str
-) -> View:
-    if dtype == "F4":
-        # torch counts pairs, the format counts elements (safetensors, bindings/python, `prepare`).
-        width = 1
-        if not shape or not _is_packed(shape, steps):
-            raise Unsupported(file=file, what=f"{what} (a strided tensor of 4-bit elements)")
-    else:
-        width = DTYPE_BITS[dtype] // 8
+    # Of 4-bit elements torch counts pairs, the format counts elements (safetensors, bindings/python, `prepare`).
+    width = 1 if dtype == "F4" else DTYPE_BITS[dtype] // 8
+    if dtype == "F4" and not (shape and _is_packed(shape, steps)):
+        raise Unsupported(file=file, what=f"{what} (a strided tensor of 4-bit elements)")
     if prod(max(extent, 1) for extent in shape) * width >= _BYTES_MAX:
         raise BadPickle(file=file, why=f"{what} claims an impossibly large shape")
     size = prod(shape) * width
