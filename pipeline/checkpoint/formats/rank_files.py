@@ -32,9 +32,6 @@ from reshard.pipeline.errors import BadIndex, BadPickle, BadTiling, NotRead
 from reshard.pipeline.tensors import Contents, Piece, Record, StoredFile, Tensor, packed_strides
 from reshard.pipeline.text import counted
 
-_WRAPPER = "_rebuild_wrapper_subclass"
-_LOCAL, _SPEC = "_local_tensor", "_spec"
-
 
 class _Whole(NamedTuple):
     """A tensor as every rank must describe it. ``divided``: for each dimension of the mesh, which one of the tensor's
@@ -99,28 +96,24 @@ def _rank(read: Read, file: StoredFile, number: int) -> _Rank:
 
 def _described(made: Made, what: str, file: str) -> tuple[Made, _Whole | None, tuple[int, ...]]:
     """(this rank's own tensor, the whole, where in the mesh the rank stands) of a pickled tensor."""
-    if str(made.kind) not in FROM_TYPE or len(made.args) != 4 or not _is_dtensor(made.args[1]):
+    if str(made.kind) not in FROM_TYPE or len(made.args) != 4 or str(made.args[1]).rpartition(".")[2] != DTENSOR:
         return made, None, ()
     function, _, arguments, state = made.args
     # The state of an object with slots is (its dictionary, its slots).
     pairs = pairs_of(state[1] if type(state) is tuple and len(state) == 2 else state)
     slots = {key: value for key, value in pairs or () if type(key) is str}
-    local = slots.get(_LOCAL)
-    if str(function) != f"torch._utils.{_WRAPPER}" or type(arguments) is not tuple or len(arguments) < 3:
+    local = slots.get("_local_tensor")
+    if str(function) != "torch._utils._rebuild_wrapper_subclass" or type(arguments) is not tuple or len(arguments) < 3:
         raise BadPickle(file=file, why=f"{what} is not a well-formed DTensor")
     if type(local) is not Made or (shape := counts_of(arguments[2])) is None:
         raise BadPickle(file=file, why=f"{what} is not a well-formed DTensor")
-    spec = fields(slots.get(_SPEC), "DTensorSpec", file)
+    spec = fields(slots.get("_spec"), "DTensorSpec", file)
     at = counts_of(fields(spec.get("mesh"), "DeviceMesh", file).get("_coordinate_on_dim"))
     placements = spec.get("placements")
     if at is None or type(placements) is not tuple or len(placements) != len(at):
         raise BadPickle(file=file, why=f"{what} is not placed on a mesh of ranks")
     divided = tuple(_divided(placement, len(shape), what, file) for placement in placements)
     return local, _Whole(dtype_of(arguments[1], what, file), shape, divided), at
-
-
-def _is_dtensor(kind: object) -> bool:
-    return str(kind).rpartition(".")[2] == DTENSOR
 
 
 def _divided(placement: object, dimensions: int, what: str, file: str) -> int | None:
