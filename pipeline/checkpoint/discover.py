@@ -191,8 +191,8 @@ def find_uncut(source: Source) -> Found:
 def _uncut(source: Source, listing: Mapping[str, StoredFile]) -> set[str]:
     weights = {path for path in listing if suffix_of(path) in (SUFFIX, ".bin")}
     usual = {dirname(p) for p in weights if suffix_of(p) == SUFFIX and set_name(p).stem in USUAL_STEMS}
-    uncut = {path for path in weights if _matches(path, _UNCUT)}
-    uncut |= {path for path in weights if _matches(path, _UNCUT_TWINS) and dirname(path) in usual}
+    uncut = {path for path in weights if named_like(path, _UNCUT)}
+    uncut |= {path for path in weights if named_like(path, _UNCUT_TWINS) and dirname(path) in usual}
     modules = listing.get("modules.json")
     if modules is not None:
         folders = _single_file_modules(source, modules)
@@ -206,7 +206,8 @@ def _safer_twins(path: str) -> set[str]:
     return set() if stem == path else {stem + SUFFIX, join(dirname(path), _usual_stem(basename(stem)) + SUFFIX)}
 
 
-def _matches(path: str, patterns: Iterable[str]) -> bool:
+def named_like(path: str, patterns: Iterable[str]) -> bool:
+    """Whether the file's own name, whatever its folder, matches one of the globs."""
     return any(fnmatchcase(basename(path), pattern) for pattern in patterns)
 
 
@@ -314,7 +315,7 @@ class _Finder:
 
     def _torch_files(self) -> list[str]:
         torch = [path for path in self._listing if suffix_of(path) in _TORCH and path != _METAL]
-        return [path for path in torch if not _matches(path, _TRAINERS)]
+        return [path for path in torch if not named_like(path, _TRAINERS)]
 
 
 def _format(suffixes: set[str]) -> Format:

@@ -10,7 +10,7 @@ from pathlib import Path
 from posixpath import basename, dirname, join
 from typing import Any, NamedTuple
 
-from reshard.pipeline.checkpoint.discover import FOREIGN, USUAL_STEMS, foreign_format, read_file, set_name
+from reshard.pipeline.checkpoint.discover import FOREIGN, USUAL_STEMS, foreign_format, named_like, read_file, set_name
 from reshard.pipeline.checkpoint.formats.gguf import SUFFIX as GGUF
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.indexes import load_json
@@ -32,7 +32,7 @@ from reshard.pipeline.verifying.index_rules import check_rules
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.opened import OpenedSide
 from reshard.pipeline.verifying.tokenizer import check_tokenizers
-from reshard.pipeline.verifying.tokenizer_files import PROCESSOR_FILES, named_like, tokenizer_files
+from reshard.pipeline.verifying.tokenizer_files import PROCESSOR_FILES, tokenizer_files
 
 # What says how weights beside it are loaded: transformers and diffusers, Mistral's and Meta's own layouts, OpenCLIP;
 # at the root also what a pipeline of diffusers and an adapter of PEFT is made of.

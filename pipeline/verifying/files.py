@@ -7,7 +7,7 @@ from posixpath import basename, dirname, join
 from typing import NamedTuple
 
 from reshard.pipeline.check import Check, Result, some
-from reshard.pipeline.checkpoint.discover import SOUGHT_STEMS, foreign_format, set_name
+from reshard.pipeline.checkpoint.discover import SOUGHT_STEMS, foreign_format, named_like, set_name
 from reshard.pipeline.checkpoint.tool_files import is_tool_file
 from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.limits import CONFIG_MAX
@@ -23,7 +23,7 @@ from reshard.pipeline.verifying.json_difference import Difference, json_differen
 from reshard.pipeline.verifying.opened import OpenedSide
 from reshard.pipeline.verifying.structure import Finding
 from reshard.pipeline.verifying.tokenizer import compared_by_behaviour
-from reshard.pipeline.verifying.tokenizer_files import TOKENIZER_FILES, named_like
+from reshard.pipeline.verifying.tokenizer_files import TOKENIZER_FILES
 
 _CONFIGS = ("*config*.json", "model_index.json")
 # What loaders, tokenizers, processors and generation read or run by themselves at the root or beside weights: settings

@@ -18,6 +18,7 @@ from posixpath import basename, dirname, join
 from typing import Literal
 
 from reshard.pipeline.check import Check, Result, some
+from reshard.pipeline.checkpoint.discover import named_like
 from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.errors import DiskFull
 from reshard.pipeline.limits import TOKENIZER_MAX
@@ -26,7 +27,7 @@ from reshard.pipeline.stores.scratch import full_disk_errors
 from reshard.pipeline.tensors import StoredFile, same_by_hash
 from reshard.pipeline.verifying.json_difference import json_difference
 from reshard.pipeline.verifying.meta_load import MetaLoader
-from reshard.pipeline.verifying.tokenizer_files import named_like, tokenizer_files
+from reshard.pipeline.verifying.tokenizer_files import tokenizer_files
 
 # Names of which one at least makes up a tokenizer that loads; the others configure it.
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.*", "*-vocab.json", "*.model", "*.spm")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
-from posixpath import basename, dirname
+from posixpath import dirname
+
+from reshard.pipeline.checkpoint.discover import named_like
 
 # What tokenizers of transformers read; `chat_template.json` is a processor's.
 TOKENIZER_FILES = (
@@ -22,8 +23,3 @@ def tokenizer_files(paths: Iterable[str]) -> dict[str, list[str]]:
     for path in sorted(path for path in paths if named_like(path, TOKENIZER_FILES)):
         found[dirname(path)].append(path)
     return found
-
-
-def named_like(path: str, patterns: Iterable[str]) -> bool:
-    """Whether the file's own name, whatever its folder, matches one of the globs."""
-    return any(fnmatchcase(basename(path), pattern) for pattern in patterns)
