@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from reshard.pipeline.checkpoint.formats.torch_names import DTYPES
 from reshard.pipeline.copying.casts import Caster
 from reshard.pipeline.copying.gather import gather
 from reshard.pipeline.copying.stream import Scales
@@ -27,22 +28,20 @@ _FIRST_EXPONENT = {"F8_E4M3": -127, "F8_E5M2": -127, "F4": -128}
 
 
 @cache
-def _meanings(dtype: str) -> _Array:
-    """What each byte of a weight stands for, or each half of one."""
+def numpy_dtype(dtype: str) -> np.dtype[Any]:
+    """One of torch's dtypes, by the format's name, as numpy or ml_dtypes has it, little-endian."""
     import ml_dtypes  # 4 MB that copies without scales do without
 
-    types = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2, "F4": ml_dtypes.float4_e2m1fn}
-    codes = np.arange(16 if dtype == "F4" else 256, dtype=np.uint8)
-    meanings: _Array = codes.view(types[dtype]).astype(np.float32)
-    return meanings * 2 if dtype == "F4" else meanings
+    name = next(name for name, ours in DTYPES.items() if ours == dtype).removesuffix("_x2")
+    return np.dtype(getattr(ml_dtypes, name, name)).newbyteorder("<")
 
 
 @cache
-def _scale_dtype(dtype: str) -> np.dtype[Any]:
-    import ml_dtypes
-
-    plain = {"F32": "<f4", "F16": "<f2", "U8": "u1"}
-    return np.dtype(plain.get(dtype) or {"BF16": ml_dtypes.bfloat16, "F8_E8M0": ml_dtypes.float8_e8m0fnu}[dtype])
+def _meanings(dtype: str) -> _Array:
+    """What each byte of a weight stands for, or each half of one."""
+    codes = np.arange(16 if dtype == "F4" else 256, dtype=np.uint8)
+    meanings: _Array = codes.view(numpy_dtype(dtype)).astype(np.float32)
+    return meanings * 2 if dtype == "F4" else meanings
 
 
 def _values(dtype: str, codes: _Array, row: int) -> _Array:
@@ -124,7 +123,7 @@ class Dequantizer:
         at = (*(int(i) for i in np.unravel_index(matrix, self._matrices)), top, left) if self._matrices else (top, left)
         window = Box(at, (*(1 for _ in self._matrices), *box))
         into = bytearray(prod(box) * DTYPE_BITS[tensor.dtype] // 8)
-        packed = np.frombuffer(gather(tensor, window, scratch.read_into, into), _scale_dtype(tensor.dtype)).reshape(box)
+        packed = np.frombuffer(gather(tensor, window, scratch.read_into, into), numpy_dtype(tensor.dtype)).reshape(box)
         if tensor.dtype == "U8":
             with np.errstate(over="ignore"):
                 return np.ldexp(np.float32(1), packed.astype(np.int32) + _FIRST_EXPONENT[self._entry.tensor.dtype])

@@ -10,13 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import ml_dtypes
 import numpy as np
 from blake3 import blake3
 
-from reshard.pipeline.checkpoint.formats.torch_names import DTYPES
+from reshard.pipeline.copying.dequantize import numpy_dtype
 from reshard.pipeline.copying.hashing import FileHasher, tensor_digest
 from reshard.pipeline.copying.loop import caster_of
 from reshard.pipeline.copying.stream import Scales, Stream, Tick, packed
@@ -26,11 +25,6 @@ from reshard.pipeline.planning.ranges import parts
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.tensors import BLOCKS, DTYPE_BITS, Checkpoint, Record, StoredFile
-
-# How an element is shown; kinds without an entry are shown as the byte that holds it.
-_NUMPY: dict[str, np.dtype[Any]] = {
-    ours: np.dtype(getattr(ml_dtypes, name, name)).newbyteorder("<") for name, ours in DTYPES.items() if ours != "F4"
-}
 
 
 class Digests(NamedTuple):
@@ -175,7 +169,6 @@ def _blocks(views: Iterator[memoryview]) -> Iterator[bytes]:
 
 def _shown(dtype: str, element: bytes) -> str:
     """The value, and its bytes where two values may look alike (NaNs, zeros, rounding in print)."""
-    kind = _NUMPY.get(dtype)
-    if kind is None:
+    if DTYPE_BITS.get(dtype, 0) < 8:  # the byte that holds it, or the block
         return f"0x{element.hex()}"
-    return f"{np.frombuffer(element, kind)[0]!s} (0x{element[::-1].hex()})"
+    return f"{np.frombuffer(element, numpy_dtype(dtype))[0]!s} (0x{element[::-1].hex()})"
