@@ -172,15 +172,10 @@ class TorchZip:
 
     def _byte_order(self, heads: Mapping[str, bytes]) -> bool:
         """Whether the storages are big-endian; files without the record come from before torch wrote it."""
-        if "byteorder" not in self._entries:
-            return False
-        order = self._content("byteorder", heads)
+        order = self._content("byteorder", heads) if "byteorder" in self._entries else b"little"
         if order not in _BYTE_ORDERS:
             raise _bad(self._file, f"unknown byte order {order[:20]!r}")
         return _BYTE_ORDERS[order]
-
-
-# --------------------------------------------------------------------------------------------------- the directory
 
 
 def _bad(file: StoredFile, why: str) -> BadArchive:
@@ -300,9 +295,6 @@ def _without_folder(file: StoredFile, entries: Sequence[Entry]) -> tuple[str, di
             raise _bad(file, f"two records named {label((entry.name,))}")
         found[name] = entry
     return folder, found
-
-
-# ----------------------------------------------------------------------------------------------- a record's header
 
 
 def _data_offset(file: StoredFile, entry: Entry, head: bytes) -> int:
