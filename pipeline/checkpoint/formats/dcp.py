@@ -195,13 +195,11 @@ def _chunks(
 
 
 def _dtype(properties: object, what: str, file: str) -> str:
-    if type(properties) is Made and properties.kind.name == "TensorProperties":
-        state = properties.state
-        if type(state) is tuple and state:
-            return dtype_of(state[0], what, file)
-        if pairs_of(state) is not None:
-            return dtype_of(named(state, "properties", file).get("dtype"), what, file)
-    raise BadPickle(file=file, why=f"{what} has no valid dtype")
+    state = properties.state if type(properties) is Made and properties.kind.name == "TensorProperties" else None
+    if type(state) is tuple and state:
+        return dtype_of(state[0], what, file)
+    about = named(state, "properties", file) if pairs_of(state) is not None else {}
+    return dtype_of(about.get("dtype"), what, file)
 
 
 # --------------------------------------------------------------------------------------------------------- .distcp
