@@ -105,7 +105,7 @@ def copy(
     """
     todo = [shards[number] for number in group.shards if shards[number].digest not in receipts]
     cuts = chain(group.witnesses, *(cuts_of(number, shards[number]) for number in group.shards))
-    hashers = _hashers(plan, group.attests, cuts)
+    hashers = file_hashers(plan.files, group.attests, plan.records, cuts)
     places = (place for shard in todo for part in parts(shard.entries) for place in part.places)
     stream = Stream(source, plan.files, places, hashers, tick)
     while todo:
@@ -138,17 +138,19 @@ def caster_of(entry: Entry, scales: Scales, *, strict: bool = False) -> Caster |
     return None
 
 
-def _hashers(plan: Plan, numbers: Iterable[int], cuts: Iterable[Cut]) -> dict[int, FileHasher]:
-    """One for each of these files of the plan."""
+def file_hashers(
+    files: Sequence[StoredFile], numbers: Iterable[int], records: Iterable[Record], cuts: Iterable[Cut] = ()
+) -> dict[int, FileHasher]:
+    """One for each of ``files`` that ``numbers`` names, with those of ``records`` and ``cuts`` that lie in it."""
     ranges: dict[int, list[HashedRange[Range]]] = {number: [] for number in numbers}
-    records: dict[int, list[Record]] = {number: [] for number in ranges}
+    own: dict[int, list[Record]] = {number: [] for number in ranges}
     for cut in cuts:
         if cut.file in ranges:
             ranges[cut.file].append(HashedRange(cut.start, cut.stop, Range(cut.shard, cut.name, cut.number)))
-    for record in plan.records:
-        if record.file in records:
-            records[record.file].append(record)
-    return {number: FileHasher(plan.files[number], ranges[number], records[number]) for number in ranges}
+    for record in records:
+        if record.file in own:
+            own[record.file].append(record)
+    return {number: FileHasher(files[number], ranges[number], own[number]) for number in ranges}
 
 
 def _batch(todo: Sequence[Shard]) -> Sequence[Shard]:

@@ -17,14 +17,14 @@ from blake3 import blake3
 
 from reshard.pipeline.copying.dequantize import numpy_dtype
 from reshard.pipeline.copying.hashing import FileHasher, tensor_digest
-from reshard.pipeline.copying.loop import caster_of
+from reshard.pipeline.copying.loop import caster_of, file_hashers
 from reshard.pipeline.copying.stream import Scales, Stream, Tick, packed
 from reshard.pipeline.planning.model import Entry
 from reshard.pipeline.planning.pack import in_source_order
 from reshard.pipeline.planning.ranges import parts
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.stores.scratch import ScratchSpace
-from reshard.pipeline.tensors import BLOCKS, DTYPE_BITS, Checkpoint, Record, StoredFile
+from reshard.pipeline.tensors import BLOCKS, DTYPE_BITS, Checkpoint, StoredFile
 
 
 class Digests(NamedTuple):
@@ -86,14 +86,9 @@ def _made(entry: Entry, stream: Stream, disk: ScratchSpace) -> Iterator[memoryvi
 
 def hashers_of(checkpoint: Checkpoint, files: Sequence[StoredFile]) -> dict[int, FileHasher]:
     """One for each file of the checkpoint that says, by a sha256 or in its records, what its bytes should be."""
-    records: dict[int, list[Record]] = {number: [] for number in checkpoint.files}
-    for record in checkpoint.records:
-        records[record.file].append(record)
-    return {
-        number: FileHasher(files[number], (), ours)
-        for number, ours in records.items()
-        if files[number].sha256 is not None or any(record.crc32 is not None for record in ours)
-    }
+    summed = {record.file for record in checkpoint.records if record.crc32 is not None}
+    known = [number for number in checkpoint.files if files[number].sha256 is not None or number in summed]
+    return file_hashers(files, known, checkpoint.records)
 
 
 class Stored(NamedTuple):
