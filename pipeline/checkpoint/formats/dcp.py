@@ -54,6 +54,8 @@ ALLOWED_METADATA = ALLOWED | {
 }
 _KEYS_MAX = 32  # dictionaries around a tensor; trainers nest two or three
 
+_Stored = dict[tuple[str, tuple[int, ...]], tuple[str, int, int]]  # (name, first index) -> (path, offset, length)
+
 
 class _Chunk(NamedTuple):
     """A part of a tensor, and the archive that holds it: ``length`` bytes at ``offset`` of a file."""
@@ -139,9 +141,9 @@ def _plant(tree: Branch[str], path: tuple[str, ...], name: str, tensor: bool, fi
     branch.children[path[-1]] = Leaf(name) if tensor else Other("a value that is not a tensor")
 
 
-def _stored(value: object, folder: str, file: str) -> dict[tuple[str, tuple[int, ...]], tuple[str, int, int]]:
-    """(name, first index) -> (path, offset, length) of every stored chunk."""
-    found: dict[tuple[str, tuple[int, ...]], tuple[str, int, int]] = {}
+def _stored(value: object, folder: str, file: str) -> _Stored:
+    """Where every chunk is stored."""
+    found: _Stored = {}
     for key, info in pairs_of(value) or ():
         index = fields(key, "MetadataIndex", file)
         if index.get("offset") is None:
@@ -166,9 +168,7 @@ def _storage_info(info: Mapping[str, object], what: str, folder: str, file: str)
     return posixpath.join(folder, path), offset, length
 
 
-def _chunks(
-    name: str, full: str, value: object, stored: Mapping[tuple[str, tuple[int, ...]], tuple[str, int, int]], file: str
-) -> list[_Chunk]:
+def _chunks(name: str, full: str, value: object, stored: _Stored, file: str) -> list[_Chunk]:
     what = label((name,))
     about = fields(value, "TensorStorageMetadata", file)
     shape, chunks = counts_of(about.get("size")), about.get("chunks")

@@ -63,6 +63,7 @@ _SIGNED = {1: True, 3: True, _I32: True, 11: True, 0: False, _U16: False, _U32: 
 _INT32, _INT64 = Struct("<I"), Struct("<Q")
 
 Keys = Mapping[str, memoryview | bytes]
+_Infos = dict[str, tuple[str, tuple[int, ...], int]]  # name -> (dtype, shape, offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +190,8 @@ class _Parser:
             raise self._bad(f"{ALIGNMENT_KEY} is {alignment:,}, not a power of two up to {GGUF_ALIGNMENT_MAX:,}")
         return alignment
 
-    def _tensors(self, count: int) -> dict[str, tuple[str, tuple[int, ...], int]]:
-        """Name -> (dtype, shape, offset)."""
-        found: dict[str, tuple[str, tuple[int, ...], int]] = {}
+    def _tensors(self, count: int) -> _Infos:
+        found: _Infos = {}
         for _ in range(count):
             name = self._name("a tensor's name")
             if name in found:
@@ -208,9 +208,7 @@ class _Parser:
             found[sys.intern(name)] = dtype, shape, self._int64()
         return found
 
-    def _placed(
-        self, tensors: Mapping[str, tuple[str, tuple[int, ...], int]], keys: Keys, alignment: int
-    ) -> GgufHeader:
+    def _placed(self, tensors: _Infos, keys: Keys, alignment: int) -> GgufHeader:
         """The header, each tensor where it lies; they follow each other as they are named, as llama.cpp asks."""
         start = padded(self._at, alignment)
         end, stop = start, self._at
