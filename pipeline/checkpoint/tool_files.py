@@ -16,7 +16,6 @@ FILES = (".gitattributes", ".gitignore")
 
 
 def is_tool_folder(path: str) -> bool:
-    """Whether the folder ``path`` is a tool's own."""
     return any(f"/{path}".endswith(f"/{folder}") for folder in FOLDERS)
 
 

@@ -126,7 +126,6 @@ def _half(single: _Array, sizes: _Array) -> _Array:
 
 
 def _infinities(bits: _Array, dtype: str) -> int:
-    """How many of the values are infinite."""
     return int(np.count_nonzero(bits & ((1 << DTYPE_BITS[dtype] - 1) - 1) == _INFINITE[dtype]))
 
 

@@ -103,7 +103,6 @@ class Compared(NamedTuple):
 
     @staticmethod
     def total(parts: Iterable[Compared]) -> Compared:
-        """All of ``parts`` together."""
         each = list(parts)
         return Compared(sum(part.compared for part in each), sum(part.there for part in each))
 

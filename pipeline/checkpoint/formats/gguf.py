@@ -229,8 +229,6 @@ class _Parser:
             raise BadLength(file=self._file, actual=self._size, expected=stop if self._size < stop else end)
         return GgufHeader(self._file, {}, specs, start, self._size, keys)
 
-    # ------------------------------------------------------------------------------------------------ single values
-
     def _count(self, what: str) -> int:
         count = self._int64()
         if count > GGUF_ENTRIES_MAX:

@@ -29,8 +29,6 @@ _LABEL_MAX = 80  # characters of a name from a stranger that a message shows
 
 @dataclass(frozen=True, slots=True)
 class Leaf(Generic[T]):
-    """A tensor."""
-
     tensor: T
 
 
