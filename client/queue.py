@@ -16,7 +16,7 @@ from reshard.pipeline.errors import BadSchedule
 if TYPE_CHECKING:
     from reshard.client.models import records
     from reshard.worker.fleet.fleet import Closed, Fleet, Pause
-    from reshard.worker.fleet.silent import Silent
+    from reshard.worker.fleet.heartbeat import Silent
     from reshard.worker.followers.catalogs import Catalogs
     from reshard.worker.followers.pushes import Pushes
     from reshard.worker.followers.schedules import Schedules
@@ -120,7 +120,7 @@ class Queue:
 
     def silent(self) -> list[Silent]:
         """The workers and controls that give no sign of life and did not end in order."""
-        from reshard.worker.fleet.silent import silent
+        from reshard.worker.fleet.heartbeat import silent
 
         return silent(self.jobs.redis)
 

@@ -20,7 +20,7 @@ from reshard.pipeline.errors import BadSetting, ExtraMissing, NotStarted
 from reshard.pipeline.request import Priority
 from reshard.worker import broker, tracing
 from reshard.worker.daemon import Daemon
-from reshard.worker.fleet.silent import Silent, silent
+from reshard.worker.fleet.heartbeat import Silent, silent
 from reshard.worker.followers.notices import hooks
 from reshard.worker.queue.jobs import JobStore, without_password
 from reshard.worker.settings import Settings

@@ -15,7 +15,7 @@ from reshard.pipeline.limits import CLOCK_SKEW_MAX
 from reshard.pipeline.text import counted
 from reshard.worker.broker import broker_url
 from reshard.worker.fleet.fleet import Fault, Fleet, Pause
-from reshard.worker.fleet.silent import Silent, silent
+from reshard.worker.fleet.heartbeat import Silent, silent
 from reshard.worker.followers.notices import Notice, hooks
 from reshard.worker.queue.jobs import JobStore, Process, without_password
 from reshard.worker.queue.wakes import strays

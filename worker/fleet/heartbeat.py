@@ -1,27 +1,40 @@
-"""Signs of life: each worker and control process writes a key that dies without it."""
+"""Signs of life: each worker and control process writes a key that dies without it.
+
+Those that give none any more and did not end in order are told apart: stopped, hanging, or lost.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import socket
+import time
+from contextlib import suppress
 from dataclasses import asdict
+from typing import Literal, NamedTuple
 
 import redis
 
-from reshard.worker.fleet.silent import SEEN, noted
+from reshard.worker.fleet.usage import PROC
 from reshard.worker.queue.jobs import Process
-from reshard.worker.queue.scripts import PREFIX
+from reshard.worker.queue.scripts import PREFIX, decoded, known_fields, ms
 from reshard.worker.settings import PRESUMED_DEAD
 
 log = logging.getLogger(__name__)
 
+SEEN = f"{PREFIX}seen"  # hash: name -> a process, with when it was heard last; until it ends in order
+REMEMBERED = 3600.0  # seconds in which a process of another machine may come back
+
+Why = Literal["stopped", "hangs", "unknown"]
+
 
 def announce(client: redis.Redis, process: Process) -> None:
     """Record that ``process`` lives, for the next PRESUMED_DEAD seconds."""
+    known = asdict(process)
     with client.pipeline(transaction=False) as pipeline:
         pipeline.sadd(f"{PREFIX}processes", process.name)
-        pipeline.hset(SEEN, process.name, noted(process))
-        pipeline.set(f"{PREFIX}process:{process.name}", json.dumps(asdict(process)), px=round(PRESUMED_DEAD * 1000))
+        pipeline.hset(SEEN, process.name, json.dumps({**known, "told": time.time()}))
+        pipeline.set(f"{PREFIX}process:{process.name}", json.dumps(known), px=ms(PRESUMED_DEAD))
         pipeline.execute()
 
 
@@ -35,3 +48,49 @@ def withdraw(client: redis.Redis, process: Process) -> None:
             pipeline.execute()
     except redis.RedisError as error:
         log.warning("the broker is unavailable at shutdown: %s", error)
+
+
+class Silent(NamedTuple):
+    """A process that was heard last at ``told``, in seconds since the epoch; ``unknown``: it is another machine's."""
+
+    process: Process
+    told: float
+    why: Why
+
+    def __str__(self) -> str:
+        pid, name = self.process.pid, self.process.name
+        match self.why:
+            case "stopped":
+                return f"{name} is stopped: resume it with `kill -CONT {pid}` or replace it with `reshard up --restart`"
+            case "hangs":
+                return f"{name} hangs (see its log): replace it with `reshard up --restart` or run `kill -KILL {pid}`"
+        return f"{name} has not been heard from for {time.time() - self.told:.0f} s: check the machine it runs on"
+
+
+def silent(client: redis.Redis) -> list[Silent]:
+    """Those that are still there as far as can be told; who died is forgotten."""
+    kept = decoded(client.hgetall(SEEN))
+    alive = client.mget([f"{PREFIX}process:{name}" for name in kept]) if kept else []
+    found, gone = list[Silent](), list[str]()
+    for (name, said), lives in zip(kept.items(), alive, strict=True):
+        if not lives:
+            process, told = known_fields(Process, said), float(json.loads(said)["told"])
+            why = _why(process)
+            if why is None or (why == "unknown" and time.time() - told > REMEMBERED):
+                gone.append(name)
+            else:
+                found.append(Silent(process, told, why))
+    if gone:
+        client.hdel(SEEN, *gone)
+    return found
+
+
+def _why(process: Process) -> Why | None:
+    """Why it gives no sign of life; None if it died."""
+    if process.host != socket.gethostname():
+        return "unknown"
+    with suppress(OSError):
+        if b"reshard" in (PROC / f"{process.pid}/cmdline").read_bytes():
+            state = (PROC / f"{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            return "stopped" if state in "Tt" else None if state in "ZX" else "hangs"
+    return None

@@ -12,9 +12,8 @@ from dataclasses import replace
 
 import pytest
 
-from reshard.worker.fleet import silent as module
-from reshard.worker.fleet.heartbeat import announce, withdraw
-from reshard.worker.fleet.silent import REMEMBERED, SEEN, silent
+from reshard.worker.fleet import heartbeat as module
+from reshard.worker.fleet.heartbeat import REMEMBERED, SEEN, announce, silent, withdraw
 from reshard.worker.queue.jobs import JobStore, Process
 from tests.support.procs import wait_for
 from tests.worker.conftest import process
