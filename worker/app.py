@@ -149,7 +149,19 @@ def consumed() -> tuple[str, ...]:
 
 
 class BootStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
-    """What a worker's main process does beside its work."""
+    """What a worker's main process does beside its work, by ``_timer``."""
+
+    requires: tuple[object, ...] = ("celery.worker.components:Timer",)
+
+    def stop(self, worker: Any) -> None:
+        self._timer.cancel()
+
+    def terminate(self, worker: Any) -> None:
+        self.stop(worker)
+
+
+def _store() -> JobStore:
+    return JobStore(open_redis(broker_url(settings()), timeout=HEARTBEAT_TIMEOUT))
 
 
 class Drained(BootStep):
@@ -158,12 +170,9 @@ class Drained(BootStep):
     Then it consumes nothing and its children hand back.
     """
 
-    requires = ("celery.worker.components:Timer",)
-
     def start(self, worker: Any) -> None:
         self._name = f"{socket.gethostname()}:{os.getpid()}"
-        self._store = JobStore(open_redis(broker_url(settings()), timeout=HEARTBEAT_TIMEOUT))
-        self._fleet = Fleet(self._store)
+        self._fleet = Fleet(_store())
         self._self_check = SelfCheck(self._fleet, self._name)
         self._queues = consumed()
         self._idle = False
@@ -172,10 +181,8 @@ class Drained(BootStep):
         self._timer = worker.timer.call_repeatedly(DRAIN_LOOK, self._look, (worker,))
 
     def stop(self, worker: Any) -> None:
-        self._timer.cancel()
+        super().stop(worker)
         self._self_check.stop()
-
-    terminate = stop
 
     def _look(self, worker: Any) -> None:
         try:
@@ -210,7 +217,7 @@ class Heartbeat(BootStep):
             f"{host}:{pid}", "worker", version("reshard"), host, pid, worker.concurrency, time.time(), False,
             queues=[name.removeprefix(PREFIX) for name in consumed()],
         )  # fmt: skip
-        self._client = open_redis(broker_url(settings()), timeout=HEARTBEAT_TIMEOUT)
+        self._client = _store().redis
         self._told = float("-inf")
         if (port := settings().health_port) is not None:
             health.expose(port, settings().metrics_address, healthy=lambda: "", ready=self._unready)
@@ -218,10 +225,8 @@ class Heartbeat(BootStep):
         self._timer = worker.timer.call_repeatedly(HEARTBEAT, self._tell)
 
     def stop(self, worker: Any) -> None:
-        self._timer.cancel()
+        super().stop(worker)
         withdraw(self._client, self._process)
-
-    terminate = stop
 
     def _tell(self) -> None:
         try:
@@ -239,21 +244,14 @@ class Heartbeat(BootStep):
 class UntilIdle(BootStep):
     """Ends a worker that is to end when nothing is left for it, as SIGTERM would: of `reshard worker --until-idle`."""
 
-    requires = ("celery.worker.components:Timer",)
-
     def include_if(self, worker: Any) -> bool:
         return settings().until_idle
 
     def start(self, worker: Any) -> None:
-        self._store = JobStore(open_redis(broker_url(settings()), timeout=HEARTBEAT_TIMEOUT))
+        self._store = _store()
         self._queues = consumed()
         self._idle = 0
         self._timer = worker.timer.call_repeatedly(IDLE_LOOK, self._look)
-
-    def stop(self, worker: Any) -> None:
-        self._timer.cancel()
-
-    terminate = stop
 
     def _look(self) -> None:
         try:
@@ -277,11 +275,6 @@ class Children(BootStep):
 
     def start(self, worker: Any) -> None:
         self._timer = worker.timer.call_repeatedly(CHILDREN_LOOK, worker.pool.maintain_pool)
-
-    def stop(self, worker: Any) -> None:
-        self._timer.cancel()
-
-    terminate = stop
 
 
 app.steps["worker"].update({Drained, Heartbeat, UntilIdle, Children})
