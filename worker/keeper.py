@@ -12,13 +12,15 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import TypeVar
 
-from reshard.pipeline.copying.loop import Moved, Reason, Stopped
-from reshard.pipeline.planning.model import Receipt
+from reshard.pipeline.copying.loop import Attested, Moved, Reason, Stopped
+from reshard.pipeline.driving import Exhausted
+from reshard.pipeline.errors import ReshardError
+from reshard.pipeline.planning.model import Receipt, Shard
 from reshard.worker import logs, tracing
 from reshard.worker.fleet import drain
 from reshard.worker.fleet.bandwidth import BandwidthLimiter
@@ -41,7 +43,10 @@ _REASONS: dict[str, Reason] = {"lost": "lease", "cancelled": "cancel"}
 
 
 class LeaseKeeper:
-    """Inside ``with``, the lease is renewed; ``tick``, ``stored`` and ``begin`` are what the pipeline is given."""
+    """Inside ``with``, the lease is renewed; ``tick``, ``stored`` and ``begin`` are what the pipeline is given.
+
+    It is also the pipeline's ledger, of what the store knows of the job's copy; while the broker is away, that waits.
+    """
 
     def __init__(self, leases: Leases, lease: Lease, settings: Settings) -> None:
         self.lease = lease
@@ -194,6 +199,22 @@ class LeaseKeeper:
                 log.warning("%s is waiting for the broker: %s", self.lease.unit, error)
             time.sleep(pause)
             pause = min(2 * pause, RETRY_MAX)
+
+    # ---------------------------------------------------------------------------------------------- the ledger
+
+    def held(self, shards: Iterable[Shard]) -> dict[str, Receipt]:
+        digests = [shard.digest for shard in shards]
+        return self.patiently(lambda: self._leases.receipts(self.lease.job, digests))
+
+    def groups(self) -> list[Attested]:
+        return [Attested.from_json(*group) for group in self.patiently(lambda: self._leases.attested(self.lease.job))]
+
+    def spoil(self, unit: int | None, error: ReshardError, shards: Collection[Shard], groups: Sequence[int]) -> None:
+        """Raises Stopped where the unit is another's by now."""
+        assert unit == (self.lease.group if self.lease.kind == "group" else None), "of the unit that is leased"
+        data = error.to_dict()
+        if self.finish(lambda: self._leases.invalidate(self.lease, data, shards, groups)) == "often":
+            raise Exhausted(error)
 
     # ---------------------------------------------------------------------------------------------- the thread
 

@@ -56,7 +56,6 @@ from reshard.worker.broker import broker_url
 from reshard.worker.fleet import drain, policy, self_check
 from reshard.worker.fleet.rate_limit import rate_limiters
 from reshard.worker.keeper import LeaseKeeper
-from reshard.worker.ledger import QueueLedger
 from reshard.worker.process import OwnProcess, own
 from reshard.worker.queue.jobs import JobStore, open_redis
 from reshard.worker.queue.leases import Lease, Leases
@@ -149,7 +148,6 @@ class Step:
         self._keeper = keeper
         self._settings = settings
         self._process = process
-        self._ledger = QueueLedger(leases, keeper)
         self.tmpdir: Path | None = None  # once it runs
         self._job = lease.job
         self._meter = Meter()
@@ -213,7 +211,7 @@ class Step:
         target = self._target()
         group = plan.groups[self._lease.group]
         shards = self._keeper.patiently(lambda: self._leases.shards(self._job, group.shards))
-        held = self._ledger.held(shards.values())
+        held = self._keeper.held(shards.values())
         todo = tuple(shard for shard in shards.values() if shard.digest not in held)
         pipeline.refuse_without_disk(replace(plan, shards=todo), target, self._context.disk)
         token, keeper = self._lease.token, self._keeper
@@ -221,7 +219,7 @@ class Step:
         try:
             with keeper.interruptible():
                 attested = pipeline.copy_group(
-                    plan, group, shards, source, sink, self._ledger,
+                    plan, group, shards, source, sink, keeper,
                     keeper.stored, keeper.tick, self._context.disk, keeper.should_yield,
                 )  # fmt: skip
         finally:
@@ -236,12 +234,12 @@ class Step:
     def _publish(self) -> None:
         plan, target = self._load(), self._target()
         if self._lease.state == JobState.committing and (standing := self._standing(plan, target)) is not None:
-            self._hand_in(plan, pipeline.made_of(standing, plan, self._ledger))
+            self._hand_in(plan, pipeline.made_of(standing, plan, self._keeper))
             return
         token, begin = self._lease.token, self._keeper.begin
         signer = Signer.open(plan.options.sign, self._context.sign_keys, self._context.builder_id)
         try:
-            made = pipeline.publish_copied(plan, self._source(plan), target, token, self._ledger, begin, signer)
+            made = pipeline.publish_copied(plan, self._source(plan), target, token, self._keeper, begin, signer)
             if made is not None:
                 self._hand_in(plan, made)
         finally:
@@ -266,7 +264,7 @@ class Step:
         plan, target = self._load(), self._target()
         kept = self._keeper.patiently(lambda: self._leases.published(self._job))
         published = Published(kept["commit"], kept["ref"], kept["found"])
-        check = pipeline.confirm(plan, plan.shards, self._ledger.held(plan.shards), published, target)
+        check = pipeline.confirm(plan, plan.shards, self._keeper.held(plan.shards), published, target)
         self._keeper.finish(lambda: self._leases.done(self._lease, [check.to_dict()]))
 
     # ------------------------------------------------------------------------------------------- what they share

@@ -16,7 +16,6 @@ from reshard.pipeline.journal import Journal
 from reshard.pipeline.limits import COPIES
 from reshard.pipeline.planning.model import Plan
 from reshard.worker.keeper import LeaseKeeper
-from reshard.worker.ledger import QueueLedger
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Lease, Leases
 from reshard.worker.settings import Settings
@@ -81,7 +80,7 @@ class OnQueue:
 
     def anew(self) -> Ledger:
         assert self._lease is not None
-        return QueueLedger(self._leases, LeaseKeeper(self._leases, self._lease, Settings()))
+        return LeaseKeeper(self._leases, self._lease, Settings())
 
 
 @pytest.fixture(params=["journal", "queue"])
@@ -167,7 +166,6 @@ def test_what_the_store_was_not_told_yet_is_spoiled_as_well(
     with monkeypatch.context() as patch:
         patch.setattr(leases, "seal", raising(ConnectionError()))
         keeper.stored(receipts(plan, 0))
-    ledger = QueueLedger(leases, keeper)
-    ledger.spoil(0, BAD, own, ())
+    keeper.spoil(0, BAD, own, ())
     keeper.finish(lambda: leases.renew(lease, 0, progress=True))
-    assert ledger.held(own) == {}
+    assert keeper.held(own) == {}
