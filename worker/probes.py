@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from importlib.metadata import version
 from typing import cast
 
@@ -14,10 +14,10 @@ from reshard.pipeline.errors import NoBroker, NoticeFailed, QueueError
 from reshard.pipeline.limits import CLOCK_SKEW_MAX
 from reshard.pipeline.text import counted
 from reshard.worker.broker import broker_url
-from reshard.worker.fleet.fleet import Fault, Fleet, Pause
-from reshard.worker.fleet.heartbeat import Silent, silent
+from reshard.worker.fleet.fleet import Fleet
+from reshard.worker.fleet.heartbeat import silent
 from reshard.worker.followers.notices import Notice, hooks
-from reshard.worker.queue.jobs import JobStore, Process, without_password
+from reshard.worker.queue.jobs import JobStore, without_password
 from reshard.worker.queue.wakes import strays
 from reshard.worker.settings import Settings
 
@@ -35,10 +35,7 @@ def queue(settings: Settings) -> Iterator[Probe]:
             yield durability(store.redis, without_password(url))
             yield _clock(store.redis)
             yield from _strays(store.redis)
-            fleet = Fleet(store)
-            yield from _processes(
-                store.processes(), silent(store.redis), fleet.paused(), fleet.all_drained(), fleet.resting()
-            )
+            yield from _processes(store)
     except QueueError as error:
         yield Probe("broker", without_password(url), error=error)
 
@@ -106,26 +103,22 @@ def _strays(client: redis.Redis) -> Iterator[Probe]:
         yield Probe("queue", f"{counted(len(found), 'job')} in no queue, such as {found[0]}", lost)
 
 
-def _processes(
-    processes: list[Process],
-    silent: list[Silent],
-    paused: Pause | None,
-    drained: Collection[str],
-    resting: Mapping[str, Fault],
-) -> Iterator[Probe]:
-    ours = version("reshard")
+def _processes(store: JobStore) -> Iterator[Probe]:
+    ours, fleet = version("reshard"), Fleet(store)
+    processes, lost = store.processes(), silent(store.redis)
+    drained, resting = fleet.all_drained(), fleet.resting()
     workers = [process.name for process in processes if process.kind == "worker"]
-    if paused:
+    if paused := fleet.paused():
         why = f": {paused.reason}" if paused.reason else ""
         yield Probe("fleet", f"paused by {paused.by}{why}", "jobs are waiting: resume with `reshard fleet resume`")
     elif workers and all(name in drained for name in workers):
         yield Probe("fleet", "all workers are drained", f"jobs are waiting: `reshard fleet undrain {workers[0]}`")
     for kind in ("worker", "control"):
         found = [process for process in processes if process.kind == kind]
-        lost = [one for one in silent if one.process.kind == kind]
-        for one in lost:
+        gone = [one for one in lost if one.process.kind == kind]
+        for one in gone:
             yield Probe(kind, str(one), "it keeps its tasks until their leases end")
-        if not found and not lost:
+        if not found and not gone:
             yield Probe(kind, "none is running", f"jobs are waiting: start one with `reshard {kind}`")
         others = sorted({process.version for process in found} - {ours})
         for process in found:

@@ -123,8 +123,8 @@ class Settings(SubmitSettings):
 
     @property
     def log_dir(self) -> Path:
-        """Where `reshard up` keeps logs."""
-        return default_log_dir(self.data_dir)
+        """Where `reshard up` keeps logs: with what runs keep, or with its data where an operator chose a place."""
+        return self.data_dir if self.data_dir != default_data_dir() else state_dir() / "logs"
 
     @field_validator("allowed_targets", "allowed_sources", "allowed_endpoints", "allowed_folders", mode="before")
     @classmethod
@@ -195,13 +195,6 @@ def default_data_dir() -> Path:
     By the XDG Base Directory Specification, https://specifications.freedesktop.org/basedir-spec/latest/
     """
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "reshard"
-
-
-def default_log_dir(data_dir: Path) -> Path:
-    """Where it keeps its logs: with what runs keep, or with its data where an operator chose a place."""
-    if data_dir != default_data_dir():
-        return data_dir
-    return state_dir() / "logs"
 
 
 def secrets_of(kind: type[BaseSettings]) -> Iterator[tuple[str, str]]:

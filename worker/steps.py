@@ -367,9 +367,5 @@ def _given_up(lease: Lease, last: dict[str, Any] | None) -> TooManyAttempts:
 def _leases() -> Leases:
     """Made in the child, after the fork: connections are not shared between processes."""
     url = broker_url(settings())
-    return Leases(JobStore(open_redis(url), url), send, worker_name(), settings().lease)
-
-
-def worker_name() -> str:
-    """Main process and child, as leases name them."""
-    return f"{socket.gethostname()}:{os.getppid()}.{os.getpid()}"
+    worker = f"{socket.gethostname()}:{os.getppid()}.{os.getpid()}"  # the main process, and this child of it
+    return Leases(JobStore(open_redis(url), url), send, worker, settings().lease)

@@ -200,11 +200,11 @@ def cancel_catalog(session: InProcess, name: str) -> catalogs.CatalogCancelled:
 @operation("POST", "/catalogs/{name}/retry")
 def retry_catalog(session: InProcess, name: str, body: Only) -> catalogs.CatalogRetried:
     """Retry failed models, reusing copied files; `left` counts those with errors in the catalog file."""
-    failed = session.queue.catalogs.get(name).failures()
+    failed = told(session.queue.catalogs.get(name)).failures()
     if body.only is not None and body.only not in failed:
         raise NoSuchFailures(name=name, only=body.only, there=", ".join(failed) or "none")
     again = session.queue.catalogs.retry(name, body.only)
-    left = {code: len(group) for code, group in failed.items() if body.only in {None, code} and group[0][1].in_file}
+    left = {code: len(group) for code, group in failed.items() if body.only in {None, code} and group[0].in_file}
     return catalogs.CatalogRetried(name=name, again=again, left=left)
 
 

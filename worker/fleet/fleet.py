@@ -28,7 +28,7 @@ from reshard.worker.cron import next_after
 from reshard.worker.fleet.bandwidth import SHARE, Share
 from reshard.worker.fleet.window import MIDNIGHT, Window, check_zone, last_due
 from reshard.worker.queue.jobs import JobStore
-from reshard.worker.queue.scripts import PREFIX, decoded, known_fields, ms, texts
+from reshard.worker.queue.scripts import PREFIX, at_once, decoded, known_fields, ms, texts
 from reshard.worker.queue.states import JobState
 from reshard.worker.queue.wakes import ring
 
@@ -338,10 +338,7 @@ class Fleet:
 
     def _read(self) -> tuple[dict[str, str], float]:
         """What is stored, and what time it is."""
-        with self._redis.pipeline(transaction=False) as pipeline:
-            pipeline.hgetall(FLEET)
-            pipeline.time()
-            stored, (seconds, micros) = pipeline.execute()
+        stored, (seconds, micros) = at_once(self._redis, lambda pipe: [pipe.hgetall(FLEET), pipe.time()])
         fields = decoded(stored)
         self._limits = Limits.of(fields)
         return fields, self._clock() if self._clock else seconds + micros / 1e6

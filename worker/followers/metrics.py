@@ -79,19 +79,15 @@ class Metrics(Collector):
             ("job", "state", "Time from the first claim of a job to its end."),
         ):
             yield _histogram(f"{what}_seconds", about, label, _under(f"times:{what}", totals))
-        yield from self._waiting()
+        waiting = lanes(self._redis).items()
+        units, oldest = ([(queue, lane[part]) for queue, lane in waiting] for part in (0, 1))
+        yield _gauges("claimable_units", "Waiting tasks that a worker can claim now.", "queue", units)
+        yield _gauges("oldest_wait_seconds", "Age of the oldest waiting task.", "queue", oldest)
         left = notices.waiting(self._redis).items()
         yield _gauges("notices_waiting", "Undelivered notifications.", "hook", left)
         results = product(HOOKS, ("told", "failed", "dropped"))
         rows = [(hook, result, totals[f"notices:{hook}:{result}"]) for hook, result in results]
         yield _counters("notices", "Notifications by result; failed counts attempts.", "hook result", rows)
-
-    def _waiting(self) -> Iterator[Metric]:
-        """What a scaler needs."""
-        found = lanes(self._redis).items()
-        units, oldest = ([(queue, lane[part]) for queue, lane in found] for part in (0, 1))
-        yield _gauges("claimable_units", "Waiting tasks that a worker can claim now.", "queue", units)
-        yield _gauges("oldest_wait_seconds", "Age of the oldest waiting task.", "queue", oldest)
 
     def _processes(self) -> Iterator[Metric]:
         names = texts(self._redis.smembers(f"{PREFIX}processes"))

@@ -110,14 +110,6 @@ class CatalogStatus:
     def counts(self) -> dict[str, int]:
         return dict(Counter(ended.outcome for _, ended in self.ended))
 
-    def failures(self) -> dict[str, list[tuple[str, Ended]]]:
-        """What failed, by error code; the most frequent first."""
-        found: dict[str, list[tuple[str, Ended]]] = {}
-        for repo, ended in self.ended:
-            if ended.error is not None:
-                found.setdefault(ended.error["code"], []).append((repo, ended))
-        return dict(sorted(found.items(), key=lambda item: -len(item[1])))
-
 
 def entry_of(wanted: Wanted) -> Entry:
     """What is kept of a model that a catalog wants."""

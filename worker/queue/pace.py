@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from math import exp
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import redis
 
@@ -56,7 +56,9 @@ def places(client: redis.Redis, jobs: Iterable[tuple[str, bool]]) -> tuple[dict[
 
     quick, quick_begun, bulky, bulky_begun, *answers = at_once(client, ask)
     ranks, pace, active = answers[: len(waiting)], decoded(answers[len(waiting)]), answers[len(waiting) + 1 :]
-    left = _left(client, [id.decode() for ids in active for id in ids])
+    left = {False: 0.0, True: 0.0}
+    for bytes_, is_bulk in _left(client, [id.decode() for ids in active for id in ids]):
+        left[is_bulk] += bytes_ or 0
     cut = any(len(ids) == COUNTED for ids in active)
     mean = float(pace["mean"]) if "mean" in pace else None
     found = {}
@@ -74,23 +76,17 @@ def remaining(client: redis.Redis, jobs: Collection[str], more: int) -> float | 
     """Seconds until these jobs and so many others have copied all, by the rate of all copies; None where unknown."""
     if len(jobs) > COUNTED:
         return None
-    fields = "bytes", "bytes_sealed"
-    kept, *answers = at_once(
-        client, lambda pipe: [pipe.hgetall(PACE), *(pipe.hmget(job_key(id), *fields) for id in jobs)]
-    )
-    pace = decoded(kept)
-    left = [max(0, int(all_) - int(done or 0)) if all_ else None for all_, done in answers]
+    pace, left = decoded(client.hgetall(PACE)), [bytes_ for bytes_, _ in _left(client, jobs)]
     unplanned, speed = more + left.count(None), rate(pace, server_ms(client))
     if not speed or (unplanned and "mean" not in pace):
         return None
     return (sum(filter(None, left)) + unplanned * float(pace.get("mean", 0))) / speed
 
 
-def _left(client: redis.Redis, jobs: list[str]) -> dict[bool, float]:
-    """Bytes that these have still to copy, by whether they are bulk: interactive ones wait for no others."""
+def _left(client: redis.Redis, jobs: Collection[str]) -> list[tuple[int | None, bool]]:
+    """Bytes that each has still to copy, None before its plan; whether it is bulk, which no interactive job waits for."""
     fields = "bytes", "bytes_sealed", "priority"
     answers = at_once(client, lambda pipe: [pipe.hmget(job_key(id), *fields) for id in jobs])
-    left = {False: 0.0, True: 0.0}
-    for all_, done, priority in cast("list[list[bytes | None]]", answers):
-        left[priority == b"bulk"] += max(0, int(all_ or 0) - int(done or 0))
-    return left
+    return [
+        (max(0, int(all_) - int(done or 0)) if all_ else None, priority == b"bulk") for all_, done, priority in answers
+    ]

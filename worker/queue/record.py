@@ -89,6 +89,8 @@ def _job(fields: dict[str, str], units: dict[str, str], now: int) -> Job:
     def parsed(name: str, default: Any = None) -> Any:
         return json.loads(fields[name]) if fields.get(name) else default
 
+    names = ("bytes", "shards", "read", "expected", "uploaded", "deduplicated", "logged")
+    numbers: dict[str, Any] = {name: int(fields.get(name, 0)) for name in names}
     request, unknown = Request.known(fields["request"])
     claims = tuple(_claim(name.removesuffix(".token"), units, now) for name in sorted(units) if name.endswith(".token"))
     return Job(
@@ -98,25 +100,19 @@ def _job(fields: dict[str, str], units: dict[str, str], now: int) -> Job:
         created=int(fields["created"]) / 1000,
         since=int(fields["since"]) / 1000,
         started=int(fields.get("started", fields["since"])) / 1000,
-        bytes=int(fields.get("bytes", 0)),
         bytes_done=int(fields.get("bytes_sealed", 0)) + sum(h.bytes for h in claims),
-        shards=int(fields.get("shards", 0)),
         shards_done=int(fields.get("shards_sealed", 0)),
-        read=int(fields.get("read", 0)),
-        expected=int(fields.get("expected", 0)),
-        uploaded=int(fields.get("uploaded", 0)),
-        deduplicated=int(fields.get("deduplicated", 0)),
         rate=rate(fields, now),
         claims=claims,
         error=parsed("error"),
         last_error=parsed("last_error"),
         note=fields.get("note"),
-        logged=int(fields.get("logged", 0)),
         notes=(*parsed("notes", ()), *(f"{name} is from a newer release and not supported" for name in unknown)),
         checked=parsed("checked", []),
         published=parsed("published"),
         confirmed=parsed("confirmed", []),
         rolled_back=fields.get("undone"),
+        **numbers,
     )
 
 

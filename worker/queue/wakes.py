@@ -129,9 +129,7 @@ class Wakes:
 
     def first(self, queue: str) -> str | None:
         """The job that a wake from ``queue`` is for."""
-        for job in texts(self.redis.zrange(f"{queue}:order", 0, 0)):
-            return job
-        return None
+        return next(iter(texts(self.redis.zrange(f"{queue}:order", 0, 0))), None)
 
     def pass_over(self, job: str) -> None:
         """Take one whose record cannot be read out of the line; ``ring_strays`` tells of it."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from reshard.client.operations.catalogs import told
 from reshard.pipeline.errors import BadPlace, CatalogState, ReshardError, SourceNotFound, TargetsCollide
 from reshard.worker.followers.catalogs import asked_by
 from reshard.worker.followers.cursor import Cursor
@@ -152,7 +153,7 @@ def test_what_only_the_file_can_mend_gets_no_other_turn(catalogs: Cursor, leases
     begin(catalogs, definition(4), [*found, (nowhere.model_copy(update={"request": None}), none)])
     assert catalogs.retry("mirror", only=TargetsCollide.code) == 0
     assert catalogs.retry("mirror") == 1
-    assert list(catalogs.get("mirror").failures()) == [TargetsCollide.code, BadPlace.code]
+    assert list(told(catalogs.get("mirror")).failures()) == [TargetsCollide.code, BadPlace.code]
     (job,) = jobs(catalogs)
     finish(leases, job)
     assert jobs(catalogs) == []
@@ -223,7 +224,7 @@ def test_a_model_whose_target_another_job_had_is_no_model_of_that_job(
     other = store.submit(ask("m0", size=12345).model_copy(update={"asked_by": asked_by("mirror")})).id
     begin(catalogs, definition(1))
     assert jobs(catalogs) == []
-    assert list(catalogs.get("mirror").failures()) == ["job.target_busy"]
+    assert list(told(catalogs.get("mirror")).failures()) == ["job.target_busy"]
     store.cancel(other)
     store.retry(other)
     assert jobs(catalogs) == []

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import pytest
 
+from reshard.client.operations.catalogs import told
 from reshard.pipeline.errors import (
     BadCatalog,
     CatalogNotFound,
@@ -184,7 +185,7 @@ def test_failures_are_grouped_by_code_and_retried_by_code(catalogs: Cursor, leas
     assert jobs(catalogs) == []
     seen = catalogs.get("mirror")
     assert (seen.state, seen.note) == ("failed", "3 of 4 models failed")
-    assert {code: len(group) for code, group in seen.failures().items()} == {
+    assert {code: len(group) for code, group in told(seen).failures().items()} == {
         "source.no_weights": 2,
         "source.not_found": 1,
     }
@@ -415,9 +416,9 @@ def test_a_target_that_another_request_has_is_a_failure(catalogs: Cursor, store:
     other = store.submit(ask("m0", size=12345)).id
     begin(catalogs, definition(1))
     assert jobs(catalogs) == []
-    [(code, [(repo, ended)])] = catalogs.get("mirror").failures().items()
-    assert (code, repo) == ("job.target_busy", "them/m0")
-    assert ended.error is not None and other in ended.error["message"]
+    [(code, [ended])] = told(catalogs.get("mirror")).failures().items()
+    assert (code, ended.repo) == ("job.target_busy", "them/m0")
+    assert ended.error is not None and other in ended.error.message
 
 
 def test_targets_that_others_have_keep_no_room_empty(catalogs: Cursor, store: JobStore) -> None:
@@ -444,7 +445,7 @@ def test_a_job_is_awaited_until_its_end_is_noted(catalogs: Cursor, store: JobSto
         store.delete([one])
     catalogs.reconcile()
     assert catalogs.get("mirror").state == "done"
-    assert catalogs.get("mirror").failures() == {}
+    assert told(catalogs.get("mirror")).failures() == {}
 
 
 def test_a_job_that_was_deleted_is_a_failure(catalogs: Cursor, store: JobStore) -> None:
@@ -453,7 +454,7 @@ def test_a_job_that_was_deleted_is_a_failure(catalogs: Cursor, store: JobStore) 
     store.cancel(job)
     store.delete([job])
     assert jobs(catalogs) == []
-    assert list(catalogs.get("mirror").failures()) == ["job.not_found"]
+    assert list(told(catalogs.get("mirror")).failures()) == ["job.not_found"]
 
 
 def test_two_controls_admit_each_entry_once(broker: Broker, store: JobStore, catalogs: Cursor) -> None:

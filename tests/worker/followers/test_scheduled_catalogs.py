@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import HfApi
 
+from reshard.client.operations.catalogs import told
 from reshard.worker.followers.catalogs import Catalogs
 from reshard.worker.followers.records import CatalogStatus as Seen
 from reshard.worker.queue.jobs import JobStore
@@ -85,7 +86,7 @@ def test_each_night_does_what_changed_and_nothing_else(
     wait_for(lambda: Catalogs(store).get("mirror").state == "failed", "the night's end", 180)
     seen = Catalogs(store).get("mirror")
     assert seen.counts() == {"published": 4, "failed": 3}, seen.ended
-    codes = {code: sorted(repo for repo, _ in group) for code, group in seen.failures().items()}
+    codes = {code: sorted(one.repo for one in group) for code, group in told(seen).failures().items()}
     assert codes == {
         "usage.collision": [namespace.repo("left"), namespace.repo("right")],
         "source.not_found": [namespace.repo("absent")],
@@ -142,5 +143,6 @@ def test_each_night_does_what_changed_and_nothing_else(
     namespace.admin.put_files(namespace.repo("one-cut"), {"config.json": b"{}"})
     changed = heads(namespace)
     assert night(here, store, file).counts() == {"unchanged": 2, "same": 1, "failed": 4}
-    assert [repo for repo, _ in Catalogs(store).get("mirror").failures()["target.drift"]] == [namespace.repo("one")]
+    failures = told(Catalogs(store).get("mirror")).failures()
+    assert [one.repo for one in failures["target.drift"]] == [namespace.repo("one")]
     assert heads(namespace) == changed
