@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from reshard.worker.followers.pushes import Pushes
     from reshard.worker.followers.schedules import Schedules
     from reshard.worker.queue.jobs import JobStore, Process
-    from reshard.worker.queue.lanes import Lane
+    from reshard.worker.queue.pace import Lane
     from reshard.worker.queue.record import Job
 
 
@@ -87,7 +87,7 @@ class Queue:
         return self.jobs.redis.getdel(_link_key(secret)) is not None
 
     def lanes(self) -> dict[str, Lane]:
-        from reshard.worker.queue.lanes import lanes
+        from reshard.worker.queue.pace import lanes
 
         return lanes(self.jobs.redis)
 

@@ -26,7 +26,7 @@ from reshard.worker.followers.counters import BUCKETS, MOVED, moved_key
 from reshard.worker.followers.notices import HOOKS
 from reshard.worker.queue.events import TOTALS
 from reshard.worker.queue.jobs import JobStore, Process
-from reshard.worker.queue.lanes import lanes
+from reshard.worker.queue.pace import lanes
 from reshard.worker.queue.scripts import PREFIX, known_fields, texts
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import PRESUMED_DEAD

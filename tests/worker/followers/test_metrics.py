@@ -31,8 +31,8 @@ from reshard.worker.followers.notices import HOOKS, Command, Notifier
 from reshard.worker.followers.schedules import LATE, SUCCESS, Schedules
 from reshard.worker.queue.events import TOTALS
 from reshard.worker.queue.jobs import JobStore, Process
-from reshard.worker.queue.lanes import SEEN
 from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.pace import SEEN
 from reshard.worker.queue.scripts import PREFIX, server_ms, transact
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import Settings
