@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import version
 from typing import cast
 
@@ -63,11 +64,9 @@ def durability(client: redis.Redis, url: str) -> Probe:
     name = f"{server.get('server_name', 'redis')} {server.get('valkey_version') or server.get('redis_version')}"
     about = f"{url}, {name}"
     kept, policy = "yes" if server.get("aof_enabled") else "no", server.get("maxmemory_policy", "")
-    config = {"appendonly": kept, "maxmemory-policy": policy}
-    try:
+    config = {"appendonly": kept, "maxmemory-policy": policy, "appendfsync": ""}
+    with suppress(redis.ResponseError):
         config |= cast("dict[str, str]", client.config_get("appendfsync"))
-    except redis.ResponseError:
-        config["appendfsync"] = ""
     warnings = []
     if config["appendonly"] != "yes":
         warnings.append("no data is saved between snapshots: a crash loses jobs (set appendonly yes)")

@@ -12,13 +12,10 @@ from typing import Any
 from kombu.transport import TRANSPORT_ALIASES, redis
 
 from reshard.pipeline.errors import shortened
-from reshard.worker.queue.messages import Message, NotAMessage, envelope
+from reshard.worker.queue.messages import UNREADABLE, Message, NotAMessage, envelope
 from reshard.worker.queue.wakes import QUEUES, WAKE
 
 log = logging.getLogger(__name__)
-
-# What reading a message raises that is not JSON, or no message of Celery's.
-_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 class Channel(redis.Channel):
@@ -31,7 +28,7 @@ class Channel(redis.Channel):
         try:
             read: Any = super()._brpop_read
             return read(**options)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             if not connection.is_connected:
                 raise
             for tag, message in self.qos._delivered.items():

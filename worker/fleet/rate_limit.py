@@ -37,6 +37,8 @@ SLICE = 1.0  # seconds between two checks whether the work shall go on
 ASK_AGAIN = 5.0  # seconds between two tries for calls; an answer of the Hub may have corrected how many are left
 RESERVE = 0.2  # of a window's calls, for interactive work; of the Hub's 1,000 that is twenty small jobs
 
+Call = Callable[[], None]
+
 
 class SharedRateLimiter(LocalRateLimiter):
     """A wait that the Hub asked for counts as progress; what ``check`` raises ends it."""
@@ -45,11 +47,11 @@ class SharedRateLimiter(LocalRateLimiter):
         self,
         budget: str,
         client: redis.Redis,
-        check: Callable[[], None],
-        alive: Callable[[], None],
+        check: Call,
+        alive: Call,
         bulk: bool = False,
         waits: Waits | None = None,
-        called: Callable[[], None] = lambda: None,
+        called: Call = lambda: None,
     ) -> None:
         super().__init__(waits)
         self._alive = alive
@@ -121,11 +123,11 @@ def _tolerated(what: str) -> Iterator[None]:
 
 def rate_limiters(
     client: redis.Redis,
-    check: Callable[[], None],
-    alive: Callable[[], None],
+    check: Call,
+    alive: Call,
     bulk: bool = False,
     tell: Callable[[str], None] = lambda why: None,
-    called: Callable[[], None] = lambda: None,
+    called: Call = lambda: None,
 ) -> Callable[[str], SharedRateLimiter]:
     """One limiter for each budget; each calls ``check`` while it waits, and ``alive`` when bytes go out.
 

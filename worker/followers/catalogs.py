@@ -289,9 +289,8 @@ class Catalogs:
             pipe.multi()
             pipe.delete(key(name), *(key(name, part) for part in (*RUN_PARTS, "record", "nights", *nights)))
             pipe.srem(ALL, name)
-            pipe.hdel(SUCCESS, name)
-            pipe.hdel(TROUBLE, name)
-            pipe.hdel(SUBMITTED, name)
+            for kept in (SUCCESS, TROUBLE, SUBMITTED):
+                pipe.hdel(kept, name)
 
         self._change(name, step, must_exist=True)
 

@@ -122,7 +122,8 @@ class Pushes:
 
     def _go_on(self, field: str, watch: Watch) -> None:
         waited, _, what = field.partition(" ")
-        if not self._reads_still(watch):
+        source = watch.request.source
+        if watch.what not in {one.what for one in self.watches(str(source.at(None)), {source.branch})}:
             log.info("dropped a push waiting for job %s: %s no longer reads its source", waited, what)
             self._redis.hdel(WAITING, field)
             return
@@ -132,11 +133,6 @@ class Pushes:
             self._redis.hdel(WAITING, field)
 
     # ------------------------------------------------------------------------------------------------------- inside
-
-    def _reads_still(self, watch: Watch) -> bool:
-        """Whether it was neither paused, stopped, cancelled nor removed since."""
-        source = watch.request.source
-        return watch.what in {one.what for one in self.watches(str(source.at(None)), {source.branch})}
 
     def _submit(self, watch: Watch) -> Carried:
         slot = submission(watch.request)[2]

@@ -16,6 +16,8 @@ from reshard.worker.queue.scripts import PREFIX
 
 SUBMIT = (f"{PREFIX}submit", *(f"{PREFIX}submit\x06\x16{priority}" for priority in (3, 6, 9)))  # as kombu names them
 TAKEN = f"{PREFIX}taken"
+# What reading a message raises that is not JSON, or no message of Celery's.
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 class NotAMessage(ValueError):
@@ -41,7 +43,7 @@ class Message(NamedTuple):
                 body = b64decode(body, validate=True)
             args, kwargs, embed = json.loads(body)
             found = cls(headers["id"], headers["task"], headers, args, kwargs, embed)
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise NotAMessage(shortened(f"{type(error).__name__}: {error}")) from None
         wanted = (str, str, dict, list, dict, dict)
         if not all(isinstance(part, kind) for part, kind in zip(found, wanted, strict=True)):

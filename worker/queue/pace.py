@@ -116,7 +116,7 @@ def remaining(client: redis.Redis, jobs: Collection[str], more: int) -> float | 
 
 
 def _left(client: redis.Redis, jobs: Collection[str]) -> list[tuple[int | None, bool]]:
-    """Bytes that each has still to copy, None before its plan; whether it is bulk, which no interactive job waits for."""
+    """Bytes that each has still to copy, None before its plan; and whether it is bulk, for which no other waits."""
     fields = "bytes", "bytes_sealed", "priority"
     answers = at_once(client, lambda pipe: [pipe.hmget(job_key(id), *fields) for id in jobs])
     return [
