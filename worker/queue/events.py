@@ -3,19 +3,8 @@
     reshard:events   stream of the last 100,000 events; each step of Lua appends to it what it did, in the same step
     reshard:told     the same, of clients that may not write to the first; control moves what is in order to it
 
-    kind                                       with
-    state                                      job, state
-    claimed, sealed, finished, released, lost  job, unit; finished: the ms since its claim (took); a job's first claim:
-                                               the ms since it was asked for (waited)
-    trouble, voided, failed, retried           job, error: tried again, copied again, given up, begun again by hand
-    moved                                      job, its submitter (by), worker, bytes read, uploaded, deduplicated
-    spent                                      job, unit, its submitter (by): the ms that a claim took, calls to Hubs,
-                                               and bytes read, uploaded, deduplicated beside those that moved
-    ended                                      job, its submitter (by), state, error, the ms since its first claim
-                                               (took), if it had one, and when it was asked for, in ms since the
-                                               epoch (asked)
-    catalog                                    name, state: a run begins, goes on or ends (followers/catalogs.py)
-    fired, missed                              name, job: a schedule fired it, or did not (followers/schedules.py)
+``KINDS`` says what each kind of event has. Whoever reaches the broker may have written one, so it is looked at before it
+is followed.
 
 A follower is a consumer group. It gets every event at least once and in the order of the stream: nobody is given new
 events while another process may still be at work on older ones, and what a dead process had is given to the next after
@@ -30,14 +19,15 @@ events of all, and those of a job that is watched must not be pushed out by othe
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 from uuid import uuid4
 
 import redis
 
-from reshard.worker.queue.forms import Malformed, check
 from reshard.worker.queue.scripts import PREFIX, Pipeline, Scripts, decoded, transact
 
 log = logging.getLogger(__name__)
@@ -50,7 +40,79 @@ TAKE_OVER = 10.0  # seconds; an event is handled in milliseconds, so who has one
 BATCH = 100  # events that are read at once
 UNFIT = ("WRONGTYPE", "would overflow", "not an integer")  # what a broker says of a value, and not of itself
 
+EVENT_MAX = 1_000_000  # bytes of one event; the longest that steps write hold an error with its facts, some kB
+FIELDS_MAX = 100  # of one event; steps write ten, and what Lua unpacks into one call is bounded
+WORD_MAX = 300  # characters of a name, an id or a state; a process has its host, of up to 255, in its name
+NUMBER = re.compile(r"-?[0-9]{1,15}")  # a petabyte, or ms since the epoch; totals of these stay below 2**63
+
+Field = Callable[[str], bool]
 T = TypeVar("T")
+
+
+class Malformed(ValueError):
+    """Nobody can act on it; says why in our own words and repeats nothing of the event."""
+
+
+def _word(text: str) -> bool:
+    return 0 < len(text) <= WORD_MAX and text.isprintable() and " " not in text
+
+
+def _number(text: str) -> bool:
+    return NUMBER.fullmatch(text) is not None
+
+
+def _error(text: str) -> bool:
+    """As ReshardError.to_dict."""
+    said = _object(text)
+    words = said is not None and all(isinstance(said.get(part), str) for part in ("code", "message"))
+    return said is not None and words and _word(said["code"]) and isinstance(said.get("facts", {}), dict)
+
+
+def _counts(text: str) -> bool:
+    said = _object(text)
+    return said is not None and all(type(number) is int and _number(str(number)) for number in said.values())
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return said if isinstance(said, dict) else None
+
+
+def _or_nothing(form: Field) -> Field:
+    return lambda text: text == "" or form(text)
+
+
+def _any(text: str) -> bool:
+    return True
+
+
+_STEP = {"job": _word, "unit": _word}
+_MOVED = dict.fromkeys(("read", "uploaded", "deduplicated"), _number)  # bytes
+# A `?` behind a name: if it is there. Fields that are not named here are a newer release's, and pass.
+KINDS: Mapping[str, Mapping[str, Field]] = {
+    "state": {"job": _word, "state": _word},
+    "claimed": {**_STEP, "waited?": _or_nothing(_number)},  # of a job's first claim: the ms since it was asked for
+    "finished": {**_STEP, "took?": _or_nothing(_number)},  # the ms since its claim
+    **{kind: _STEP for kind in ("sealed", "released", "lost")},
+    # tried again, copied again, given up
+    **{kind: {**_STEP, "error": _error} for kind in ("trouble", "voided", "failed")},
+    "retried": {"job": _word},  # begun again by hand
+    "moved": {"job": _word, "by?": _any, "worker?": _or_nothing(_word)} | _MOVED,  # by: its submitter
+    # the ms that a claim took, calls to Hubs, and bytes beside those that moved
+    "spent": {**_STEP, "by": _any, "took": _number, "calls": _number} | _MOVED,
+    # the ms since its first claim (took), if it had one, and when it was asked for, in ms since the epoch (asked)
+    "ended": {"job": _word, "by?": _any, "state": _word, "error": _or_nothing(_error)}
+    | dict.fromkeys(("took?", "asked?"), _or_nothing(_number)),
+    # a run begins, goes on or ends (followers/catalogs.py)
+    "catalog": {"name": _word, "state": _word, "schedule": _or_nothing(_word), "note": _any}
+    | {"entries": _number, "counts": _counts},
+    # a schedule fired it, or did not (followers/schedules.py)
+    "fired": {"name": _word, "job": _word},
+    "missed": {"name": _word, "job": _or_nothing(_word), "due": _number, "outcome": _word},
+}
 
 
 class Event(NamedTuple):
@@ -68,7 +130,20 @@ class Event(NamedTuple):
             fields = decoded(data)
         except UnicodeDecodeError:
             raise Malformed("not UTF-8") from None
-        check(sum(len(name) + len(value) for name, value in data.items()), fields)
+        if sum(len(name) + len(value) for name, value in data.items()) > EVENT_MAX:
+            raise Malformed(f"larger than {EVENT_MAX:,} bytes")
+        if len(fields) > FIELDS_MAX:
+            raise Malformed(f"more than {FIELDS_MAX} fields")
+        if (kind := fields.get("kind", "")) not in KINDS:
+            raise Malformed("unknown kind" if kind else "no kind")
+        if not _number(fields.get("at", "")):
+            raise Malformed("time is not a number")
+        for field, fits in KINDS[kind].items():
+            name = field.removesuffix("?")
+            if name not in fields and name == field:
+                raise Malformed(f"a {kind} event without {name}")
+            if name in fields and not fits(fields[name]):
+                raise Malformed(f"a {kind} event with a malformed {name}")
         return cls(id.decode(), fields.pop("kind"), int(fields.pop("at")), fields)
 
 

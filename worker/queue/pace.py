@@ -98,7 +98,7 @@ def places(client: redis.Redis, jobs: Iterable[tuple[str, bool]]) -> tuple[dict[
         begun = bulky_begun if bulk else quick_begun
         if rank is not None and rank >= begun:
             before = rank - begun + (quick if bulk else 0)
-            ahead = left[False] + left[True] * bulk + before * (mean or 0.0)
+            ahead = left[False] + left[True] * bulk + before * (mean or 0.0)  # interactive ones wait for no others
             known = not cut and (mean is not None or not before)
             found[id] = Place(before + 1, quick + bulky if bulk else quick, ahead if known else None)
     return found, rate(pace, server_ms(client))
@@ -116,7 +116,7 @@ def remaining(client: redis.Redis, jobs: Collection[str], more: int) -> float | 
 
 
 def _left(client: redis.Redis, jobs: Collection[str]) -> list[tuple[int | None, bool]]:
-    """Bytes that each has still to copy, None before its plan; and whether it is bulk, for which no other waits."""
+    """Bytes that each has still to copy, None before its plan; and whether it is bulk."""
     fields = "bytes", "bytes_sealed", "priority"
     answers = at_once(client, lambda pipe: [pipe.hmget(job_key(id), *fields) for id in jobs])
     return [

@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 from reshard.worker.queue import scripts
-from reshard.worker.queue.events import OF_CLIENTS
-from reshard.worker.queue.forms import KINDS
+from reshard.worker.queue.events import KINDS, OF_CLIENTS
 from reshard.worker.queue.states import TRANSITIONS
 
 LUA = {path.stem: path.read_text() for path in Path(scripts.__file__).with_name("lua").iterdir()}

@@ -18,8 +18,7 @@ from reshard.worker.followers.outcomes import Outcomes
 from reshard.worker.followers.pushes import WAITING, Pushes
 from reshard.worker.followers.schedules import AWAITED, DUE
 from reshard.worker.followers.spending import Spending
-from reshard.worker.queue.events import EVENTS, TOLD, TOTALS
-from reshard.worker.queue.forms import EVENT_MAX, KINDS
+from reshard.worker.queue.events import EVENT_MAX, EVENTS, KINDS, TOLD, TOTALS
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.settings import Settings
