@@ -48,14 +48,6 @@ REST_FIRST = 5.0  # seconds before a resting worker tries itself once more; doub
 REST_MAX = 300.0  # seconds; a worker whose disk was cleared in the night is back five minutes later
 SELF_CHECK_TIMEOUT = 60.0  # seconds; a try asks a Hub with several tokens
 
-# ----------------------------------------------------------------------------------------------------------- notices
-NOTIFY_TIMEOUT = 10.0  # seconds that a hook may take for one notice
-NOTIFY_LEASE = 60.0  # seconds; well above what one try takes, so that two controls do not tell the same
-NOTIFY_LOOK = 1.0  # seconds between two looks into an outbox
-NOTIFY_FIRST = 10.0  # seconds before a notice is tried again; doubles each time
-NOTIFY_MAX = 900.0  # seconds; a receiver that is away all night is asked four times an hour
-NOTIFY_FOR = 86_400.0  # seconds; a notice that nobody took in a day is old news, and is counted as dropped
-
 # ------------------------------------------------------------------------------------------------------------- store
 MAX_QUEUED = 20_000  # jobs of one submitter that none has begun; a record takes some 3 kB of the broker's memory
 KEEP_DAYS = 30.0  # days that an ended job can be looked at and retried

@@ -34,20 +34,18 @@ from reshard.pipeline.text import counted
 from reshard.worker.queue.events import TOTALS, create_group, forget_jump
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.scripts import BROKER_UNAVAILABLE, PREFIX, Pipeline, decoded, ms
-from reshard.worker.settings import (
-    NOTIFY_FIRST,
-    NOTIFY_FOR,
-    NOTIFY_LEASE,
-    NOTIFY_LOOK,
-    NOTIFY_MAX,
-    NOTIFY_TIMEOUT,
-    Settings,
-)
+from reshard.worker.settings import Settings
 
 log = logging.getLogger(__name__)
 
 NOTICES = f"{PREFIX}notices:stream"
 NOTICES_MAX = 1000  # after that the oldest goes, or a broken hook would fill the broker
+NOTIFY_TIMEOUT = 10.0  # seconds that a hook may take for one notice
+NOTIFY_LEASE = 60.0  # seconds; well above what one try takes, so that two controls do not tell the same
+NOTIFY_LOOK = 1.0  # seconds between two looks into an outbox
+NOTIFY_FIRST = 10.0  # seconds before a notice is tried again; doubles each time
+NOTIFY_MAX = 900.0  # seconds; a receiver that is away all night is asked four times an hour
+NOTIFY_FOR = 86_400.0  # seconds; a notice that nobody took in a day is old news, and is counted as dropped
 WAITING = "waiting"  # the consumer that has what was tried in vain, and waits for its next try
 
 JSON = {"content-type": "application/json"}

@@ -3,8 +3,8 @@
     reshard:events   stream of the last 100,000 events; each step of Lua appends to it what it did, in the same step
     reshard:told     the same, of clients that may not write to the first; control moves what is in order to it
 
-``KINDS`` says what each kind of event has. Whoever reaches the broker may have written one, so it is looked at before it
-is followed.
+``KINDS`` says what each kind of event has. Whoever reaches the broker may write one, so it is looked at before it is
+followed.
 
 A follower is a consumer group. It gets every event at least once and in the order of the stream: nobody is given new
 events while another process may still be at work on older ones, and what a dead process had is given to the next after

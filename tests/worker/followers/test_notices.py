@@ -25,6 +25,9 @@ from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.notices import (
     NOTICES,
     NOTICES_MAX,
+    NOTIFY_FIRST,
+    NOTIFY_FOR,
+    NOTIFY_LEASE,
     Command,
     Notice,
     Notifier,
@@ -39,7 +42,7 @@ from reshard.worker.queue.events import TOTALS, relay
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX, server_ms
-from reshard.worker.settings import NOTIFY_FIRST, NOTIFY_FOR, NOTIFY_LEASE, Settings, settings
+from reshard.worker.settings import Settings, settings
 from tests.support.procs import Broker, Machine, wait_for
 from tests.worker.conftest import Clock, Wakes, another, ask, followed, restricted
 from tests.worker.followers.builders import DAY, begin, definition, fail, finish, jobs, nightly, rows
