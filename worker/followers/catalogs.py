@@ -72,6 +72,7 @@ T = TypeVar("T")
 class Snapshot(NamedTuple):
     """What a run is changed by, as it is in the transaction that changes it."""
 
+    name: str
     at: int  # ms, by the server's clock
     state: State | None  # None: there is no such catalog
     run: str
@@ -99,7 +100,7 @@ class Snapshot(NamedTuple):
         state, run, expander, schedule, paused_from, note, empty = (value and value.decode() for value in known)
         started, since, until, failures, read = (int(number or 0) for number in numbers)
         return cls(
-            server_ms(pipe), state, run or "", started, since, expander or "", until,
+            name, server_ms(pipe), state, run or "", started, since, expander or "", until,
             failures, read, schedule or "", paused_from or "", note, empty or "[]",
             pipe.hlen(key(name, "entries")), pipe.zcard(key(name, "todo")), pipe.hlen(key(name, "active")),
             Counter({what: int(number) for what, number in hash_of(pipe, key(name, "counts")).items()}),
@@ -112,6 +113,35 @@ class Snapshot(NamedTuple):
     @property
     def busy(self) -> bool:
         return self.state in UNDER_WAY or self.active > 0
+
+    def enter(self, pipe: Pipeline, state: State, note: str = "") -> None:
+        """Write the state of the run, and tell followers of it where it is news."""
+        pipe.hset(key(self.name), mapping={"state": state, "since": self.at})
+        looked_at = state in UNDER_WAY or self.active > 0
+        (pipe.sadd if looked_at else pipe.srem)(LOOKED_AT, self.name)
+        if state == "running" or state != self.state:
+            self.tell(pipe, state, note)
+
+    def tell(self, pipe: Pipeline, state: State, note: str = "") -> None:
+        append(
+            pipe, "catalog", self.at, name=self.name, state=state, schedule=self.schedule, note=note,
+            entries=str(self.entries), counts=json.dumps(self.counts),
+        )  # fmt: skip
+
+    def note_end(self, pipe: Pipeline, number: str, repo: str, ended: Ended) -> None:
+        """Note how an entry ended, here as well; once more beside what the next run takes the place of."""
+        pipe.hset(key(self.name, "ended"), number, json.dumps(asdict(ended)))
+        self.tally(pipe, ended, 1)
+        self.counts.update(records.tally(ended))
+        if ended.outcome != "unchanged" or self.entries <= NIGHT_WHOLE:
+            night = key(self.name, f"night:{self.started}")
+            pipe.hset(night, repo, " ".join([ended.outcome, *([ended.error["code"]] if ended.error else [])]))
+            pipe.expire(night, KEEP_NIGHT)
+
+    def tally(self, pipe: Pipeline, ended: Ended, by: int) -> None:
+        """``by`` is 1 for an entry that ended, -1 for one that gets another turn."""
+        for part in records.tally(ended):
+            pipe.hincrby(key(self.name, "counts"), part, by)
 
 
 class Catalogs:
@@ -143,7 +173,7 @@ class Catalogs:
             if limited != running:
                 pipe.hset(key(definition.name), "definition", limited.model_dump_json(exclude_defaults=True))
                 if now.state == "running":  # there may be room for more
-                    tell(pipe, definition.name, now, "running")
+                    now.tell(pipe, "running")
             return False
 
         started = self._change(definition.name, step)
@@ -269,12 +299,12 @@ class Catalogs:
                 pipe.zadd(key(name, "todo"), {entry: int(entry)})
                 if ended.job:
                     pipe.hset(key(name, "again"), entry, ended.job)
-                count(pipe, name, ended, -1)
+                now.tally(pipe, ended, -1)
             if again:
                 pipe.hset(key(name), mapping={"failures": 0, "bytes": now.bytes - counted})
                 pipe.hdel(key(name), "note")
                 if now.state != "paused":
-                    enter(pipe, name, now, "running")
+                    now.enter(pipe, "running")
             return len(again)
 
         return self._change(name, step, must_exist=True)
@@ -318,7 +348,7 @@ class Catalogs:
             pipe.hset(key(name), "note", note) if note else pipe.hdel(key(name), "note")
             pipe.hset(key(name), "paused_from", now.state) if state == "paused" else pipe.hdel(key(name), "paused_from")
             if state == "running" and now.paused_from == "expanding":
-                enter(pipe, name, now, "expanding")
+                now.enter(pipe, "expanding")
                 return
             if now.state == "stopped":  # what stopped it is forgiven
                 pipe.hset(key(name), mapping={"failures": 0, "bytes": 0})
@@ -326,7 +356,7 @@ class Catalogs:
                 pipe.delete(key(name, "todo"), key(name, "again"))
             # Its last job may have ended in the pause.
             over = state == "running" and now.todo + now.active == 0
-            enter(pipe, name, now, "done" if over else state, note=note)
+            now.enter(pipe, "done" if over else state, note=note)
 
         self._change(name, step, must_exist=True)
 
@@ -359,40 +389,7 @@ def start(pipe: Pipeline, definition: Definition, now: Snapshot, schedule: str =
     pipe.sadd(ALL, name)
     pipe.lpush(key(name, "nights"), now.at)
     pipe.ltrim(key(name, "nights"), 0, NIGHTS - 1)
-    enter(pipe, name, now, "expanding")
-
-
-def enter(pipe: Pipeline, name: str, now: Snapshot, state: State, note: str = "") -> None:
-    """Write the state of a run, and tell followers of it where it is news."""
-    pipe.hset(key(name), mapping={"state": state, "since": now.at})
-    looked_at = state in UNDER_WAY or now.active > 0
-    (pipe.sadd if looked_at else pipe.srem)(LOOKED_AT, name)
-    if state == "running" or state != now.state:
-        tell(pipe, name, now, state, note)
-
-
-def tell(pipe: Pipeline, name: str, now: Snapshot, state: State, note: str = "") -> None:
-    append(
-        pipe, "catalog", now.at, name=name, state=state, schedule=now.schedule, note=note,
-        entries=str(now.entries), counts=json.dumps(now.counts),
-    )  # fmt: skip
-
-
-def note_end(pipe: Pipeline, name: str, now: Snapshot, number: str, repo: str, ended: Ended) -> None:
-    """Note how an entry ended, in ``now`` as well; once more beside what the next run takes the place of."""
-    pipe.hset(key(name, "ended"), number, json.dumps(asdict(ended)))
-    count(pipe, name, ended, 1)
-    now.counts.update(records.tally(ended))
-    if ended.outcome != "unchanged" or now.entries <= NIGHT_WHOLE:
-        night = key(name, f"night:{now.started}")
-        pipe.hset(night, repo, " ".join([ended.outcome, *([ended.error["code"]] if ended.error else [])]))
-        pipe.expire(night, KEEP_NIGHT)
-
-
-def count(pipe: Pipeline, name: str, ended: Ended, by: int) -> None:
-    """``by`` is 1 for an entry that ended, -1 for one that gets another turn."""
-    for part in records.tally(ended):
-        pipe.hincrby(key(name, "counts"), part, by)
+    now.enter(pipe, "expanding")
 
 
 def moments(client: redis.Redis, key: str) -> dict[str, float]:

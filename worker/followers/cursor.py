@@ -25,18 +25,7 @@ from reshard.pipeline.errors import (
     WrongState,
 )
 from reshard.worker.followers import records
-from reshard.worker.followers.catalogs import (
-    LOOKED_AT,
-    Catalogs,
-    Snapshot,
-    asked_by,
-    catalog_of,
-    count,
-    enter,
-    hash_of,
-    key,
-    note_end,
-)
+from reshard.worker.followers.catalogs import LOOKED_AT, Catalogs, Snapshot, asked_by, catalog_of, hash_of, key
 from reshard.worker.followers.contained import Contained
 from reshard.worker.followers.records import UNDER_WAY, Definition, Ended, Entry, State
 from reshard.worker.queue.events import Event, Reader
@@ -144,11 +133,11 @@ class Cursor(Catalogs):
                     pipe.zadd(key(name, "todo"), {str(number): number})
                     todo += 1
                 else:
-                    note_end(pipe, name, now, str(number), entry.repo, ended)
+                    now.note_end(pipe, str(number), entry.repo, ended)
             pipe.hset(key(name), mapping={"failures": 0, "empty": json.dumps(empty)})
             if first + FILL >= len(found):
                 pipe.hdel(key(name), "expander", "expander_until", "note")
-                enter(pipe, name, now, "running" if todo else "done")
+                now.enter(pipe, "running" if todo else "done")
             return True
 
         return all(self._change(name, partial(step, first)) for first in range(0, max(1, len(found)), FILL))
@@ -194,12 +183,12 @@ class Cursor(Catalogs):
             if not (seen.state.ended and records.how(self._entry(name, number), seen) == ended):
                 pipe.hdel(key(name, "ended"), number)
                 pipe.hset(key(name, "active"), number, job)
-                count(pipe, name, ended, -1)
+                now.tally(pipe, ended, -1)
                 failures = max(0, now.failures - (ended.error is not None))
                 pipe.hset(key(name), mapping={"failures": failures, "bytes": now.bytes - ended.read})
                 if now.state not in UNDER_WAY:
                     state = "running" if now.state == "done" else now.state
-                    enter(pipe, name, now._replace(active=now.active + 1), state)
+                    now._replace(active=now.active + 1).enter(pipe, state)
             return True
 
         with suppress(JobNotFound):  # deleted since
@@ -303,12 +292,12 @@ class Cursor(Catalogs):
             state, note = records.after(definition, cast(State, now.state), now.todo, now.active, failures, read)
             pipe.hdel(key(name, "active"), number)
             pipe.zrem(key(name, "todo"), number)
-            note_end(pipe, name, now, number, repo, ended)
+            now.note_end(pipe, number, repo, ended)
             pipe.hset(key(name), mapping={"failures": failures, "bytes": read} | ({"note": note} if note else {}))
             if kept[0]:
                 pipe.hset(key(name, "record"), *kept)
             if state != now.state or state not in UNDER_WAY:  # with its last job nothing more can change
-                enter(pipe, name, now, state, note=note)
+                now.enter(pipe, state, note=note)
 
         self._change(name, step)
 
