@@ -220,7 +220,7 @@ class Heartbeat(BootStep):
         self._client = _store().redis
         self._told = float("-inf")
         if (port := settings().health_port) is not None:
-            health.expose(port, settings().metrics_address, healthy=lambda: "", ready=self._unready)
+            health.serve(port, settings().metrics_address, healthy=lambda: "", ready=self._unready)
         self._tell()  # who reads of it may ask it at once
         self._timer = worker.timer.call_repeatedly(HEARTBEAT, self._tell)
 

@@ -202,7 +202,7 @@ def main(settings: Settings) -> None:
     # Here and not above: they need the packages that were just looked for.
     from reshard.worker.app import send
     from reshard.worker.followers.metrics import registry
-    from reshard.worker.health import expose
+    from reshard.worker.health import serve
 
     logs.configure(settings.log_format)
     url = broker_url(settings)
@@ -215,7 +215,7 @@ def main(settings: Settings) -> None:
     if settings.metrics_port is not None:
         client = open_redis(url, SCRAPE_TIMEOUT)
         where = settings.metrics_port, settings.metrics_address
-        expose(*where, healthy=control.stuck, ready=partial(_unreachable, client), metrics=registry(client))
+        serve(*where, healthy=control.stuck, ready=partial(_unreachable, client), metrics=registry(client))
     log.info("control ready")
     control.run()
     tracing.end()

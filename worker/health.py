@@ -22,8 +22,10 @@ REQUEST_TIMEOUT = 5.0  # seconds; who connects and says nothing holds a thread n
 Why = Callable[[], str]  # what is wrong, in a few words; "" where nothing is
 
 
-def serve(port: int, address: str, *, healthy: Why, ready: Why, metrics: CollectorRegistry | None = None) -> WSGIServer:
-    """Answer in threads of its own; port 0 takes a free one. Raises OSError when the port is taken."""
+def serve(
+    port: int, address: str, *, healthy: Why, ready: Why, metrics: CollectorRegistry | None = None
+) -> WSGIServer | None:
+    """Answer in threads of its own; port 0 takes a free one. Where the port is taken, the process goes on without."""
     checks, figures = {"/healthz": healthy, "/readyz": ready}, make_wsgi_app(metrics) if metrics else None
 
     def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
@@ -39,18 +41,15 @@ def serve(port: int, address: str, *, healthy: Why, ready: Why, metrics: Collect
         start(status, [("Content-Type", "text/plain; charset=utf-8")])
         return [f"{said}\n".encode()]
 
-    server: WSGIServer = make_server(address, port, answer, _IPv6 if ":" in address else ThreadingWSGIServer, Handler)
-    threading.Thread(target=server.serve_forever, name="reshard-health", daemon=True).start()
-    return server
-
-
-def expose(port: int, address: str, *, healthy: Why, ready: Why, metrics: CollectorRegistry | None = None) -> None:
-    """The same; where the port is taken, the process goes on without."""
+    kind = _IPv6 if ":" in address else ThreadingWSGIServer
     try:
-        serve(port, address, healthy=healthy, ready=ready, metrics=metrics)
-        log.info("health%s on http://%s:%s", " and metrics" if metrics else "", address, port)
+        server: WSGIServer = make_server(address, port, answer, kind, Handler)
     except OSError as error:
         log.warning("cannot serve health on %s:%s: %s", address, port, error.strerror)
+        return None
+    threading.Thread(target=server.serve_forever, name="reshard-health", daemon=True).start()
+    log.info("health%s on http://%s:%s", " and metrics" if metrics else "", address, port)
+    return server
 
 
 class _IPv6(ThreadingWSGIServer):

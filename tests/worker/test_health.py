@@ -97,6 +97,7 @@ def test_a_control_whose_loop_stands_still_is_not_healthy(
 def test_who_connects_and_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health.Handler, "timeout", 0.05)
     server = health.serve(0, "127.0.0.1", healthy=lambda: "", ready=lambda: "")
+    assert server is not None
     try:
         with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as silent:
             assert silent.recv(1) == b""
