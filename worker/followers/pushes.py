@@ -24,7 +24,7 @@ from reshard.pipeline.validation import Strict
 from reshard.worker.followers.catalogs import Catalogs, key
 from reshard.worker.followers.contained import Contained
 from reshard.worker.followers.records import Definition, Entry
-from reshard.worker.followers.schedules import Schedules, ScheduleStatus
+from reshard.worker.followers.schedules import Schedules
 from reshard.worker.queue.events import Event, Reader
 from reshard.worker.queue.jobs import ACTIVE, JobStore, submission
 from reshard.worker.queue.scripts import PREFIX, Pipeline, job_key, transact
@@ -86,8 +86,8 @@ class Pushes:
         Whose Hub it is does not count: one may call itself otherwise than it is reached, and a job too many finds
         nothing to do. What is paused, or was stopped or cancelled, is left out.
         """
-        found, scheduled = dict[str, Watch](), self._schedules.all()
-        for watch in (*_scheduled(scheduled), *self._in_catalogs(repo, scheduled)):
+        found = dict[str, Watch]()
+        for watch in self._candidates(repo):
             source = watch.request.source
             if str(source.at(None)).lower() == repo.lower() and source.branch in revisions:  # as the Hub compares names
                 found.setdefault(watch.what, watch)
@@ -178,8 +178,12 @@ class Pushes:
 
         return transact(self._redis, step, job_key(job))
 
-    def _in_catalogs(self, repo: str, scheduled: Sequence[ScheduleStatus]) -> Iterator[Watch]:
-        """Those of catalogs that may read ``repo``; of one that is not expanded yet, those that its file names."""
+    def _candidates(self, repo: str) -> Iterator[Watch]:
+        """Requests of schedules, and models of catalogs; of one that is not expanded yet, those that its file names."""
+        scheduled = [seen.schedule for seen in self._schedules.all() if seen.next is not None]
+        for schedule in scheduled:
+            if schedule.request is not None:
+                yield Watch(schedule=schedule.name, request=schedule.request)
         submitted = set(self._catalogs.names())
         for name in submitted:
             with self._contained(name):
@@ -188,9 +192,8 @@ class Pushes:
                     yield from self._files.watches(Definition.model_validate_json(definition), repo)
                 if state is not None and state.decode() not in REFUSED:
                     yield from self._entries(name, repo)
-        for seen in scheduled:
-            catalog = seen.schedule.catalog
-            if catalog is not None and seen.next is not None and catalog.name not in submitted:
+        for schedule in scheduled:
+            if (catalog := schedule.catalog) is not None and catalog.name not in submitted:
                 with self._contained(catalog.name):
                     yield from self._files.watches(catalog, repo)
 
@@ -201,12 +204,6 @@ class Pushes:
                 with self._contained(name):
                     if (request := Entry.model_validate_json(text).request) is not None:
                         yield Watch(catalog=name, request=request)
-
-
-def _scheduled(seen: Sequence[ScheduleStatus]) -> Iterator[Watch]:
-    for one in seen:
-        if one.next is not None and one.schedule.request is not None:
-            yield Watch(schedule=one.schedule.name, request=one.schedule.request)
 
 
 class NamedSources(NamedTuple):
