@@ -58,7 +58,10 @@ class Cursor(Catalogs):
             elif event.kind == "catalog" and event.fields["state"] == "running":
                 self._each(self._advance, [event.fields["name"]])
             elif event.kind == "retried":
-                self._retried(event.fields["job"])
+                job = event.fields["job"]
+                by = cast("bytes | None", self._redis.hget(job_key(job), "asked_by"))
+                if by and (name := catalog_of(by.decode())):
+                    self._each(partial(self._await_again, job=job), [name])
             reader.acknowledge(event)
 
     def reconcile(self) -> None:
@@ -161,12 +164,6 @@ class Cursor(Catalogs):
         ended = self._collect(definition, run, mine)
         if state == "running":
             self._admit(definition, run, definition.at_once - len(active) + ended)
-
-    def _retried(self, job: str) -> None:
-        """Tell the catalog that asked for this job, if one did."""
-        by = cast("bytes | None", self._redis.hget(job_key(job), "asked_by"))
-        if by and (name := catalog_of(by.decode())):
-            self._each(partial(self._await_again, job=job), [name])
 
     def _await_again(self, name: str, job: str) -> None:
         """Where its run noted how this job ended, have it await the next end instead, or note it if it came."""

@@ -42,14 +42,8 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         try:
-            found = [
-                *self._jobs(),
-                *self._processes(),
-                *self._schedules(),
-                *self._catalogs(),
-                *self._hubs(),
-                *self._broker(),
-            ]
+            parts = (self._jobs, self._processes, self._schedules, self._catalogs, self._hubs, self._broker)
+            found = [metric for part in parts for metric in part()]
         except redis.RedisError as error:
             log.warning("the broker did not answer a scrape: %s", error)
             found = []
@@ -153,8 +147,8 @@ class Metrics(Collector):
         entries, failures = [], []
         for name, counts, active, todo in zip(names, answers[::3], answers[1::3], answers[2::3], strict=True):
             totals = _numbers(counts) | {"active": active, "todo": todo}
-            for outcome in ("published", "same", "unchanged", "failed", "cancelled", "active", "todo"):
-                entries.append((name, outcome, totals.get(outcome, 0.0)))
+            outcomes = ("published", "same", "unchanged", "failed", "cancelled", "active", "todo")
+            entries += [(name, outcome, totals.get(outcome, 0.0)) for outcome in outcomes]
             failures += [(name, code, number) for code, number in _under("failed", totals)]
         yield _gauges("catalog_entries", "Models of the last run, by outcome.", "catalog outcome", entries)
         yield _gauges("catalog_failures", "Failed models of the last run, by error code.", "catalog code", failures)

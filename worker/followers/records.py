@@ -53,9 +53,8 @@ class Definition(Strict):
     text: str = Field(max_length=CATALOG_MAX)
     at_once: int = Field(default=AT_ONCE, ge=1, le=AT_ONCE_MAX)
     max_failures: int | None = Field(default=None, ge=0, le=COUNT_MAX)  # it stops when more have failed
-    max_bytes: int | None = Field(
-        default=None, ge=0, le=COUNT_MAX
-    )  # it admits no more once so many bytes of weights were read
+    # It admits no more once so many bytes of weights were read.
+    max_bytes: int | None = Field(default=None, ge=0, le=COUNT_MAX)
     asked_by: str = Field(default="", max_length=ASKED_BY_MAX)
 
     @property
