@@ -286,13 +286,8 @@ def _begin(**_: Any) -> None:
     logs.configure(settings().log_format)
     reuse_blocks()
     app.log.redirect_stdouts("WARNING")  # what libraries print
-    _check_temp_dir()
-
-
-def _check_temp_dir() -> None:
-    """Ends the worker where it has no temporary folder: each of its units would fail for that."""
     tmpdir = settings().tmpdir
-    try:
+    try:  # or each of its units would fail for that
         ProcessTempDir.make(tmpdir).close()
     except TempDirUnusable as error:
         log.critical("error[%s]: %s; %s", error.code, error, error.next_step, extra=error.logged)

@@ -232,11 +232,14 @@ class Catalogs:
 
     def successes(self) -> dict[str, float]:
         """When a run of each last ended with nothing failed, in seconds since the epoch."""
-        return moments(self._redis, SUCCESS)
+        return self._moments(SUCCESS)
 
     def failing(self) -> dict[str, float]:
         """Those whose last run did not end so, with when it ended."""
-        return moments(self._redis, TROUBLE)
+        return self._moments(TROUBLE)
+
+    def _moments(self, key: str) -> dict[str, float]:
+        return {name: int(ms) / 1000 for name, ms in sorted(hash_of(self._redis, key).items())}
 
     def nights(self, name: str) -> list[tuple[float, dict[str, tuple[str, str]]]]:
         """Its last runs, the newest first: when each began, and how each model ended, with the code of its error."""
@@ -390,11 +393,6 @@ def start(pipe: Pipeline, definition: Definition, now: Snapshot, schedule: str =
     pipe.lpush(key(name, "nights"), now.at)
     pipe.ltrim(key(name, "nights"), 0, NIGHTS - 1)
     now.enter(pipe, "expanding")
-
-
-def moments(client: redis.Redis, key: str) -> dict[str, float]:
-    """A hash of times in ms, as seconds since the epoch, by name."""
-    return {name: int(ms) / 1000 for name, ms in sorted(hash_of(client, key).items())}
 
 
 def _numbered(item: tuple[bytes, bytes]) -> int:

@@ -111,12 +111,7 @@ def decoded(fields: Any) -> dict[str, str]:
 @cache
 def step_text(name: str) -> str:
     kinds = [", ".join(f"{state} = true" for state in sorted(kind)) for kind in (JobState, ENDED, CANCELLABLE)]
+    states = "local STATES, ENDED, CANCELLABLE = {{ {} }}, {{ {} }}, {{ {} }}".format(*kinds)
+    numbers = f"local NOT_BEGUN, FADES = {NOT_BEGUN}, {FADES}"
     parts = ("common", "wakes", *(("owned",) if name in OWNED else ()), name)
-    files = [(_FOLDER / f"{part}.lua").read_text() for part in parts]
-    return "\n".join(
-        [
-            "local STATES, ENDED, CANCELLABLE = {{ {} }}, {{ {} }}, {{ {} }}".format(*kinds),
-            f"local NOT_BEGUN, FADES = {NOT_BEGUN}, {FADES}",
-            *files,
-        ]
-    )
+    return "\n".join([states, numbers, *((_FOLDER / f"{part}.lua").read_text() for part in parts)])
