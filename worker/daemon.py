@@ -124,7 +124,6 @@ class Daemon:
 
 
 def _wait_until(done: Callable[[], bool], timeout: float) -> bool:
-    """Whether it was ``done`` within ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     while not done():
         if time.monotonic() > deadline:

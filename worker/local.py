@@ -145,7 +145,6 @@ def worker_command(concurrency: int, *queues: str) -> list[str]:
 
 
 def control_command() -> list[str]:
-    """What `reshard control` is."""
     return [sys.executable, "-m", "reshard.worker.control"]
 
 

@@ -90,7 +90,6 @@ _by_pid: dict[int, OwnProcess] = {}
 
 
 def own() -> OwnProcess:
-    """What this process keeps."""
     if os.getpid() not in _by_pid:
         _by_pid[os.getpid()] = OwnProcess(settings().tmpdir)
     return _by_pid[os.getpid()]

@@ -83,7 +83,6 @@ def note(**facts: object) -> None:
 
 
 def failed(error: ReshardError) -> None:
-    """The step that this process is at failed."""
     if (here := spans()) is not None:
         here.failed(error)
 

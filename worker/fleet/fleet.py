@@ -54,8 +54,6 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an operator allows."""
-
     bandwidth: int | None = None  # bytes a second that all copies together read
     night_bytes: int | None = None  # bytes of weights that bulk jobs read in a night
     window: Window | None = None  # in which bulk work is done
@@ -324,7 +322,6 @@ class Fleet:
             pipeline.execute()
 
     def awake(self, worker: str) -> None:
-        """It rests no more."""
         self._redis.hdel(RESTING, worker)
 
     def drained(self, worker: str) -> bool:

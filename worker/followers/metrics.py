@@ -172,7 +172,6 @@ class Metrics(Collector):
 
 
 def registry(client: redis.Redis) -> CollectorRegistry:
-    """All figures of the broker that ``client`` asks."""
     made = CollectorRegistry()
     made.register(Metrics(client))
     return made

@@ -111,7 +111,6 @@ class CatalogStatus:
 
 
 def entry_of(wanted: Wanted) -> Entry:
-    """What is kept of a model that a catalog wants."""
     source, target = (listed.sha if listed else None for listed in (wanted.source, wanted.target))
     return Entry(repo=wanted.repo, request=wanted.request, source=source, target=target)
 

@@ -98,8 +98,6 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleStatus:
-    """A schedule as it was at one moment."""
-
     schedule: Schedule
     next: float | None  # None while it is paused
     runs: tuple[Run, ...]  # the newest first

@@ -116,8 +116,6 @@ KINDS: Mapping[str, Mapping[str, Field]] = {
 
 
 class Event(NamedTuple):
-    """One thing that happened."""
-
     id: str  # of the stream; later events have greater ones
     kind: str
     at: int  # ms since the epoch, by the server's clock
@@ -148,8 +146,6 @@ class Event(NamedTuple):
 
 
 class Follower(Protocol):
-    """Who lives from the stream."""
-
     group: str
 
     def handle(self, events: Sequence[Event], reader: Reader) -> None:

@@ -281,7 +281,6 @@ class JobStore:
         return [job for _, job, _ in self._loaded(ids) if isinstance(job, Job)]
 
     def counts(self) -> dict[JobState, int]:
-        """How many jobs are in each state."""
         found = at_once(self.redis, lambda pipe: [pipe.zcard(f"{PREFIX}jobs:{state}") for state in JobState])
         return dict(zip(JobState, found, strict=True))
 

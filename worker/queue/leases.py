@@ -234,12 +234,10 @@ class Leases(Wakes):
         return decode_head(self._known(self.redis.hget(job_key(job, "plan"), "head"), job))
 
     def shards(self, job: str, numbers: Sequence[int]) -> dict[int, Shard]:
-        """These shards of the plan, by number."""
         fields = self.redis.hmget(job_key(job, "plan"), [str(n) for n in numbers]) if numbers else []
         return {n: decode_shard(self._known(data, job)) for n, data in zip(numbers, fields, strict=True)}
 
     def receipts(self, job: str, digests: Sequence[str]) -> dict[str, Receipt]:
-        """The receipts that there are for these shard digests."""
         fields = self.redis.hmget(job_key(job, "receipts"), list(digests)) if digests else []
         return {d: Receipt.from_json(data) for d, data in zip(digests, fields, strict=True) if data is not None}
 
