@@ -178,8 +178,10 @@ class _Copier:
         batch = self.sink.batch([self.plan.files[number] for number in reads], self.source)
         try:
             waiting: list[tuple[Shard, Copy]] = []
-            for done, shard in enumerate(shards, 1):
+            done = 0
+            for shard in shards:
                 waiting.append((shard, self._shard(shard, batch)))
+                done += 1
                 if self.should_yield():
                     break
                 if sum(one.size for one, _ in waiting) >= SETTLE:
