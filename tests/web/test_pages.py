@@ -12,6 +12,7 @@ import pytest
 from markupsafe import escape
 from redis.exceptions import NoPermissionError
 
+from reshard.client.operations.fleet import REASON_MAX
 from reshard.client.operations.table import LISTED
 from reshard.client.queue import LINK_LASTS, Queue
 from reshard.pipeline.errors import BadBody, BadSetting, NoWeights
@@ -127,6 +128,9 @@ def test_the_service_is_paused_and_says_so_on_every_page(site: Site, store: JobS
         client.post("/fleet/resume")
         assert "disks are changed" not in client.get("/").text
         assert "no worker or control process is running" in client.get("/").text
+        refused = client.post("/fleet/pause", data={"reason": "x" * (REASON_MAX + 1)})
+        assert refused.status_code == 400 and "usage.body" in refused.text
+        assert "xxx" not in client.get("/").text
 
 
 def test_errors_are_pages_with_their_status(site: Site, store: JobStore) -> None:
