@@ -210,8 +210,8 @@ def without_attestation(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(taps.FileHasher, "feed", lambda *_: None)
     check = publishing.check_receipts
 
-    def receipts_only(shards: Any, receipts: Any, attested: Any, plan: Any) -> None:
-        check(shards, receipts, [group._replace(witnesses=()) for group in attested], plan)
+    def receipts_only(plan: Any, receipts: Any, attested: Any) -> None:
+        check(plan, receipts, [group._replace(witnesses=()) for group in attested])
 
     patch.setattr(publishing, "check_receipts", receipts_only)
 
