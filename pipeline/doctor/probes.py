@@ -58,11 +58,6 @@ class Probe:
     def state(self) -> State:
         return "trouble" if self.error else "warning" if self.warning else "ok"
 
-    def to_dict(self) -> dict[str, Any]:
-        error = self.error.to_dict() if self.error else None
-        described = {"name": self.name, "says": self.says, "warning": self.warning, "error": error, "facts": self.facts}
-        return {"state": self.state, **described}
-
 
 def this_machine(context: Context) -> Iterator[Probe]:
     """Versions, the model check, Xet, memory and disk."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from reshard.client.models.jobs import Probe as Document
 from reshard.pipeline.errors import BrokerUnavailable
 from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.fleet.heartbeat import announce
@@ -65,6 +66,6 @@ def test_what_a_crash_would_lose_is_said(store: JobStore, config: dict[str, str]
 def test_a_broker_that_is_away_is_trouble_and_none_a_warning(tmp_path_factory: pytest.TempPathFactory) -> None:
     (away,) = queue(settings("redis://:secret@127.0.0.1:9/0"))
     assert isinstance(away.error, BrokerUnavailable)
-    assert "secret" not in str(away.to_dict())
+    assert "secret" not in Document.of(away).model_dump_json()
     (none,) = queue(settings(None, data_dir=tmp_path_factory.mktemp("empty")))
     assert none.state == "warning" and "reshard up" in none.warning

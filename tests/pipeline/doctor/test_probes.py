@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from reshard.client.models.jobs import Probe as Document
 from reshard.pipeline.doctor.probes import available_memory, hubs, probe_hub, rights_of, this_machine
 from reshard.pipeline.errors import FolderNotWritable, HubRefused, HubUnreachable, TokenRefused
 from reshard.pipeline.limits import MEMORY_FLOOR_XET
@@ -32,7 +33,7 @@ def test_a_token_is_told_by_its_owner_and_what_it_writes(namespace: Namespace) -
     assert probe.state == "ok"
     assert probe.facts["account"] == namespace.name
     assert f"can write: {namespace.name}" in probe.says
-    assert namespace.token not in str(probe.to_dict())
+    assert namespace.token not in Document.of(probe).model_dump_json()
 
 
 def test_a_token_that_only_reads_is_a_warning_and_a_refused_one_trouble(namespace: Namespace) -> None:
