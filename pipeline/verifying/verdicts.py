@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 import tempfile
-from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,9 +26,6 @@ VERDICTS = "verdicts"  # their folder in what a user's programs keep as state
 # Other versions of these may answer otherwise: what loads a model, and the packages that quantised ones need.
 PACKAGES = ("reshard", "torch", "transformers", "accelerate", "compressed_tensors", "bitsandbytes")
 
-Level = Literal["model", "structural"]
-Result = Literal["clean", "report", "failed", "inconclusive", "skipped"]
-
 
 @dataclass(frozen=True, slots=True)
 class ModelCheck:
@@ -41,9 +37,9 @@ class ModelCheck:
     hold REPORT_NAMES_MAX names each; ``counts`` has how many there are.
     """
 
-    result: Result
+    result: Literal["clean", "report", "failed", "inconclusive", "skipped"]
     reason: str
-    level: Level = "structural"
+    level: Literal["model", "structural"] = "structural"
     class_name: str | None = None
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
@@ -75,7 +71,7 @@ class Verdicts:
     def __init__(self, folder: Path | None = None) -> None:
         self._kind = TypeAdapter(ModelCheck)
         self._folder = folder
-        self._held: OrderedDict[str, ModelCheck] = OrderedDict()
+        self._held: dict[str, ModelCheck] = {}  # the last one used last
         self._answering = [sys.version, code_digest(), *map(version_of, PACKAGES)]
         self._warned = False
 
@@ -84,11 +80,9 @@ class Verdicts:
         return hashlib.sha256(json.dumps([self._answering, question]).encode()).hexdigest()
 
     def get(self, key: str) -> ModelCheck | None:
-        if key not in self._held and (kept := self._read(key)) is not None:
-            self._hold(key, kept)
-        if key in self._held:
-            self._held.move_to_end(key)
-        return self._held.get(key)
+        if answer := self._held.pop(key, None) or self._read(key):
+            self._hold(key, answer)
+        return answer
 
     def keep(self, key: str, answer: ModelCheck, lasting: bool) -> None:
         """``lasting``: it depends on nothing but the question and what answers, so that others may have it later."""
@@ -104,8 +98,8 @@ class Verdicts:
 
     def _hold(self, key: str, answer: ModelCheck) -> None:
         self._held[key] = answer
-        while len(self._held) > RELOAD_CACHE:
-            self._held.popitem(last=False)
+        if len(self._held) > RELOAD_CACHE:
+            del self._held[next(iter(self._held))]
 
     def _read(self, key: str) -> ModelCheck | None:
         if self._folder is None:
