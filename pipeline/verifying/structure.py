@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter, eq
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from reshard.pipeline.checkpoint.formats.gguf import SPLIT_KEYS, GgufHeader, Keys, split_faults
@@ -72,9 +73,6 @@ class Total(NamedTuple):
 
     least: int
     most: int
-
-
-NO_TOTALS: Mapping[str, Total] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,63 +164,54 @@ def check_weight_files(headers: Headers) -> Iterator[Finding]:
 
 
 def check_index(
-    index: Index,
-    headers: Headers,
-    listing: Iterable[str],
-    totals: Mapping[str, Total] = NO_TOTALS,
+    index: Index, headers: Headers, listing: Iterable[str], totals: Mapping[str, Total] = MappingProxyType({})
 ) -> Iterator[Finding]:
     """The rules of an index against the headers of all files that belong to it, and ``check_weight_files`` of those.
 
     ``headers`` has every weight file of the checkpoint's folder, named by the index or not; ``listing`` the paths of
     every file in the repository; ``totals`` those files whose bytes writers count in several ways.
     """
-    index_path, weight_map, metadata, places = index.path, index.weight_map, index.metadata, index.files
-    listing = set(listing)
-    if metadata is None:
-        text = f'{index_path} has no "metadata" object, which transformers requires'
-        yield Finding("index_metadata", text, index_path)
-    for written in sorted(set(weight_map.values())):
-        if (path := places.get(written)) is None:
-            yield Finding("escape", f"{index_path} refers to {written!r}, outside its folder", index_path)
+    listing, named = set(listing), set(index.files.values())
+    if index.metadata is None:
+        text = f'{index.path} has no "metadata" object, which transformers requires'
+        yield Finding("index_metadata", text, index.path)
+    for written in sorted(set(index.weight_map.values())):
+        if (path := index.files.get(written)) is None:
+            yield Finding("escape", f"{index.path} refers to {written!r}, outside its folder", index.path)
         elif path not in listing:
-            yield Finding("absent_file", f"{index_path} refers to a missing file: {written}", path)
-    yield from _check_names(index_path, weight_map, places, headers)
-    named = set(places.values())
-    for path, effect in _stale(index_path, listing - named):
-        yield Finding("stale_file", f"{path} is left over: {index_path} does not list it{effect}", path)
+            yield Finding("absent_file", f"{index.path} refers to a missing file: {written}", path)
+    yield from _check_names(index, headers)
+    for path, effect in _stale(index.path, listing - named):
+        yield Finding("stale_file", f"{path} is left over: {index.path} does not list it{effect}", path)
     own = {path: header for path, header in headers.items() if path in named}
-    if metadata is not None and len(_readable(own)) == len(named):
-        yield from _check_total(index_path, metadata, _readable(own), totals)
+    if index.metadata is not None and len(_readable(own)) == len(named):
+        yield from _check_total(index.path, index.metadata, _readable(own), totals)
     yield from check_weight_files(own)
 
 
-def _check_names(
-    index_path: str, weight_map: Mapping[str, str], places: Mapping[str, str], headers: Headers
-) -> Iterator[Finding]:
-    readable = _readable(headers)
-    if _names_each(weight_map, places, readable):
+def _check_names(index: Index, headers: Headers) -> Iterator[Finding]:
+    readable, named = _readable(headers), set(index.files.values())
+    if _names_each(index, readable):
         return
     owners = _owners(headers)
-    named = set(places.values())
-    for name, written in weight_map.items():
-        path, paths = places.get(written), owners.get(name, ())
+    for name, written in index.weight_map.items():
+        path, paths = index.files.get(written), owners.get(name, ())
         if paths and path not in paths:
-            yield Finding(
-                "wrong_file", f"{name} is in {' and '.join(paths)}, but {index_path} says {written}", path, name
-            )
+            text = f"{name} is in {' and '.join(paths)}, but {index.path} says {written}"
+            yield Finding("wrong_file", text, path, name)
         # That a file is absent or unreadable is one finding already; its tensors are unknown.
         elif not paths and (path is None or path in readable):
-            yield Finding("ghost", f"{index_path} lists {name}, but no file has it", path, name)
+            yield Finding("ghost", f"{index.path} lists {name}, but no file has it", path, name)
     for name, paths in owners.items():
-        if name not in weight_map and not named.isdisjoint(paths):
-            text = f"{name} is in {' and '.join(paths)}, but {index_path} does not list it"
+        if name not in index.weight_map and not named.isdisjoint(paths):
+            text = f"{name} is in {' and '.join(paths)}, but {index.path} does not list it"
             yield Finding("missing", text, paths[0], name)
 
 
-def _names_each(weight_map: Mapping[str, str], places: Mapping[str, str], headers: Mapping[str, Header]) -> bool:
+def _names_each(index: Index, headers: Mapping[str, Header]) -> bool:
     """Whether each tensor is in the file that the index says, and no other; nearly always, of 500,000 at times."""
-    return len(weight_map) == sum(len(header.tensors) for header in headers.values()) and all(
-        {written and places.get(written) for written in set(map(weight_map.get, header.tensors))} <= {path}
+    return len(index.weight_map) == sum(len(header.tensors) for header in headers.values()) and all(
+        {written and index.files.get(written) for written in set(map(index.weight_map.get, header.tensors))} <= {path}
         for path, header in headers.items()
     )
 
