@@ -325,7 +325,7 @@ def _compared_headers(rules: Ruled, theirs: OpenedSide) -> Iterator[Told]:
         return
     indexes = [index for index in rules.indexes.values() if isinstance(index, Index)]
     named = {path for index in indexes for path in index.files.values()}
-    headers = {path: header for path, header in rules.files.headers.items() if path in named or not named}
+    headers = {path: header for path, header in rules.headers.items() if path in named or not named}
     read = {path: header for path, header in headers.items() if isinstance(header, Header)}
     for one in compare(theirs.signature(theirs.opened.checkpoints[0]), signature(read)):
         yield Told(OF_RULE[one.rule], one.text)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from posixpath import basename, dirname, join
 from typing import NamedTuple, TypeVar
@@ -16,24 +15,18 @@ from typing import NamedTuple, TypeVar
 from reshard.pipeline.check import Check
 from reshard.pipeline.checkpoint.discover import NUMBERED, index_name, is_weight_index, read_file, set_name
 from reshard.pipeline.checkpoint.formats import dcp, gguf
+from reshard.pipeline.checkpoint.formats.ranged import each
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX, Header, Spec
 from reshard.pipeline.checkpoint.formats.torch_files import read_torch
 from reshard.pipeline.checkpoint.indexes import Index, parse_index
 from reshard.pipeline.checkpoint.open import read_header
 from reshard.pipeline.checkpoint.parts import WHOLE
 from reshard.pipeline.errors import CheckpointError, NotRead
-from reshard.pipeline.limits import HEADER_READERS, INDEX_MAX
+from reshard.pipeline.limits import INDEX_MAX
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.tensors import Record, StoredFile, Tensor
 from reshard.pipeline.verifying.opened import OpenedSide
-from reshard.pipeline.verifying.structure import (
-    REMARKS,
-    Finding,
-    Headers,
-    Total,
-    check_index,
-    check_weight_files,
-)
+from reshard.pipeline.verifying.structure import REMARKS, Finding, Headers, Total, check_index, check_weight_files
 
 T = TypeVar("T")
 
@@ -43,25 +36,18 @@ class Ruled(NamedTuple):
 
     findings: list[Finding]
     indexes: Mapping[str, Index | CheckpointError]
-    files: Files
-
-
-def ruled(side: OpenedSide) -> Ruled:
-    """Whether listing, indexes and headers of all weights agree, also where the side could not be opened."""
-    indexes = _indexes(side.source)
-    files = read_files(side, [index for index in indexes.values() if isinstance(index, Index)])
-    return Ruled(_findings(side, indexes, files), indexes, files)
+    headers: Headers
 
 
 def check_rules(side: OpenedSide) -> Check:
-    """The same as a check."""
-    found, indexes, files = ruled(side)
+    """``ruled`` as a check."""
+    found, indexes, headers = ruled(side)
     # What files of parts make up has no index, and is judged where it is opened.
     parts = {part.name for part in side.found.sets if part.format not in WHOLE}
     distributed = [checkpoint for checkpoint in side.opened.checkpoints if checkpoint.name in parts]
-    read = (len(header.tensors) for header in files.headers.values() if isinstance(header, Header))
+    read = (len(header.tensors) for header in headers.values() if isinstance(header, Header))
     figures = {
-        "files": len(files.headers) + sum(len(checkpoint.files) for checkpoint in distributed),
+        "files": len(headers) + sum(len(checkpoint.files) for checkpoint in distributed),
         "tensors": sum(read) + sum(len(checkpoint.tensors) for checkpoint in distributed),
         "indexes": len(indexes),
     }
@@ -89,8 +75,10 @@ def _is_safe(index: str) -> bool:
     return f"{SUFFIX}.index" in basename(index)
 
 
-def _findings(side: OpenedSide, indexes: Mapping[str, Index | CheckpointError], files: Files) -> list[Finding]:
-    headers = files.headers
+def ruled(side: OpenedSide) -> Ruled:
+    """Whether listing, indexes and headers of all weights agree, also where the side could not be opened."""
+    indexes = _indexes(side.source)
+    headers, totals = _headers(side, [index for index in indexes.values() if isinstance(index, Index)])
     findings: list[Finding] = []
     named: set[str] = set()
     for path, index in indexes.items():
@@ -102,7 +90,7 @@ def _findings(side: OpenedSide, indexes: Mapping[str, Index | CheckpointError], 
             for file, header in headers.items()
             if file.startswith(join(dirname(path), "")) and file.endswith(SUFFIX) == _is_safe(path)
         }
-        findings += check_index(index, beside, side.source.files(), files.totals)
+        findings += check_index(index, beside, side.source.files(), totals)
         named |= {*index.files.values()}
     stale = {finding.file for finding in findings if finding.rule == "stale_file"}
     unread = {dirname(finding.file) for finding in findings if finding.rule == "index_json" and finding.file}
@@ -118,7 +106,7 @@ def _findings(side: OpenedSide, indexes: Mapping[str, Index | CheckpointError], 
     # What else the pipeline would stop at has no rule here.
     if side.error and all(finding.rule in REMARKS for finding in findings):
         findings.append(Finding("unreadable", str(side.error)))
-    return findings
+    return Ruled(findings, indexes, headers)
 
 
 def _sets(paths: Iterable[str]) -> Iterator[list[str]]:
@@ -147,15 +135,11 @@ def _unindexed(paths: list[str]) -> Iterator[Finding]:
 # ----------------------------------------------------------------------------------------------------- the headers
 
 
-class Files(NamedTuple):
-    """Weight files by path; ``totals`` is what writers of indexes may have counted of torch's."""
+def _headers(side: OpenedSide, indexes: Iterable[Index]) -> tuple[Headers, Mapping[str, Total]]:
+    """Of every safetensors file, and those torch files that are opened or that one of ``indexes`` names.
 
-    headers: Headers
-    totals: Mapping[str, Total]
-
-
-def read_files(side: OpenedSide, indexes: Iterable[Index]) -> Files:
-    """Every safetensors file, and those torch files that are opened or that one of ``indexes`` names."""
+    With them, by path, what writers of indexes may have counted of torch's.
+    """
     source, listing = side.source, side.source.files()
     safe = sorted(path for path in listing if path.endswith(SUFFIX))
     headers: dict[str, Header | CheckpointError] = {}
@@ -181,7 +165,7 @@ def read_files(side: OpenedSide, indexes: Iterable[Index]) -> Files:
             headers[path] = content
         else:
             headers[path], totals[path] = content.header(), content.total()
-    return Files(headers, totals)
+    return headers, totals
 
 
 def _each(read: Callable[[str], T], paths: Collection[str]) -> dict[str, T | CheckpointError]:
@@ -193,8 +177,7 @@ def _each(read: Callable[[str], T], paths: Collection[str]) -> dict[str, T | Che
         except CheckpointError as error:
             return error
 
-    with ThreadPoolExecutor(HEADER_READERS, thread_name_prefix="headers") as pool:
-        return dict(zip(paths, pool.map(attempt, paths), strict=True))
+    return dict(zip(paths, each(attempt, paths), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
