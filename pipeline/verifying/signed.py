@@ -56,7 +56,7 @@ def _provenance(output: Source, trusted: Trusted, builder: str | None, signed: M
     try:
         told = _told(statement)
         subjects = {one["name"]: one["digest"]["sha256"] for one in statement["subject"]}
-        chain = _chain(statement, trusted)
+        steps, broken = _chain(statement, trusted)
     except (LookupError, TypeError, AttributeError, ValueError):
         return Check("provenance", "failed", _ORIGIN, "", {}, (f"{PROVENANCE} is not SLSA provenance v1",))
     findings = []
@@ -65,9 +65,9 @@ def _provenance(output: Source, trusted: Trusted, builder: str | None, signed: M
     if subjects != {path: digest for path, digest in signed.items() if path != PROVENANCE}:
         findings.append(f"{PROVENANCE} describes different files than {SIGNATURE}")
     reason = f"built by {told.builder} on {told.finished}, from {told.source}"
-    reason += "".join(f", {step}" for step in chain.steps) + (f"; {chain.broken}" if chain.broken else "")
-    result: Result = "failed" if findings else "inconclusive" if chain.broken else "passed"
-    return Check("provenance", result, _ORIGIN, reason, {"links": len(chain.steps)}, tuple(findings))
+    reason += "".join(f", {step}" for step in steps) + (f"; {broken}" if broken else "")
+    result: Result = "failed" if findings else "inconclusive" if broken else "passed"
+    return Check("provenance", result, _ORIGIN, reason, {"links": len(steps)}, tuple(findings))
 
 
 class _Told(NamedTuple):
@@ -85,35 +85,29 @@ def _told(statement: Mapping[str, Any]) -> _Told:
     return _Told(source, run["builder"]["id"], run["metadata"]["finishedOn"])
 
 
-class _Chain(NamedTuple):
-    """The links behind a statement, nearest first, and where it breaks, if it does."""
+def _chain(statement: Mapping[str, Any], trusted: Trusted) -> tuple[list[str], str]:
+    """The links behind ``statement``, nearest first, and where the chain breaks, if it does.
 
-    steps: list[str]
-    broken: str
-
-
-def _chain(statement: Mapping[str, Any], trusted: Trusted) -> _Chain:
-    """Follows the sources' own statements, which ours carry, to the first source that has none.
-
-    A link holds if someone trusted signed it, about the repository that was read, with each sha256 that was listed.
+    Follows the sources' own statements, which ours carry, to the first source that has none. A link holds if someone
+    trusted signed it, about the repository that was read, with each sha256 that was listed.
     """
     steps: list[str] = []
     while statement["predicateType"] == PREDICATE:
         source, made_from = _told(statement).source, statement["predicate"]["buildDefinition"]["resolvedDependencies"]
         carried = next((one for one in made_from if one.get("mediaType") == BUNDLE), None)
         if carried is None:
-            return _Chain([*steps, "which has no statement of its own"], "")
+            return [*steps, "which has no statement of its own"], ""
         try:
             link = trusted.read(b64decode(carried["content"]), carried["name"])
         except BadSignature as error:
-            return _Chain(steps, f"the chain breaks at {source}: {error}")
+            return steps, f"the chain breaks at {source}: {error}"
         if broken := _breaks(link, [one for one in made_from if one is not carried]):
-            return _Chain(steps, f"the chain breaks at {source}: {broken}")
+            return steps, f"the chain breaks at {source}: {broken}"
         statement = link.statement
         by = f"signed by {link.by}{_expired(link)}"
         built = statement["predicateType"] == PREDICATE
         steps.append(f"{by} and built from {_told(statement).source}" if built else f"{by} as the origin")
-    return _Chain(steps, "")
+    return steps, ""
 
 
 def _breaks(link: Signed, made_from: list[dict[str, Any]]) -> str:
