@@ -135,29 +135,27 @@ def _plain_ids(tokenizer: Any, text: str) -> list[int | None]:
 def _behaviour(tokenizer: Any) -> Iterator[tuple[str, Any]]:
     """Facet by facet, in an order that depends on nothing but the corpus."""
     definition = _definition(tokenizer)  # before calls change its settings for truncation and padding
+    yield "vocabulary", tokenizer.get_vocab()
     if isinstance(tokenizer, Tokenizer):
-        yield "vocabulary", tokenizer.get_vocab()
         for text in TEXTS:
             ids = tokenizer.encode(text).ids
             yield f"ids of {text!r:.60}", ids
             yield f"decoding of {text!r:.60}", tokenizer.decode(ids, skip_special_tokens=False)
-        yield from definition
-        return
-    yield "vocabulary", tokenizer.get_vocab()
-    yield "special tokens", tokenizer.special_tokens_map
-    yield "added tokens", {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
-    yield "maximum input length", tokenizer.model_max_length
-    yield "padding or truncation side", (tokenizer.padding_side, tokenizer.truncation_side)
-    yield "input names", tokenizer.model_input_names
-    for text in TEXTS:
-        ids = tokenizer(text)["input_ids"]
-        yield f"ids of {text!r:.60}", ids
-        yield f"ids of {text!r:.60} without special tokens", tokenizer(text, add_special_tokens=False)["input_ids"]
-        yield f"pair ids of {text!r:.60}", tokenizer(text, "and more")["input_ids"]
-        yield f"decoding of {text!r:.60}", tokenizer.decode(ids)
-        yield f"decoding of {text!r:.60} without special tokens", tokenizer.decode(ids, skip_special_tokens=True)
-    yield "chat template", tokenizer.chat_template
-    yield "output of the chat template", _templated(tokenizer)
+    else:
+        yield "special tokens", tokenizer.special_tokens_map
+        yield "added tokens", {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
+        yield "maximum input length", tokenizer.model_max_length
+        yield "padding or truncation side", (tokenizer.padding_side, tokenizer.truncation_side)
+        yield "input names", tokenizer.model_input_names
+        for text in TEXTS:
+            ids = tokenizer(text)["input_ids"]
+            yield f"ids of {text!r:.60}", ids
+            yield f"ids of {text!r:.60} without special tokens", tokenizer(text, add_special_tokens=False)["input_ids"]
+            yield f"pair ids of {text!r:.60}", tokenizer(text, "and more")["input_ids"]
+            yield f"decoding of {text!r:.60}", tokenizer.decode(ids)
+            yield f"decoding of {text!r:.60} without special tokens", tokenizer.decode(ids, skip_special_tokens=True)
+        yield "chat template", tokenizer.chat_template
+        yield "output of the chat template", _templated(tokenizer)
     yield from definition
 
 
