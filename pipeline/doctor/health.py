@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,15 +133,13 @@ def _formats(seen: _Seen) -> Iterator[Symptom]:
     if pickled:
         text = f"the weights are pickles ({len(pickled)}, such as {pickled[0]}), which loaders execute or reject"
         yield Symptom("pickles", text, "resharding reads them without running anything, and writes safetensors")
-    others: Counter[str] = Counter()
-    sizes: Counter[str] = Counter()
+    others: defaultdict[str, list[int]] = defaultdict(list)  # their sizes
     for path, file in seen.source.files().items():
         kind = foreign_format(path)
         if kind and path not in read | seen.uncut:
-            others[kind] += 1
-            sizes[kind] += file.size
-    for kind, count in sorted(others.items()):
-        text = f"{human_bytes(sizes[kind])} in {counted(count, f'{kind} file')}: a second copy, or training data"
+            others[kind].append(file.size)
+    for kind, sizes in sorted(others.items()):
+        text = f"{human_bytes(sum(sizes))} in {counted(len(sizes), f'{kind} file')}: a second copy, or training data"
         yield Symptom("other formats", text, f"{_NOT_CARRIED}, unless you use --include")
 
 
@@ -208,9 +206,7 @@ def _components(seen: _Seen) -> Iterator[Symptom]:
         if component not in folders:
             text = f"{PIPELINE} lists {component} ({'.'.join(value)}), but that folder is missing"
             yield Symptom("component", text, _FROM_MAKER)
-        elif component in weights or _WEIGHTLESS.search(value[1]):
-            continue
-        elif join(component, "config.json") in listing:
+        elif not (component in weights or _WEIGHTLESS.search(value[1])) and join(component, "config.json") in listing:
             text = f"{component} ({'.'.join(value)}) has a config.json but no weights"
             yield Symptom("component", text, _FROM_MAKER)
 
