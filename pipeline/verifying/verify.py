@@ -14,6 +14,7 @@ from pathlib import Path
 from posixpath import basename, join
 from typing import Any
 
+from reshard.pipeline.arguments import as_option
 from reshard.pipeline.check import Check, Result, some
 from reshard.pipeline.checkpoint.discover import read_file
 from reshard.pipeline.checkpoint.formats.gguf import SUFFIX as GGUF
@@ -28,12 +29,7 @@ from reshard.pipeline.text import printable
 from reshard.pipeline.verifying.compare import check_bytes, check_headers, check_stored, check_ties, read, read_both
 from reshard.pipeline.verifying.files import check_files
 from reshard.pipeline.verifying.index_rules import check_rules
-from reshard.pipeline.verifying.manifest_check import (
-    Recorded,
-    attested_by,
-    check_manifest,
-    check_manifest_bytes,
-)
+from reshard.pipeline.verifying.manifest_check import Recorded, attested_by, check_manifest, check_manifest_bytes
 from reshard.pipeline.verifying.meta_load import NO_CLASS, MetaLoader
 from reshard.pipeline.verifying.opened import UNCHANGED, OpenedSide, paired
 from reshard.pipeline.verifying.tokenizer import check_tokenizers
@@ -161,9 +157,8 @@ def claims_text(told: dict[str, Any]) -> str:
     """Options that a manifest claims, to be read: rules as they stand in their file."""
 
     def one(name: str, value: Any) -> str:
-        option = f"--{name.replace('_', '-')}"
         text = printable(value) if isinstance(value, str) else ", ".join(map(str, value)) if value is not True else ""
-        return f"{option} {text}".rstrip()
+        return f"{as_option(name)} {text}".rstrip()
 
     return "; ".join(one(name, value) for name, value in told.items())
 
