@@ -28,7 +28,7 @@ from reshard.pipeline.verifying.compare import differences, dropped_copies
 from reshard.pipeline.verifying.digests import first_unequal
 from reshard.pipeline.verifying.files import compare_files
 from reshard.pipeline.verifying.index_rules import Ruled, ruled
-from reshard.pipeline.verifying.manifest_check import Recorded, check_manifest
+from reshard.pipeline.verifying.manifest_check import check_manifest
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.opened import OpenedSide, paired
 from reshard.pipeline.verifying.published import header_of
@@ -164,7 +164,8 @@ def examine(subject: Subject, sources: Sources, classes: MetaLoader) -> Audited:
     except ReshardError as error:
         return Audited(place, gathered([Told("unreadable", str(error), next=error.next_step)], str))
     told = [Told(OF_RULE[one.rule], one.text) for one in rules.findings if one.rule not in REMARKS]
-    told += _of_manifest(recorded)
+    if (check := recorded.check) and check.result == "failed":
+        told.append(Told("manifest-wrong", check.findings[0], check.figures.get("differences", len(check.findings))))
     if SIGNATURE not in ours.files():
         told.append(Told("unsigned", f"it has no {SIGNATURE}"))
     against = _of_source(subject, side, rules, recorded.manifest, sources, classes)
@@ -180,12 +181,6 @@ def examine(subject: Subject, sources: Sources, classes: MetaLoader) -> Audited:
         options=against.changes,
         sides=(ours.source, against.source),
     )
-
-
-def _of_manifest(recorded: Recorded) -> Iterator[Told]:
-    check = recorded.check
-    if check and check.result == "failed":
-        yield Told("manifest-wrong", check.findings[0], check.figures.get("differences", len(check.findings)))
 
 
 class _Against(NamedTuple):
@@ -336,4 +331,4 @@ def _equal(theirs: Source, was: StoredFile, ours: Source, is_: StoredFile) -> bo
     same = same_by_hash(was, is_)
     if same is not None:
         return same
-    return first_unequal(theirs.read(was, 0, was.size), ours.read(is_, 0, is_.size), lambda count: None) is None
+    return first_unequal(theirs.read(was, 0, was.size), ours.read(is_, 0, is_.size)) is None

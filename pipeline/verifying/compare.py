@@ -63,9 +63,8 @@ def check_headers(both: Paired, ties: Ties, believed: Callable[[], bool] = lambd
         for (was, is_), n in sorted(casts.items())
     ]
     if copies:
-        remarks.append(
-            f"tied copies dropped: {', '.join(some([f'{n} (kept: {k})' for n, k in sorted(copies.items())]))}"
-        )
+        shown = some([f"{name} (kept: {kept})" for name, kept in sorted(copies.items())])
+        remarks.append(f"tied copies dropped: {', '.join(shown)}")
     doubted = [] if not claimed or believed() else claimed
     if doubted:
         remarks.append(

@@ -69,10 +69,7 @@ def check_structure(
             raise ProofError(what=f"{checkpoint.name}: a source tensor is neither written, nor tied, nor a scale")
         return selection.entries
 
-    def keys(number: int) -> Keys:
-        return opened.checkpoints[number].keys
-
-    return _structure(plan, plan.shards, wanted, keys)
+    return _structure(plan, plan.shards, wanted, lambda number: opened.checkpoints[number].keys)
 
 
 def check_plan(plan: Plan, shards: Sequence[Shard]) -> list[Check]:

@@ -117,8 +117,7 @@ def _root(index: Index) -> str | None:
 
 def _own_findings(manifest: Manifest) -> Iterator[str]:
     if manifest.root != manifest.actual_root:
-        why = f"its root is {manifest.root}, but its files give {manifest.actual_root}"
-        yield f"{MANIFEST} was changed: {why}"
+        yield f"{MANIFEST} was changed: its root is {manifest.root}, but its files give {manifest.actual_root}"
     if not manifest.files:
         yield f"{MANIFEST} lists no files; reshard never publishes an empty one"
 
@@ -157,8 +156,7 @@ def _commit_findings(manifest: Manifest, sha256: str, described: Publication) ->
         pairs["sha256"] = (described.manifest_sha256, sha256)
     for what, (theirs, ours) in pairs.items():
         if theirs != ours:
-            has = f"{MANIFEST} has {ours or 'none'}"
-            yield f"the commit that published it has {what} {theirs or 'none'}, but {has}"
+            yield f"the commit that published it has {what} {theirs or 'none'}, but {MANIFEST} has {ours or 'none'}"
 
 
 def _beside(output: Source, manifest: Manifest, indexes: Mapping[str, Index]) -> tuple[set[str], set[str]]:

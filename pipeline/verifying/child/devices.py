@@ -47,17 +47,14 @@ def devices(
     paths: dict[str, set[str]] = {block: set() for block in placed}
     stored = parameters_of(model, source)
     for tensor, parameter in stored.items():
-        block = _block_of(parameter, placed)
-        if block is not None:
+        if (block := _block_of(parameter, placed)) is not None:
             dtype, shape = source[tensor]
             sizes[block] += size_in_bytes(dtype, tuple(shape))
             paths[block].add(files[tensor])
     for target, origin in (model.all_tied_weights_keys or {}).items():
-        block = _block_of(target, placed)
-        if block is not None and target not in stored.values():
+        if target not in stored.values() and (block := _block_of(target, placed)) is not None:
             paths[block] |= {files[tensor] for tensor, parameter in stored.items() if parameter == origin}
-    unplaced = len(source) - len(stored)
-    if unplaced:
+    if unplaced := len(source) - len(stored):
         notes.append(f"{counted(unplaced, 'tensor', 'has')} no parameter in the class, and so no device")
     blocks = [
         {"name": block, "device": str(device), "bytes": sizes[block], "files": sorted(paths[block])}
