@@ -142,20 +142,19 @@ def probe_hub(reference: Reference, now: Callable[[], float]) -> Probe:
     try:
         answer = api.client.get(f"{endpoint}/api/whoami-v2", headers=api.headers, timeout=PROBE_TIMEOUT)
         account = api.decoded(Account, answer) if answer.is_success else None
+        if answer.status_code == 401 and credential is not None:
+            raise TokenRefused(endpoint=endpoint)
+        if answer.status_code not in (200, 401):
+            raise HubRefused(endpoint=endpoint, what="GET /api/whoami-v2", why=f"HTTP {answer.status_code}")
     except httpx2.TransportError as error:
         return Probe(name, what, error=HubUnreachable(endpoint=endpoint, what=describe(error)))
-    except HubRefused as error:
+    except (HubRefused, TokenRefused) as error:
         return Probe(name, what, error=error)
     finally:
         api.close()
     skew = _skew(answer.headers.get("date"), now())
     late = f"the clocks differ by {skew:.0f} s; signed URLs and tokens could be rejected"
     late = late if abs(skew) > CLOCK_SKEW_MAX else ""
-    if answer.status_code == 401 and credential is not None:
-        return Probe(name, what, error=TokenRefused(endpoint=endpoint))
-    if answer.status_code not in (200, 401):
-        why = f"HTTP {answer.status_code}"
-        return Probe(name, what, error=HubRefused(endpoint=endpoint, what="GET /api/whoami-v2", why=why))
     if credential is None or account is None:
         return Probe(name, what, late or "public repositories can be read, and nothing can be written")
     use = reference.use
