@@ -17,7 +17,7 @@ from reshard.pipeline.errors import BadPlace, HubUnreachable, NoWeights, Reshard
 from reshard.pipeline.limits import AUDIT_HEADERS, AUDIT_SOURCES
 from reshard.pipeline.places import DEFAULT_BRANCH, AnyPlace, Hub, check_repo, repository
 from reshard.pipeline.planning.model import SIGNATURE
-from reshard.pipeline.protocols import Source
+from reshard.pipeline.protocols import Source, Visibility
 from reshard.pipeline.publishing.manifest import Manifest, Origin
 from reshard.pipeline.request import Options, key_of
 from reshard.pipeline.stores.connect import Context, open_source
@@ -81,8 +81,11 @@ class Sources:
         """Over HTTP, as headers take no more; without a call where a list has said what it is now."""
         if known is None:
             return open_source(place, self.context, transport="http")
+        return self._at(place, known.sha, known.visibility)
+
+    def _at(self, place: AnyPlace, commit: str, visibility: Visibility) -> Source:
         hub = repository(place)
-        return HubSource(self.context.api(hub, "read"), hub, known.sha, known.visibility)
+        return HubSource(self.context.api(hub, "read"), hub, commit, visibility)
 
     def head(self, place: AnyPlace, known: HubModel | None) -> Source:
         """The same, once for all that ask."""
@@ -90,15 +93,8 @@ class Sources:
 
     def side(self, source: Source, commit: str, changes: Options) -> OpenedSide:
         """``source`` at ``commit``, after ``changes``; raises what opening it does."""
-
-        def make() -> OpenedSide:
-            if commit == source.pin.commit:
-                return OpenedSide.open(source, changes)
-            hub = repository(source.place)
-            at = HubSource(self.context.api(hub, "read"), hub, commit, source.visibility)
-            return OpenedSide.open(at, changes)
-
-        return self._once((source.place, commit, key_of(changes.content())), make)
+        at = source if commit == source.pin.commit else self._at(source.place, commit, source.visibility)
+        return self._once((source.place, commit, key_of(changes.content())), lambda: OpenedSide.open(at, changes))
 
     def _once(self, key: Any, make: Callable[[], T]) -> T:
         with self._lock:
