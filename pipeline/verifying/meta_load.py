@@ -1,8 +1,7 @@
 """Asking the child process whether a model's class still takes the weights; cheap, torch-free, never hangs.
 
-The child (``child.server``) imports torch and transformers once and forks a process per request, so a config that
-burns memory or time hurts only its own fork. Whatever becomes of either, ``check`` answers: a crash, a timeout or a
-kill is ``inconclusive`` with the reason, never an exception and never a pass.
+Whatever becomes of the child (``child.server``), or of its fork for one request, ``check`` answers: a crash, a timeout
+or a kill is ``inconclusive`` with the reason, never an exception and never a pass.
 """
 
 from __future__ import annotations
@@ -315,9 +314,8 @@ class _Child:
             self._asked = False
             return answer
         except (EOFError, ConnectionError):
-            raise _ChildLost(
-                f"no response within {seconds:g} s" if time.monotonic() >= deadline else self._ending()
-            ) from None
+            timed_out = time.monotonic() >= deadline
+            raise _ChildLost(f"no response within {seconds:g} s" if timed_out else self._ending()) from None
         except OSError:  # of a length that is more than was asked for
             raise _ChildLost(f"its response exceeds {limits.RELOAD_ANSWER:,} bytes") from None
         finally:

@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 
 from reshard.pipeline import limits
 from reshard.pipeline.figures import human_bytes
+from reshard.pipeline.verifying.named import NotChecked
 
 # A check reads headers and answers. A call of one of these was caused by the config.
 REFUSED = frozenset((
@@ -153,8 +154,6 @@ def _cut_short(status: int, allowed: Allowed) -> str:
 
 
 def _answer_and_exit(request: bytes, scratch: Path, there: int, allowed: Allowed) -> NoReturn:
-    from reshard.pipeline.verifying.named import NotChecked
-
     try:
         limit(allowed)
         question = json.loads(request)
