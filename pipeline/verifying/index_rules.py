@@ -136,10 +136,7 @@ def _unindexed(paths: list[str]) -> Iterator[Finding]:
 
 
 def _headers(side: OpenedSide, indexes: Iterable[Index]) -> tuple[Headers, Mapping[str, Total]]:
-    """Of every safetensors file, and those torch files that are opened or that one of ``indexes`` names.
-
-    With them, by path, what writers of indexes may have counted of torch's.
-    """
+    """Of safetensors files, and of torch's that are opened or that ``indexes`` name; and the latter's totals."""
     source, listing = side.source, side.source.files()
     safe = sorted(path for path in listing if path.endswith(SUFFIX))
     headers: dict[str, Header | CheckpointError] = {}

@@ -108,8 +108,7 @@ def check_load(
 ) -> Check:
     """Whether the model of the root folder loads and runs; with ``source``, whether it gives its output bit for bit.
 
-    Raises DiskFull when what has to be fetched does not fit into ``tmpdir``, DeviceMapIncomplete, and what stores
-    raise.
+    Raises DiskFull when what has to be fetched does not fit into ``tmpdir``, DeviceMapIncomplete, and as stores do.
     """
     level = f"loaded by {options.loader}, one forward pass"
     if not _files(output):

@@ -96,10 +96,7 @@ def signature(headers: Mapping[str, Header]) -> dict[str, Kind]:
 
 
 def signature_of(names: Iterable[str], kinds: Iterable[Kind]) -> dict[str, Kind]:
-    """That of tensors by name and (dtype, shape), in C: there may be 500,000.
-
-    All that are equal share one pair: nearly every tensor is like another.
-    """
+    """That of tensors by name and (dtype, shape), in C, and all that are equal as one: there may be 500,000."""
     shared: dict[Kind, Kind] = {}
     kinds, same = tee(kinds)
     return dict(zip(names, map(shared.setdefault, kinds, same), strict=True))

@@ -71,10 +71,7 @@ class Report(NamedTuple):
 
 
 def check(config: str | None, source: Specs, output: Specs | None, scratch: Path) -> dict[str, Any]:
-    """The verdict as ``ModelCheck`` wants it; ``output`` None means that both sides have equal headers.
-
-    Raises NotChecked, as the other operations do.
-    """
+    """The verdict as ``ModelCheck`` wants it; ``output`` None: both have equal headers. Raises NotChecked."""
     model_class, model_config, notes = resolve(config, scratch)
     expected, model = load_report(model_class, model_config, source)
     ties: dict[str, str] = dict(getattr(model, "all_tied_weights_keys", None) or {})
