@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from posixpath import basename, dirname, join
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 from reshard.pipeline.checkpoint.discover import FOREIGN, USUAL_STEMS, foreign_format, named_like, read_file, set_name
 from reshard.pipeline.checkpoint.formats.gguf import SUFFIX as GGUF
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.indexes import load_json
-from reshard.pipeline.doctor.refusals import Refusals, refusals
-from reshard.pipeline.errors import CheckpointError
+from reshard.pipeline.drafting import draft
+from reshard.pipeline.errors import CheckpointError, ModelCheckRequired, NoWeights, ProofError, ReshardError, UsageError
 from reshard.pipeline.figures import human_bytes
 from reshard.pipeline.limits import (
     CONFIG_MAX,
@@ -25,10 +26,15 @@ from reshard.pipeline.limits import (
     HUB_HTTP_MAX,
     SMALL_FILE,
 )
+from reshard.pipeline.places import AnyPlace, Folder, Hub
+from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.protocols import Source
+from reshard.pipeline.request import Options, Request
+from reshard.pipeline.stores.folder.target import FolderTarget
 from reshard.pipeline.tensors import Name, StoredFile
 from reshard.pipeline.text import counted
 from reshard.pipeline.verifying.index_rules import check_rules
+from reshard.pipeline.verifying.job_checks import check_model
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.opened import OpenedSide
 from reshard.pipeline.verifying.tokenizer import check_tokenizers
@@ -48,6 +54,7 @@ _RESHARD = "resharding fixes it"
 _FROM_MAKER = "get it from the author of the pipeline; resharding does not add it"
 _NOT_CUT_OFF = "it could be truncated; get it from the author of the model"
 _NOT_CARRIED = "resharding skips it"
+_OF_SOURCE = (CheckpointError, NoWeights, ProofError, UsageError)  # what a run refuses of any source
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,14 @@ class Symptom:
     kind: str
     text: str
     cure: str
+
+
+class Refusals(NamedTuple):
+    """What ends a run into any target, and if nothing does, what ends one to a Hub, or one with --require model."""
+
+    always: ReshardError | None = None
+    on_hub: ReshardError | None = None
+    require_model: ModelCheckRequired | None = None
 
 
 class Health(NamedTuple):
@@ -74,7 +89,7 @@ def examine(source: Source, meta_loader: MetaLoader, tmpdir: Path | None = None)
     ``meta_loader`` is asked about the model's class, and about a tokenizer whose files leave open whether it loads.
     """
     side = OpenedSide.attempt(source)
-    refused = refusals(source, meta_loader)
+    refused = _refusals(source, meta_loader)
     rules = check_rules(side)
     seen = _seen(side)
     weights = sum(file.size for file in seen.files)
@@ -90,6 +105,28 @@ def examine(source: Source, meta_loader: MetaLoader, tmpdir: Path | None = None)
     symptoms += [Symptom("duplicate", f"{path}: {why}", _NOT_CARRIED) for path, why in side.opened.duplicates.items()]
     symptoms += [*around, *_names(side, seen)]
     return Health(tuple(symptoms), refused, sum(len(c.tensors) for c in side.opened.checkpoints), weights)
+
+
+def _refusals(source: Source, meta_loader: MetaLoader) -> Refusals:
+    """What `run` would refuse, planned as `run` plans it, for a target that does not exist yet."""
+    on_hub, new = None, Folder(path=f"/reshard-doctor-{uuid4().hex}")  # which no source lies in or around
+
+    def planned(wanted: AnyPlace) -> Plan:
+        request = Request(source=source.place, target=wanted, options=Options(require="model"))
+        return draft(request, source, FolderTarget(new))
+
+    try:
+        try:
+            made = planned(Hub(repo="some/new"))
+        except _OF_SOURCE as error:
+            on_hub = error
+            made = planned(new)  # which asks less of names and sizes
+        check_model(made, made.shards, source, meta_loader)
+    except ModelCheckRequired as error:
+        return Refusals(None, on_hub, error)
+    except _OF_SOURCE as error:
+        return Refusals(error)
+    return Refusals(None, on_hub)
 
 
 @dataclass(frozen=True, slots=True)

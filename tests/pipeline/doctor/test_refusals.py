@@ -12,8 +12,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from reshard.pipeline.doctor.health import examine
-from reshard.pipeline.doctor.refusals import Refusals
+from reshard.pipeline.doctor.health import Refusals, examine
 from reshard.pipeline.errors import NoWeights, ReshardError
 from reshard.pipeline.places import Folder
 from reshard.pipeline.stores.folder.source import FolderSource
