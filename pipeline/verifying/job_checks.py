@@ -145,13 +145,12 @@ def check_model(plan: Plan, shards: Sequence[Shard], source: Source, meta_loader
                     checks=failed(name, verdict.level, figures, [f"{output.name}: {verdict.reason}"]),
                 )
             result: Result = "passed" if verdict.result == "clean" or verdict.result == "report" else verdict.result
-            known = ["cached"] if verdict.known else []
-            # Both sides have the new names, so the complaints may be of those and none of the source's.
-            asked = plan.options.rename and verdict.level == "model"
-            named = ["checked with the names from --rename"] if asked else []
-            made = Check(
-                name, result, verdict.level, "; ".join((verdict.reason, *verdict.notes, *named, *known)), figures
-            )
+            told = [verdict.reason, *verdict.notes]
+            if plan.options.rename and verdict.level == "model":
+                # Both sides have the new names, so the complaints may be of those and none of the source's.
+                told.append("checked with the names from --rename")
+            told += ["cached"] if verdict.known else []
+            made = Check(name, result, verdict.level, "; ".join(told), figures)
             if plan.options.require == "model" and verdict.level != "model":
                 raise ModelCheckRequired(why=verdict.reason, checks=[made.to_dict()], **_cure(output, verdict.reason))
         checks.append(made)
