@@ -93,9 +93,8 @@ def compare_loads(meta_loader: MetaLoader, source: Path, output: Path, options: 
         return replace(after, result="failed", reason="one forward pass produces a different output than the source")
     absent = counted(len(after.in_no_file), "parameter", "is")
     same = f"; {absent} in no file on either side" if after.in_no_file else ""
-    return replace(
-        after, result="equal", reason=f"one forward pass produces the same output as the source, bit for bit{same}"
-    )
+    reason = f"one forward pass produces the same output as the source, bit for bit{same}"
+    return replace(after, result="equal", reason=reason)
 
 
 def check_load(

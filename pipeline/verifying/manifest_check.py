@@ -72,9 +72,8 @@ def check_manifest(output: Source, described: Publication | None = None) -> Reco
     reason = f"{_origin(manifest)}; {_attested(described, contradicted)}"
     if unknown := [_example(paths, kind) for paths, kind in ((weights, "weight"), (others, "other")) if paths]:
         reason += f"; not in the manifest: {' and '.join(unknown)}"
-    return Recorded(
-        Check("manifest", "failed" if findings else "passed", _LEVEL, reason, figures, some(findings)), manifest
-    )
+    check = Check("manifest", "failed" if findings else "passed", _LEVEL, reason, figures, some(findings))
+    return Recorded(check, manifest)
 
 
 def _origin(manifest: Manifest) -> str:

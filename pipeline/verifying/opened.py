@@ -137,10 +137,7 @@ def paired(source: OpenedSide, output: OpenedSide) -> Paired:
         return Paired(source, output, (Pair(source.opened.checkpoints[0], output.opened.checkpoints[0]),), (), ())
     ours = {checkpoint.name: checkpoint for checkpoint in output.opened.checkpoints}
     theirs = {checkpoint.name: checkpoint for checkpoint in source.opened.checkpoints}
-    return Paired(
-        source,
-        output,
-        tuple(Pair(checkpoint, ours[name]) for name, checkpoint in theirs.items() if name in ours),
-        tuple(checkpoint for name, checkpoint in theirs.items() if name not in ours),
-        tuple(checkpoint for name, checkpoint in ours.items() if name not in theirs),
-    )
+    pairs = tuple(Pair(checkpoint, ours[name]) for name, checkpoint in theirs.items() if name in ours)
+    lost = tuple(checkpoint for name, checkpoint in theirs.items() if name not in ours)
+    added = tuple(checkpoint for name, checkpoint in ours.items() if name not in theirs)
+    return Paired(source, output, pairs, lost, added)
