@@ -78,8 +78,6 @@ class AuditFinding:
 
 
 class Told(NamedTuple):
-    """One thing that is wrong."""
-
     kind: str
     text: str
     times: int = 1

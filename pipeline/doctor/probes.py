@@ -60,7 +60,6 @@ class Probe:
 
 
 def this_machine(context: Context) -> Iterator[Probe]:
-    """Versions, the model check, Xet, memory and disk."""
     yield Probe("reshard", f"{version('reshard')} on Python {platform.python_version()}, {platform.system()}")
     yield _model_check()
     yield _xet()

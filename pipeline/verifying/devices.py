@@ -36,11 +36,9 @@ class DevicePlan:
     notes: tuple[str, ...] = ()
 
     def bytes_of(self, device: str) -> int:
-        """What the device holds."""
         return sum(block.bytes for block in self.blocks if block.device == device)
 
     def files_of(self, device: str) -> tuple[str, ...]:
-        """What the device's share is read from."""
         return tuple(sorted({file for block in self.blocks if block.device == device for file in block.files}))
 
 

@@ -67,7 +67,6 @@ def _indexes(source: Source) -> dict[str, Index | CheckpointError]:
 
 
 def read_indexes(source: Source, paths: Collection[str]) -> dict[str, Index | CheckpointError]:
-    """Each of the indexes, or why it is none."""
     return _each(lambda path: parse_index(read_file(source, source.files()[path], INDEX_MAX), path), paths)
 
 

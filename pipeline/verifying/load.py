@@ -137,7 +137,6 @@ def _judged(found: LoadCheck, alone: bool) -> tuple[Result, str]:
 
 
 def _figures(found: LoadCheck) -> dict[str, object]:
-    """What was counted; nothing where nothing was tried."""
     if found.result == "skipped":
         return {}
     return {

@@ -196,7 +196,6 @@ class MetaLoader:
 
     @property
     def pid(self) -> int | None:
-        """The child's process id while there is one."""
         child = self._child
         return None if child is None else child.process.pid
 
@@ -329,7 +328,6 @@ class _Child:
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Kill it and its forks, and remove its folder."""
         self.kill()
         self.process.wait()
         self._pipe.close()

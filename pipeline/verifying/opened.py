@@ -28,8 +28,6 @@ UNCHANGED = Options()
 
 @dataclass(frozen=True, slots=True)
 class OpenedSide:
-    """One of the two, opened."""
-
     source: Source
     found: Found
     opened: Opened
@@ -112,8 +110,6 @@ def _settings(source: Source, name: Name, changes: Options) -> dict[str, str]:
 
 
 class Pair(NamedTuple):
-    """One checkpoint on both sides."""
-
     source: Checkpoint
     output: Checkpoint
 

@@ -77,8 +77,6 @@ class Total(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One rule broken at one place."""
-
     rule: Rule
     text: str
     file: str | None = None

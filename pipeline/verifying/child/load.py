@@ -196,7 +196,6 @@ def _first_tensor(output: Any) -> torch.Tensor:
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """The sha256 over a tensor's dtype, shape and bytes."""
     tensor = tensor.detach().cpu().contiguous()
     data = tensor.view(-1).view(torch.uint8).numpy().tobytes()
     return hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)}".encode() + data).hexdigest()

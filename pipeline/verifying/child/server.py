@@ -49,7 +49,6 @@ class Allowed:
 
 
 def serve() -> None:
-    """Answer requests until the parent closes the pipe."""
     parent = Connection(os.dup(0))
     # Libraries that prompt meet an empty input.
     nothing = os.open(os.devnull, os.O_RDONLY)
