@@ -15,7 +15,7 @@ from reshard.pipeline.checkpoint import discover
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.parts import WHOLE
 from reshard.pipeline.copying.hashing import Compared, FileHasher
-from reshard.pipeline.copying.stream import Tick
+from reshard.pipeline.copying.stream import Stream, Tick
 from reshard.pipeline.errors import SourceCorrupt
 from reshard.pipeline.limits import READ_AGAIN_MAX
 from reshard.pipeline.planning.model import MANIFEST, ROOT_KEY, Entry
@@ -232,15 +232,10 @@ def _digests(
 def _corrupt(side: OpenedSide, numbers: Iterable[int], tick: Tick) -> Iterator[str]:
     """Those of the files that are not what their store, or their archive's own sums, say that they are."""
     for number in numbers:
-        file = side.opened.files[number]
         records = [record for c in side.opened.checkpoints for record in c.records if record.file == number]
-        hasher = FileHasher(file, (), records)
-        at, stop = hasher.passes
+        hashers = {number: FileHasher(side.opened.files[number], (), records)}
         try:
-            for view in side.source.read(file, at, stop):
-                hasher.feed(at, view, str(side.source.place))
-                at += len(view)
-                tick(len(view))
+            Stream(side.source, side.opened.files, (), hashers, tick).finish()
         except SourceCorrupt as error:
             yield str(error)
 
