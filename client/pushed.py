@@ -20,7 +20,7 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.places import Hub, repository
 from reshard.pipeline.publishing.history import read, undoes
 from reshard.pipeline.stores.connect import Context
-from reshard.pipeline.stores.pace import LocalRateLimiter
+from reshard.pipeline.stores.pace import RateLimiter
 from reshard.pipeline.stores.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Hurried(LocalRateLimiter):
+class Hurried(RateLimiter):
     """Waits for nothing: the Hub itself waits for the answer."""
 
     def _wait(self, seconds: float) -> NoReturn:

@@ -29,7 +29,7 @@ from reshard.pipeline.stores.answers import Account
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.credentials import Reference, Use
 from reshard.pipeline.stores.hub_api import HubApi
-from reshard.pipeline.stores.pace import LocalRateLimiter
+from reshard.pipeline.stores.pace import RateLimiter
 from reshard.pipeline.stores.refusal import Refusal
 from reshard.pipeline.stores.retry import describe
 from reshard.pipeline.stores.xet import installed
@@ -137,7 +137,7 @@ def probe_hub(reference: Reference, now: Callable[[], float]) -> Probe:
     endpoint, credential = reference.endpoint, reference.credential
     name = f"hub {endpoint}"
     what = f"{credential.name}{reference.scope}" if credential else f"no token{reference.scope}"
-    api = HubApi(endpoint, credential, LocalRateLimiter())
+    api = HubApi(endpoint, credential, RateLimiter())
     try:
         answer = api.client.get(f"{endpoint}/api/whoami-v2", headers=api.headers, timeout=PROBE_TIMEOUT)
         account = api.decoded(Account, answer) if answer.is_success else None

@@ -20,7 +20,7 @@ from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.request import Options, Transport
 from reshard.pipeline.sizes import parse_size
 from reshard.pipeline.stores.credentials import Credentials, Use
-from reshard.pipeline.stores.pace import LocalRateLimiter, RateLimiter, Waits
+from reshard.pipeline.stores.pace import RateLimiter, Waits
 from reshard.pipeline.stores.scratch import ScratchSpace
 
 if TYPE_CHECKING:
@@ -66,9 +66,9 @@ def own_limiters(tell: Callable[[str], None] = lambda why: None) -> RateLimiterO
 
     ``tell`` hears why a call waits, and "" when that is over.
     """
-    limiters: dict[str, LocalRateLimiter] = {}
+    limiters: dict[str, RateLimiter] = {}
     waits = Waits(tell)
-    return lambda budget: limiters.setdefault(budget, LocalRateLimiter(waits))
+    return lambda budget: limiters.setdefault(budget, RateLimiter(waits))
 
 
 @dataclass(frozen=True)

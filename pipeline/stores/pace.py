@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 TELL_EVERY = 10.0  # seconds between two words about a long wait, which ends sooner as time goes on
 
@@ -20,34 +20,6 @@ class RateLimitWindow(NamedTuple):
     seconds: int  # until the window ends
     quota: int  # calls of a whole window
     window: int  # seconds of it
-
-
-class RateLimiter(Protocol):
-    """Decides when the next request to one Hub with one credential may go; may raise to stop the work."""
-
-    def before(self, kind: str) -> None:
-        """Called before each request; ``kind`` is ``api`` or ``resolve``, the Hub's own rate classes."""
-        ...
-
-    def update(self, window: RateLimitWindow) -> None:
-        """Called with each answer that reports its rate-limit window; never raises."""
-        return
-
-    def refused(self) -> None:
-        """Called with each 429, a call that was one too many; never raises."""
-        return
-
-    def slow_down(self, seconds: float) -> None:
-        """The Hub asked for ``seconds`` without requests."""
-        ...
-
-    def sleep(self, seconds: float, why: str) -> None:
-        """Every wait between two attempts is spent here; ``why`` is for those who wait for the work."""
-        ...
-
-    def moved(self, count: int) -> None:
-        """``count`` bytes of a request's body went out: a sign of life from whatever thread sends. Never raises."""
-        return
 
 
 class Waits:
@@ -72,8 +44,11 @@ class Waits:
                 self._tell(self._reasons[-1] if self._reasons else "")
 
 
-class LocalRateLimiter(RateLimiter):
-    """Of one process alone: waits as long as the Hub asked, for all of its threads, and heeds nothing else."""
+class RateLimiter:
+    """When the next request to one Hub with one credential may go, for all threads of a process.
+
+    This one waits as long as the Hub asked, and heeds nothing else; others may raise to stop the work.
+    """
 
     def __init__(self, waits: Waits | None = None) -> None:
         self._waits = waits or Waits(lambda why: None)
@@ -81,19 +56,31 @@ class LocalRateLimiter(RateLimiter):
         self._not_before = 0.0
 
     def before(self, kind: str) -> None:
+        """Called before each request; ``kind`` is ``api`` or ``resolve``, the Hub's own rate classes."""
         while (wait := self._not_before - time.monotonic()) > 0:
             self.sleep(min(wait, TELL_EVERY), rate_limited(wait))
 
+    def update(self, window: RateLimitWindow) -> None:
+        """Called with each answer that reports its rate-limit window; never raises."""
+
+    def refused(self) -> None:
+        """Called with each 429, a call that was one too many; never raises."""
+
     def slow_down(self, seconds: float) -> None:
+        """The Hub asked for ``seconds`` without requests."""
         with self._lock:
             self._not_before = max(self._not_before, time.monotonic() + seconds)
 
     def sleep(self, seconds: float, why: str) -> None:
+        """Every wait between two attempts is spent here; ``why`` is for those who wait for the work."""
         with self._waits.told(why):
             self._wait(seconds)
 
     def _wait(self, seconds: float) -> None:
         time.sleep(seconds)
+
+    def moved(self, count: int) -> None:
+        """``count`` bytes of a request's body went out: a sign of life from whatever thread sends. Never raises."""
 
 
 def rate_limited(seconds: float) -> str:

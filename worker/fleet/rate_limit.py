@@ -26,7 +26,7 @@ from contextlib import contextmanager
 import redis
 
 from reshard.pipeline.limits import WAIT_MAX
-from reshard.pipeline.stores.pace import LocalRateLimiter, RateLimitWindow, Waits, rate_limited
+from reshard.pipeline.stores.pace import RateLimiter, RateLimitWindow, Waits, rate_limited
 from reshard.worker.queue.scripts import PREFIX, Scripts, at_once, decoded, server_ms, texts
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ RESERVE = 0.2  # of a window's calls, for interactive work; of the Hub's 1,000 t
 Call = Callable[[], None]
 
 
-class SharedRateLimiter(LocalRateLimiter):
+class SharedRateLimiter(RateLimiter):
     """A wait that the Hub asked for counts as progress; what ``check`` raises ends it."""
 
     def __init__(

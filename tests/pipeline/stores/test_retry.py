@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from reshard.pipeline.errors import HubError, HubUnreachable, RateLimited
 from reshard.pipeline.limits import ATTEMPTS, BACKOFF_FIRST, BACKOFF_MAX, WAIT_MAX
 from reshard.pipeline.stores import pace
-from reshard.pipeline.stores.pace import LocalRateLimiter, RateLimitWindow, Waits
+from reshard.pipeline.stores.pace import RateLimiter, RateLimitWindow, Waits
 from reshard.pipeline.stores.retry import Retry, is_transient, rate_limit_window, retry_after
 from tests.pipeline.stores.conftest import Impatient
 
@@ -134,7 +134,7 @@ def test_all_threads_of_a_process_wait_for_a_slow_hub() -> None:
     waited: list[float] = []
     held = threading.Event()
 
-    class Observed(LocalRateLimiter):
+    class Observed(RateLimiter):
         def sleep(self, seconds: float, why: str) -> None:
             waited.append(self._not_before - time.monotonic())
             self._not_before = 0.0
@@ -160,7 +160,7 @@ def test_what_is_told_is_the_newest_wait_until_the_last_is_over() -> None:
 
 def test_a_long_wait_is_told_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     now, told = [0.0], list[str]()
-    limiter = LocalRateLimiter(Waits(told.append))
+    limiter = RateLimiter(Waits(told.append))
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
     monkeypatch.setattr(pace, "time", clock)
     limiter.slow_down(25)
