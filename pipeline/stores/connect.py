@@ -33,7 +33,7 @@ RateLimiterOf = Callable[[str], RateLimiter]
 
 
 class ConnectSettings(BaseSettings):
-    """What RESHARD_TMPDIR, RESHARD_MEMORY_LIMIT and others say; sizes as ``512MB``."""
+    """What RESHARD_TMPDIR, RESHARD_MEMORY_LIMIT and others say of a Context; sizes as ``512MB``."""
 
     model_config = SettingsConfigDict(env_prefix="RESHARD_", extra="ignore")
 
@@ -97,16 +97,8 @@ class Context:
     @classmethod
     def from_env(cls, limiters: RateLimiterOf | None = None) -> Context:
         """Read from the environment, now; raises BadSetting, BadCredentials."""
-        settings = ConnectSettings()
-        return cls(
-            Credentials.from_env(),
-            settings.tmpdir,
-            settings.memory_limit,
-            settings.disk_limit,
-            settings.sign_keys,
-            settings.builder_id,
-            limiters or own_limiters(),
-        )
+        settings = ConnectSettings().model_dump()
+        return cls(Credentials.from_env(), limiters=limiters or own_limiters(), **settings)
 
     @cached_property
     def disk(self) -> ScratchSpace:

@@ -9,16 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from reshard.pipeline.errors import FolderNotWritable, ObjectLost, TargetConflict, UnsafePath
 from reshard.pipeline.places import Folder, resolved
-from reshard.pipeline.protocols import (
-    Addition,
-    Change,
-    Commit,
-    HeadMoved,
-    Leave,
-    Source,
-    TargetState,
-    Traffic,
-)
+from reshard.pipeline.protocols import Addition, Change, Commit, HeadMoved, Leave, Source, TargetState, Traffic
 from reshard.pipeline.stores.carry import send_whole
 from reshard.pipeline.stores.folder.disk import disk_errors, remove_if_empty, sync_folder, write_file
 from reshard.pipeline.stores.folder.marks import mark
