@@ -34,10 +34,11 @@ from reshard.pipeline.request import Options, Transport
 from reshard.pipeline.stores.answers import BucketBatch, BucketInfo, BucketItem
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.credentials import elsewhere
+from reshard.pipeline.stores.folder.record import Listing, digest_of
 from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi
 from reshard.pipeline.stores.hub_target import UNTOLD
-from reshard.pipeline.stores.objects import OWN, Listing, ObjectTarget, digest_of
+from reshard.pipeline.stores.objects import OWN, ObjectTarget
 from reshard.pipeline.stores.refusal import Refusal, meaning
 from reshard.pipeline.stores.xet import XetSink, XetSource, installed
 from reshard.pipeline.tensors import Pin, StoredFile
@@ -141,8 +142,10 @@ class HubBucketSource(XetSource):
         self.place, self.pin = place, Pin(None, str(place), commit)
         self.transport, self._is_away = ("http", True) if memory_limit is None else ("xet", False)
         self._token_route = f"{self._bucket.path}/xet-read-token"
-        files = {p: StoredFile(p, size, sha256=sha256.get(p), xet=xet or None) for p, (size, xet) in listing.items()}
-        self._files = MappingProxyType(files)
+        self._files = MappingProxyType({
+            path: StoredFile(path, size, sha256=sha256.get(path), xet=str(xet) or None)
+            for path, (size, xet) in listing.items()
+        })
 
     def read(self, file: StoredFile, start: int, stop: int) -> Iterator[memoryview]:
         if self._is_away or file.xet is None or not 0 <= start < stop <= file.size:

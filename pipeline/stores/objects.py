@@ -23,29 +23,24 @@ from pydantic import ConfigDict, NonNegativeInt, ValidationError
 from reshard.pipeline.errors import ObjectLost, TargetConflict, UnsafePath
 from reshard.pipeline.limits import KEPT_MAX, LOCK_AGE
 from reshard.pipeline.places import AnyPlace
-from reshard.pipeline.protocols import (
-    Addition,
-    Change,
-    Commit,
-    HeadMoved,
-    Leave,
-    Sink,
-    Source,
-    TargetState,
-    Traffic,
-    Visibility,
-)
-from reshard.pipeline.request import key_of
-from reshard.pipeline.stores.carry import send_whole
+from reshard.pipeline.protocols import Change, Commit, HeadMoved, Leave, Sink, Source, TargetState, Visibility
 from reshard.pipeline.stores.folder.marks import is_mark, mark
-from reshard.pipeline.stores.folder.record import OURS, PUBLICATIONS, RECORD, Record, RecordedPublication, Remembered
+from reshard.pipeline.stores.folder.record import (
+    EMPTY,
+    PUBLICATIONS,
+    RECORD,
+    Listing,
+    Record,
+    RecordedPublication,
+    RecordedTarget,
+    Remembered,
+    digest_of,
+)
 from reshard.pipeline.tensors import StoredFile
 from reshard.pipeline.text import unsafe_path
 from reshard.pipeline.validation import Strict
 
 log = logging.getLogger(__name__)
-
-Listing = Mapping[str, tuple[int, str]]  # by path: bytes, and a tag that differs where the content does
 
 OWN = f"{RECORD}/"
 LOCK, PENDING, PUBLISHED = f"{OWN}lock.json", f"{OWN}pending.json", f"{OWN}{PUBLICATIONS}"
@@ -53,14 +48,6 @@ NO_COMMITS = (
     "{place} has no commits: its files change one after the other, the index last,"
     " and a publication cannot be rolled back"
 )
-
-
-def digest_of(listing: Listing) -> str:
-    """What a state is called: a digest of its files' paths, sizes and tags."""
-    return key_of([[path, *seen] for path, seen in sorted(listing.items())])
-
-
-EMPTY = digest_of({})
 
 
 class Objects(Protocol):
@@ -146,16 +133,12 @@ class _Pending(Strict):
         return [StoredFile(path, size, sha256=sha256, xet=xet) for path, size, sha256, xet in self.files]
 
 
-class ObjectTarget:
+class ObjectTarget(RecordedTarget):
     """A Target of one prefix."""
-
-    branch = ""
-    endpoint = None
 
     def __init__(self, objects: Objects) -> None:
         self.objects = objects
         self.place = objects.place
-        self.carried = Traffic()
 
     @property
     def transport(self) -> str:
@@ -179,9 +162,6 @@ class ObjectTarget:
         self.objects.prepare(private)
         return self.head()
 
-    def request(self, digest: str, title: str, message: str) -> ObjectTarget:
-        return self
-
     def head(self) -> str:
         self._recover()
         return digest_of(self._listed())
@@ -199,21 +179,15 @@ class ObjectTarget:
         if digest_of(listing) == commit:
             return self.objects.source(listing, commit, record.sha256(listing))
         if record.publications and record.publications[-1].id == commit:
-            then = {path: (size, str(seen)) for path, (size, seen, _) in record.files.items()}
+            then = {path: (size, seen) for path, (size, seen, _) in record.files.items()}
             return Remembered(self.objects.source(then, commit, record.sha256(then)), record.kept)
         raise TargetConflict(target=str(self.place), what="someone else wrote to it")
 
     def history(self, at: str, since: str | None) -> Iterator[Commit]:
         return self._record().history(at, since)
 
-    def is_shared(self, commit: str) -> bool:
-        return False
-
     def original(self) -> None:
         return None
-
-    def is_ours(self, commit: str, author: str) -> bool:
-        return author == OURS
 
     def room(self) -> None:
         return None
@@ -226,14 +200,6 @@ class ObjectTarget:
 
     def holds(self, stored: Sequence[StoredFile]) -> list[StoredFile]:
         return self.objects.lost(stored)
-
-    def carry(
-        self, files: Sequence[StoredFile], source: Source, token: str, made: Sequence[Addition] = ()
-    ) -> list[Addition]:
-        batch = self.sink(token).batch(files, source)
-        sealed = send_whole(batch, [(file, None) for file in files], source)
-        self.carried = self.carried.plus(batch.traffic)
-        return [*made, *(Addition(stored.path, stored=stored) for stored in sealed)]
 
     # -------------------------------------------------------------------------------------------------- commit
 

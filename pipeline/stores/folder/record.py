@@ -5,14 +5,17 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from reshard.pipeline.errors import TargetConflict
 from reshard.pipeline.limits import KEPT_MAX
-from reshard.pipeline.protocols import Commit, HistoryRewritten, Source
+from reshard.pipeline.protocols import Addition, Commit, HistoryRewritten, Sink, Source, Traffic
+from reshard.pipeline.request import key_of
+from reshard.pipeline.stores.carry import send_whole
 from reshard.pipeline.stores.folder.disk import write_file
 from reshard.pipeline.stores.folder.marks import is_mark, is_ours
 from reshard.pipeline.tensors import StoredFile
@@ -21,6 +24,16 @@ RECORD = ".reshard"
 PUBLICATIONS = "publications.json"  # in it
 OURS = "reshard"  # the author of what this machine published
 OTHERS = "changed by someone else"  # the title of what others changed between two of our publications
+
+Listing = Mapping[str, tuple[int, int | str]]  # by path: bytes, and a time or a tag that differs where the content does
+
+
+def digest_of(listing: Listing) -> str:
+    """What a state is called: a digest of its files' paths, sizes, and times or tags."""
+    return key_of([[path, *seen] for path, seen in sorted(listing.items())])
+
+
+EMPTY = digest_of({})  # the state of a target that is not there
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +88,7 @@ class Record:
         self,
         ours: RecordedPublication,
         made: str | None,
-        listing: Mapping[str, tuple[int, int | str]],
+        listing: Listing,
         stored: Mapping[str, str],
         content: Mapping[str, bytes],
     ) -> Record:
@@ -114,7 +127,7 @@ class Record:
         """Whether this machine wrote it down; anybody else may have written the rest."""
         return is_ours(publication.message, self.marks.get(publication.id))
 
-    def sha256(self, listing: Mapping[str, tuple[int, int | str]]) -> dict[str, str]:
+    def sha256(self, listing: Listing) -> dict[str, str]:
         """The sha256 of those of our files that are unchanged."""
         return {path: sha256 for path, (*seen, sha256) in self.files.items() if listing.get(path) == tuple(seen)}
 
@@ -135,3 +148,32 @@ class Remembered:
         if kept is None:
             return self._source.read(file, start, stop)
         return iter([memoryview(base64.b64decode(kept))[start:stop]])
+
+
+class RecordedTarget(ABC):
+    """What targets without commits have in common: their history is what the record says, and has no branches."""
+
+    branch = ""
+    endpoint = None
+    carried = Traffic()
+
+    @abstractmethod
+    def sink(self, token: str) -> Sink: ...
+
+    def request(self, digest: str, title: str, message: str) -> Self:
+        return self
+
+    def is_shared(self, commit: str) -> bool:
+        return False
+
+    def is_ours(self, commit: str, author: str) -> bool:
+        return author == OURS
+
+    def carry(
+        self, files: Sequence[StoredFile], source: Source, token: str, made: Sequence[Addition] = ()
+    ) -> list[Addition]:
+        """Copies, never links: a file that is later edited in place must not change in two folders."""
+        batch = self.sink(token).batch(files, source)
+        sent = send_whole(batch, [(file, None) for file in files], source)
+        self.carried = self.carried.plus(batch.traffic)
+        return [*made, *(Addition(file.path, stored=file) for file in sent)]

@@ -25,8 +25,8 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.limits import CHUNK, FOLDER_DEPTH_MAX
 from reshard.pipeline.places import Folder, resolved
 from reshard.pipeline.protocols import Visibility
-from reshard.pipeline.request import key_of
 from reshard.pipeline.stores.folder.hf_cache import Owns, is_moved_snapshot, owned_by_cache
+from reshard.pipeline.stores.folder.record import digest_of
 from reshard.pipeline.tensors import Pin, StoredFile
 
 
@@ -100,14 +100,6 @@ def _stat(file: os.DirEntry[str] | Path, real: Path, owns: Owns, root: Path, pat
 def _unreadable(error: OSError, path: Path | str) -> FolderNotFound:
     kind = {errno.ELOOP: LinkLoop, errno.ENAMETOOLONG: PathTooLong}.get(error.errno or 0, FolderNotFound)
     return kind(path=str(path), why=error.strerror or str(error))
-
-
-def digest_of(listing: Mapping[str, FileStat]) -> str:
-    """What a folder's state is called: a digest of its files' paths, sizes and times."""
-    return key_of([[path, *seen] for path, seen in listing.items()])
-
-
-EMPTY = digest_of({})  # the state of a folder that is not there
 
 
 class FolderSource:

@@ -9,13 +9,20 @@ from pathlib import Path, PurePosixPath
 
 from reshard.pipeline.errors import FolderNotWritable, ObjectLost, TargetConflict, UnsafePath
 from reshard.pipeline.places import Folder, resolved
-from reshard.pipeline.protocols import Addition, Change, Commit, HeadMoved, Leave, Source, TargetState, Traffic
-from reshard.pipeline.stores.carry import send_whole
+from reshard.pipeline.protocols import Addition, Change, Commit, HeadMoved, Leave, Source, TargetState
 from reshard.pipeline.stores.folder.disk import disk_errors, remove_if_empty, sync_folder, write_file
 from reshard.pipeline.stores.folder.marks import mark
-from reshard.pipeline.stores.folder.record import OURS, RECORD, Record, RecordedPublication, Remembered
+from reshard.pipeline.stores.folder.record import (
+    EMPTY,
+    RECORD,
+    Record,
+    RecordedPublication,
+    RecordedTarget,
+    Remembered,
+    digest_of,
+)
 from reshard.pipeline.stores.folder.sink import FolderSink
-from reshard.pipeline.stores.folder.source import EMPTY, FileStat, FolderSource, digest_of, list_folder
+from reshard.pipeline.stores.folder.source import FileStat, FolderSource, list_folder
 from reshard.pipeline.stores.folder.swap import Swap, copy_file, link_file, link_tree
 from reshard.pipeline.stores.scratch import free_at
 from reshard.pipeline.tensors import StoredFile
@@ -32,18 +39,15 @@ def open_target(place: Folder, *_: object) -> FolderTarget:
     return FolderTarget(place)
 
 
-class FolderTarget:
+class FolderTarget(RecordedTarget):
     """A Target that is a folder, or becomes one with its first commit."""
 
-    branch = ""
-    endpoint = None
     transport = "file"
 
     def __init__(self, place: Folder) -> None:
         self.place = place
         self._root = resolved(place.path)
         self._swap = Swap(self._root, _name)
-        self.carried = Traffic()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -78,9 +82,6 @@ class FolderTarget:
             raise FolderNotWritable(path=str(existing), why="no permission")
         self._swap.sweep()
         return self.head()
-
-    def request(self, digest: str, title: str, message: str) -> FolderTarget:
-        return self
 
     def head(self) -> str:
         self._swap.recover()
@@ -123,14 +124,8 @@ class FolderTarget:
         place = Folder(path=str(self._swap.last))
         return FolderSource(place, listing, record.publications[-1].parent, {})
 
-    def is_shared(self, commit: str) -> bool:
-        return False
-
     def original(self) -> FolderSource | None:
         return self._kept(Record.load(self._root))
-
-    def is_ours(self, commit: str, author: str) -> bool:
-        return author == OURS
 
     def room(self) -> int:
         return free_at(self._root) + self._swap.staged()
@@ -149,15 +144,6 @@ class FolderTarget:
     def _object(self, file: StoredFile) -> Path | None:
         path = self._swap.staging / "objects" / (file.sha256 or "")
         return path if path.is_file() and path.stat().st_size == file.size else None
-
-    def carry(
-        self, files: Sequence[StoredFile], source: Source, token: str, made: Sequence[Addition] = ()
-    ) -> list[Addition]:
-        """Copies, never links: a file that is later edited in place must not change in two folders."""
-        batch = self.sink(token).batch(files)
-        sent = send_whole(batch, [(file, None) for file in files], source)
-        self.carried = self.carried.plus(batch.traffic)
-        return [*made, *(Addition(file.path, stored=file) for file in sent)]
 
     # -------------------------------------------------------------------------------------------------- commit
 
