@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from reshard.pipeline.errors import OTHER_BYTES, ReshardError, SourceCorrupt
 from reshard.pipeline.protocols import Batch, Source
@@ -30,6 +30,18 @@ def send_whole(batch: Batch, files: Sequence[tuple[StoredFile, bytes | None]], s
     for (file, _), sent in zip(files, stored, strict=True):
         compare_hash(file, file.sha256, sent.sha256, source)
     return stored
+
+
+def send_own(batch: Batch, contents: Mapping[str, bytes]) -> list[StoredFile]:
+    """The stored files of our own, in order."""
+    try:
+        for path, content in contents.items():
+            writer = batch.open(path, len(content))
+            writer.write(memoryview(content))
+            writer.finish()
+        return batch.seal()
+    finally:
+        batch.abort()
 
 
 def read_whole(file: StoredFile, source: Source) -> bytes:

@@ -32,6 +32,7 @@ from reshard.pipeline.places import Hub, HubBucket
 from reshard.pipeline.protocols import Leave, Source, Target, Visibility
 from reshard.pipeline.request import Options, Transport
 from reshard.pipeline.stores.answers import BucketBatch, BucketInfo, BucketItem
+from reshard.pipeline.stores.carry import send_own
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.credentials import elsewhere
 from reshard.pipeline.stores.folder.record import Listing, digest_of
@@ -232,14 +233,7 @@ class BucketObjects:
             raise refusal.as_target(str(self.place)) from refusal
 
     def write(self, path: str, content: bytes) -> None:
-        batch = self._uploads.batch([])
-        try:
-            writer = batch.open(path, len(content))
-            writer.write(memoryview(content))
-            writer.finish()
-            self.put(batch.seal())
-        finally:
-            batch.abort()
+        self.put(send_own(self._uploads.batch([]), {path: content}))
 
     def claim(self, path: str, content: bytes) -> bool:
         if self.read(path) is not None:

@@ -24,6 +24,7 @@ from reshard.pipeline.errors import ObjectLost, TargetConflict, UnsafePath
 from reshard.pipeline.limits import KEPT_MAX, LOCK_AGE
 from reshard.pipeline.places import AnyPlace
 from reshard.pipeline.protocols import Change, Commit, HeadMoved, Leave, Sink, Source, TargetState, Visibility
+from reshard.pipeline.stores.carry import send_own
 from reshard.pipeline.stores.folder.marks import is_mark, mark
 from reshard.pipeline.stores.folder.record import (
     EMPTY,
@@ -210,7 +211,7 @@ class ObjectTarget(RecordedTarget):
         stored = [replace(one.stored, path=one.path) for one in change.additions if one.stored is not None]
         if lost := self.holds(stored):
             raise ObjectLost([file.sha256 for file in lost], repo=str(self.place), what=lost[0].path)
-        stored += self._stored(own, id_)
+        stored += send_own(self.sink(id_).batch([]), own)
         pending = _Pending(
             id=id_,
             parent=parent,
@@ -234,17 +235,6 @@ class ObjectTarget(RecordedTarget):
         if (made := self._finish(pending)) is None:
             raise HeadMoved(parent)  # where it is found, if another has finished it
         return made
-
-    def _stored(self, content: Mapping[str, bytes], token: str) -> list[StoredFile]:
-        batch = self.sink(token).batch([])
-        try:
-            for path, data in content.items():
-                writer = batch.open(path, len(data))
-                writer.write(memoryview(data))
-                writer.finish()
-            return batch.seal()
-        finally:
-            batch.abort()
 
     def _finish(self, pending: _Pending) -> str | None:
         """The commit; None where it is no longer pending, as another has finished it, and may have begun the next.
