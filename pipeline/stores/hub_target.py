@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from itertools import islice
-from typing import Protocol
 from urllib.parse import quote
 
 import httpx2
@@ -50,9 +49,10 @@ from reshard.pipeline.stores.carry import read_whole, send_whole
 from reshard.pipeline.stores.credentials import elsewhere
 from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi
-from reshard.pipeline.stores.lfs import missing
+from reshard.pipeline.stores.lfs import LfsSink, missing
 from reshard.pipeline.stores.refusal import Refusal, meaning
 from reshard.pipeline.stores.retry import is_transient
+from reshard.pipeline.stores.xet import XetSink
 from reshard.pipeline.tensors import StoredFile
 
 log = logging.getLogger(__name__)
@@ -60,20 +60,9 @@ log = logging.getLogger(__name__)
 # Failures before the first byte of a request: it can be repeated without a doubt.
 NOTHING_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
 
-
 UNLISTED = "this Hub does not list pull requests: one opened by an earlier attempt cannot be found"
 UNTOLD = "this Hub does not report token permissions"
-
-
-class ObjectStore(Sink, Protocol):
-    """A Sink that knows what it is called and what it still holds."""
-
-    @property
-    def transport(self) -> str: ...
-
-    def lost(self, stored: Sequence[StoredFile]) -> list[StoredFile]:
-        """Those of ``stored``, which this sink sent, that the store can no longer answer for."""
-        ...
+ObjectStore = LfsSink | XetSink
 
 
 class HubTarget:
