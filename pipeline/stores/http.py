@@ -51,7 +51,7 @@ class HubSource:
         with meaning(lambda refusal: refusal.as_source(place.repo, place.branch)):
             info = api.info(place.repo, place.branch)
             if info.visibility != "public":
-                api.check_readable(place.repo)
+                api.check_access(place.repo)
         return cls(api, place, info.sha, info.visibility)
 
     def files(self) -> Mapping[str, StoredFile]:

@@ -200,15 +200,9 @@ class HubApi:
         """The visibility of a repository, also of one without commits; raises Refusal."""
         return self.data(Access, "GET", f"/api/models/{repo}", params={"expand": ["private", "gated"]}).visibility
 
-    def check_readable(self, repo: str) -> None:
-        """Raises Refusal when the files of a gated repository are not for us."""
-        self._auth_check(repo, "")
-
-    def check_writable(self, repo: str) -> bool:
-        """Raises Refusal when we may not write; False where the Hub does not say. Changes nothing."""
-        return self._auth_check(repo, "/write")
-
-    def _auth_check(self, repo: str, use: str) -> bool:
+    def check_access(self, repo: str, write: bool = False) -> bool:
+        """Raises Refusal when we may not read, or write, its files; False where the Hub does not say. Changes nothing."""
+        use = "/write" if write else ""
         try:
             self.call("GET", f"/api/models/{repo}/auth-check{use}")
             return True

@@ -136,7 +136,7 @@ class HubTarget:
             return Leave(None, "checked when the pull request is opened")
         try:
             if exists:
-                return Leave(True, "") if self.api.check_writable(repo) else Leave(None, UNTOLD)
+                return Leave(True, "") if self.api.check_access(repo, write=True) else Leave(None, UNTOLD)
             account = self.api.whoami()
         except Refusal as refusal:
             return Leave(False if isinstance(error := refusal.as_target(repo), AccessError) else None, str(error))
@@ -158,7 +158,7 @@ class HubTarget:
         try:
             if not state.exists:
                 self.api.create_repo(repo, private)
-            self.api.check_writable(repo)
+            self.api.check_access(repo, write=True)
             if state.head is None and self._ref != DEFAULT_BRANCH:
                 self.api.create_branch(repo, self._ref)
         except Refusal as refusal:
