@@ -85,7 +85,7 @@ class HubSource:
                             retry.progress()
                             yield view
                     elif is_transient(response):
-                        self.api.after(retry, response)
+                        retry.after(response)
                     elif signed and response.status_code in _STALE and renewed < RENEWALS:
                         self._forget(file.path, url)
                         if renewed:  # a new one that is stale at once: the line is slow, or the clocks are apart
@@ -94,7 +94,7 @@ class HubSource:
                     else:
                         raise self._refused(file, response, signed)
             except httpx2.TransportError as error:
-                self.api.after(retry, error)
+                retry.after(error)
 
     # --------------------------------------------------------------------------------------------- one request
 

@@ -23,7 +23,7 @@ from urllib.parse import quote, urljoin, urlsplit
 import httpx2
 from pydantic import TypeAdapter, ValidationError
 
-from reshard.pipeline.errors import HubRefused, HubUnreachable, UnsafePath
+from reshard.pipeline.errors import HubRefused, UnsafePath
 from reshard.pipeline.limits import CONNECT_TIMEOUT, LFS_BATCH, PAGES_MAX, POOL, READ_TIMEOUT, XET_TOKEN_KEPT
 from reshard.pipeline.protocols import Commit, Visibility
 from reshard.pipeline.stores.answers import (
@@ -46,7 +46,7 @@ from reshard.pipeline.stores.network import Guard, GuardedClient
 from reshard.pipeline.stores.observed import Observe, ObservedClient
 from reshard.pipeline.stores.pace import RateLimiter
 from reshard.pipeline.stores.refusal import Refusal
-from reshard.pipeline.stores.retry import Retry, describe, is_transient, own, rate_limit_window
+from reshard.pipeline.stores.retry import Retry, is_transient, own, rate_limit_window
 from reshard.pipeline.tensors import StoredFile
 from reshard.pipeline.text import unsafe_path
 from reshard.pipeline.validation import first_problem
@@ -140,13 +140,13 @@ class HubApi:
             try:
                 response = send()
             except httpx2.TransportError as error:
-                self.after(retry, error)
+                retry.after(error)
                 continue
             if response.is_success:
                 return response
             if not is_transient(response):
                 raise Refusal(response, self)
-            self.after(retry, response)
+            retry.after(response)
 
     def data(self, kind: type[T], method: str, path: str, headers: dict[str, str] | None = None, **options: Any) -> T:
         """The answer of ``call``, as ``decoded``."""
@@ -165,12 +165,6 @@ class HubApi:
             why, cause = "the response is not JSON; is this a Hub?", error
         what = f"{response.request.method} {urlsplit(str(response.request.url)).path}"
         raise HubRefused(endpoint=self.endpoint, what=what, why=why) from cause
-
-    def after(self, retry: Retry, problem: httpx2.TransportError | httpx2.Response) -> None:
-        """``retry.after``; raises HubUnreachable at once for a malformed URL or request."""
-        if isinstance(problem, (httpx2.UnsupportedProtocol, httpx2.LocalProtocolError)):
-            raise HubUnreachable(endpoint=self.endpoint, what=describe(problem)) from problem
-        retry.after(problem)
 
     def pages(self, kind: type[list[T]], path: str, params: dict[str, str] | None = None) -> Iterator[T]:
         """The items of a listing, page by page, as its ``Link`` headers lead; raises HubRefused where those circle."""

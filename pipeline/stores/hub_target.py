@@ -181,7 +181,7 @@ class HubTarget:
                     if UNLISTED in self.api.notes:  # it may be open, and another one would be opened each time
                         why = f"no response ({error}), and it cannot list pull requests: look there before trying again"
                         raise HubRefused(endpoint=self.api.endpoint, what="a pull request", why=why) from error
-                    self.api.after(retry, error)
+                    retry.after(error)
                     number = self._find(author, digest)
                 except HubRefused:  # it may be open all the same
                     number = self._find(author, digest)
@@ -339,7 +339,7 @@ class HubTarget:
                 url = f"{self.api.endpoint}/api/models/{repo}/commit/{quote(self._ref, safe='')}"
                 response = self.api.client.post(url, headers=self.api.headers | headers, content=_body(change, parent))
             except NOTHING_SENT as error:
-                self.api.after(retry, error)
+                retry.after(error)
             except httpx2.TransportError as error:
                 raise AnswerLost(str(error)) from error
             else:

@@ -41,7 +41,12 @@ class Retry:
         self._failed = 0
 
     def after(self, problem: httpx2.TransportError | httpx2.Response) -> None:
-        """Wait until the next attempt; raises HubUnreachable, RateLimited or HubError when there is none left."""
+        """Wait until the next attempt; raises HubUnreachable, RateLimited or HubError when there is none left.
+
+        For a malformed URL or request there is none.
+        """
+        if isinstance(problem, (httpx2.UnsupportedProtocol, httpx2.LocalProtocolError)):
+            raise HubUnreachable(endpoint=self._endpoint, what=describe(problem)) from problem
         self._failed += 1
         asked = retry_after(problem) if isinstance(problem, httpx2.Response) else None
         if self._failed >= self._attempts:
