@@ -57,7 +57,7 @@ def open_source(place: HubBucket, context: Context, transport: Transport, chosen
     if not listing:
         raise BucketNotFound(place=place, why="no files found", setting="HF_ENDPOINT")
     memory = None if over_http else context.memory_limit
-    return HubBucketSource(bucket.api, place, listing, digest_of(listing), visibility, {}, memory)
+    return HubBucketSource(bucket, listing, digest_of(listing), visibility, {}, memory)
 
 
 def open_target(place: HubBucket, options: Options, context: Context) -> Target:
@@ -129,8 +129,7 @@ class HubBucketSource(XetSource):
 
     def __init__(
         self,
-        api: HubApi,
-        place: HubBucket,
+        bucket: _Bucket,
         listing: Listing,
         commit: str,
         visibility: Visibility,
@@ -138,15 +137,13 @@ class HubBucketSource(XetSource):
         memory_limit: int | None,
     ) -> None:
         """Without a ``memory_limit`` it is read over HTTP, by path."""
-        super().__init__(api, Hub(repo=place.bucket), commit, visibility, memory_limit or 0)
-        self._bucket = _Bucket(api, place)
-        self.place, self.pin = place, Pin(None, str(place), commit)
+        super().__init__(bucket.api, Hub(repo=bucket.place.bucket), commit, visibility, memory_limit or 0)
+        self._bucket = bucket
+        self.place, self.pin = bucket.place, Pin(None, str(bucket.place), commit)
         self.transport, self._is_away = ("http", True) if memory_limit is None else ("xet", False)
-        self._token_route = f"{self._bucket.path}/xet-read-token"
-        self._files = MappingProxyType({
-            path: StoredFile(path, size, sha256=sha256.get(path), xet=str(xet) or None)
-            for path, (size, xet) in listing.items()
-        })
+        self._token_route = f"{bucket.path}/xet-read-token"
+        files = {p: StoredFile(p, size, sha256=sha256.get(p), xet=str(x) or None) for p, (size, x) in listing.items()}
+        self._files = MappingProxyType(files)
 
     def read(self, file: StoredFile, start: int, stop: int) -> Iterator[memoryview]:
         if self._is_away or file.xet is None or not 0 <= start < stop <= file.size:
@@ -264,7 +261,7 @@ class BucketObjects:
 
     def source(self, listing: Listing, commit: str, sha256: Mapping[str, str]) -> Source:
         memory = None if self._unwritable else self._memory_limit
-        return HubBucketSource(self._api, self.place, listing, commit, self._visibility, sha256, memory)
+        return HubBucketSource(self._bucket, listing, commit, self._visibility, sha256, memory)
 
     def sink(self, token: str) -> XetSink:
         return self._uploads
