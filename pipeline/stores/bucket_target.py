@@ -39,7 +39,7 @@ from reshard.pipeline.places import Bucket
 from reshard.pipeline.protocols import Leave, Source, Traffic, Visibility
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores.bucket import BucketSource, meaning, opened, told
-from reshard.pipeline.stores.carry import check_written
+from reshard.pipeline.stores.carry import SinkOf, check_written
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.folder.record import Listing
 from reshard.pipeline.stores.lane import Lane
@@ -152,8 +152,8 @@ class StoreObjects:
     def source(self, listing: Listing, commit: str, sha256: Mapping[str, str]) -> Source:
         return BucketSource(self.place, self._limiter, listing, sha256)
 
-    def sink(self, token: str) -> StoreSink:
-        return StoreSink(self, token)
+    def sink(self, token: str) -> SinkOf:
+        return SinkOf(lambda: StoreBatch(self, f"{token}/{uuid4().hex}"))
 
     def upload(self, path: str, size: int) -> Any:
         """A writer of obstore's, whose object appears when it is closed."""
@@ -208,17 +208,6 @@ def _parse_sealed(path: str) -> _Sealed | None:
 def _part_of(size: int) -> int:
     """Bytes of a part, of which an upload can have PARTS_MAX; two or three are held at a time."""
     return max(PART_MIN, -(-size // PARTS_MAX))
-
-
-class StoreSink:
-    """A Sink below the target's own folder."""
-
-    def __init__(self, objects: StoreObjects, token: str) -> None:
-        self._objects = objects
-        self._token = token
-
-    def batch(self, reads: Sequence[StoredFile], source: Source | None = None) -> StoreBatch:
-        return StoreBatch(self._objects, f"{self._token}/{uuid4().hex}")
 
 
 class StoreBatch:

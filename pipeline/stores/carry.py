@@ -1,12 +1,22 @@
-"""Whole files through a batch, each held against what its source lists of it."""
+"""What stores share of batches, and whole files through one, each held against what its source lists of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from reshard.pipeline.errors import OTHER_BYTES, ReshardError, SourceCorrupt
 from reshard.pipeline.protocols import Batch, Source
 from reshard.pipeline.tensors import StoredFile, git_blob
+
+
+class SinkOf:
+    """A Sink whose batches need not know what their shards are made of."""
+
+    def __init__(self, new: Callable[[], Batch]) -> None:
+        self._new = new
+
+    def batch(self, reads: Sequence[StoredFile], source: Source | None = None) -> Batch:
+        return self._new()
 
 
 def send_whole(batch: Batch, files: Sequence[tuple[StoredFile, bytes | None]], source: Source) -> list[StoredFile]:

@@ -16,8 +16,9 @@ from reshard.pipeline.planning.estimate import forecast
 from reshard.pipeline.planning.model import Receipt
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import Watcher, draft, run
+from reshard.pipeline.stores.carry import SinkOf
 from reshard.pipeline.stores.connect import Context, open_source, open_target
-from reshard.pipeline.stores.folder.sink import FolderSink
+from reshard.pipeline.stores.folder.sink import FolderBatch
 
 
 def request_of(source: str, target: str, options: dict[str, Any]) -> Request:
@@ -58,7 +59,7 @@ def do_copy_away(source: str, target: str, options: dict[str, Any]) -> dict[str,
             file.unlink()
 
     for group in plan.groups:
-        sink = FolderSink(staging, claim)
+        sink = SinkOf(lambda: FolderBatch(staging, claim))
         copy(plan, group, dict(enumerate(plan.shards)), opened, sink, {}, stored, lambda count: None, context.disk)
     return {"bytes": made, "torch": "torch" in sys.modules}
 

@@ -10,7 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from reshard.pipeline.errors import DiskFull
-from reshard.pipeline.protocols import Source, Traffic
+from reshard.pipeline.protocols import Traffic
 from reshard.pipeline.stores.carry import check_written
 from reshard.pipeline.stores.folder.blocks import BlockFile, Disk
 from reshard.pipeline.stores.folder.disk import disk_errors, sync_folder
@@ -18,24 +18,14 @@ from reshard.pipeline.stores.lane import Lane
 from reshard.pipeline.tensors import StoredFile
 
 
-class FolderSink:
-    """A Sink beside the target: files named by its token until they are stored, then by their sha256."""
+class FolderBatch:
+    """Files beside the target: named by its token until they are stored, then by their sha256.
 
-    transport = "file"
+    It has a few open at a time, however many it holds: one is filled while others are brought to the disk.
+    """
 
     def __init__(self, staging: Path, claim: Callable[[], Path]) -> None:
         """``claim`` makes the folder of our token, which commits of other runs leave alone from then on."""
-        self._staging = staging
-        self._claim = claim
-
-    def batch(self, reads: Sequence[StoredFile], source: Source | None = None) -> FolderBatch:
-        return FolderBatch(self._staging, self._claim)
-
-
-class FolderBatch:
-    """Has a few files open at a time, however many it holds: one is filled while others are brought to the disk."""
-
-    def __init__(self, staging: Path, claim: Callable[[], Path]) -> None:
         self._objects = staging / "objects"
         self._claim = claim
         self._staged: list[FolderWriter] = []

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from reshard.pipeline.errors import FolderNotWritable, ObjectLost, TargetConflict, UnsafePath
 from reshard.pipeline.places import Folder, resolved
 from reshard.pipeline.protocols import Addition, Change, Commit, HeadMoved, Leave, Source, TargetState
+from reshard.pipeline.stores.carry import SinkOf
 from reshard.pipeline.stores.folder.disk import disk_errors, remove_if_empty, sync_folder, write_file
 from reshard.pipeline.stores.folder.marks import mark
 from reshard.pipeline.stores.folder.record import (
@@ -21,7 +22,7 @@ from reshard.pipeline.stores.folder.record import (
     Remembered,
     digest_of,
 )
-from reshard.pipeline.stores.folder.sink import FolderSink
+from reshard.pipeline.stores.folder.sink import FolderBatch
 from reshard.pipeline.stores.folder.source import FileStat, FolderSource, list_folder
 from reshard.pipeline.stores.folder.swap import Swap, copy_file, link_file, link_tree
 from reshard.pipeline.stores.scratch import free_at
@@ -130,8 +131,8 @@ class FolderTarget(RecordedTarget):
     def room(self) -> int:
         return free_at(self._root) + self._swap.staged()
 
-    def sink(self, token: str) -> FolderSink:
-        return FolderSink(self._swap.staging, partial(self._swap.claim, token))
+    def sink(self, token: str) -> SinkOf:
+        return SinkOf(lambda: FolderBatch(self._swap.staging, partial(self._swap.claim, token)))
 
     def discard(self, token: str) -> None:
         self._swap.release(token)
