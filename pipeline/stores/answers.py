@@ -102,15 +102,20 @@ class _LfsPointer(HubAnswer):
     oid: Sha256
 
 
-class TreeItem(HubAnswer):
-    """A file or a folder; a file has the git id of its content, or the sha256 of a large file's."""
+class BucketItem(HubAnswer):
+    """A file or a folder of a bucket."""
 
     type: str
     path: object  # UnsafePath has more to say of it
     size: Size = 0
+    xetHash: Sha256 | None = None
+
+
+class TreeItem(BucketItem):
+    """A file or a folder of a repository; a file has the git id of its content, or the sha256 of a large file's."""
+
     oid: GitId | None = None
     lfs: _LfsPointer | None = None
-    xetHash: Sha256 | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> TreeItem:
@@ -121,15 +126,6 @@ class TreeItem(HubAnswer):
 
 class BucketInfo(HubAnswer):
     private: bool
-
-
-class BucketItem(HubAnswer):
-    """A file or a folder of a bucket."""
-
-    type: str
-    path: object  # UnsafePath has more to say of it
-    size: Size = 0
-    xetHash: Sha256 | None = None
 
 
 class _BucketFailure(HubAnswer):
