@@ -124,8 +124,6 @@ class Swap:
                 replaced.rename(self.last)
         self._intent.unlink()
         sync_folder(self.root.parent)
-        self.put_aside(self._old)
-        self.put_aside(self.new)
 
     def put_aside(self, folder: Path) -> None:
         """Out of the way: what is there is removed later, as far as it can be."""
@@ -136,6 +134,9 @@ class Swap:
         return [*self._aside.parent.glob(f"{escape(self._aside.name)}*")]
 
     def _remove_aside(self) -> None:
+        """Also what a swap left behind."""
+        self.put_aside(self.new)
+        self.put_aside(self._old)
         for folder in self._asides():
             remove_tree(folder)
 
@@ -151,8 +152,6 @@ class Swap:
         """A swap that was begun goes forward; without its journal, what lies beside the target is removed."""
         if self._intent.exists():
             self._settle()
-        self.put_aside(self.new)
-        self.put_aside(self._old)
         self._remove_aside()
         for path in self._published():
             path.unlink(missing_ok=True)
