@@ -195,7 +195,7 @@ class HubApi:
         return self.data(Access, "GET", f"/api/models/{repo}", params={"expand": ["private", "gated"]}).visibility
 
     def check_access(self, repo: str, write: bool = False) -> bool:
-        """Raises Refusal when we may not read, or write, its files; False where the Hub does not say. Changes nothing."""
+        """Raises Refusal when we may not read it, or ``write``; False where the Hub does not say. Changes nothing."""
         use = "/write" if write else ""
         try:
             self.call("GET", f"/api/models/{repo}/auth-check{use}")

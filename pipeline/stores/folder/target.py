@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 
@@ -29,7 +29,6 @@ from reshard.pipeline.stores.scratch import free_at
 from reshard.pipeline.tensors import StoredFile
 
 OTHER_NAME = "choose a folder, or a name that does not exist yet"
-BELOW = "choose a folder inside it"
 
 
 def open_source(place: Folder, *_: object) -> FolderSource:
@@ -58,9 +57,8 @@ class FolderTarget(RecordedTarget):
 
     def state(self) -> TargetState:
         self._swap.recover()
-        if not self._exists():
-            return TargetState(False, "private", None)
-        return TargetState(True, "private", self._now())
+        exists = self._exists()
+        return TargetState(exists, "private", self._now() if exists else None)
 
     def _exists(self) -> bool:
         if self._root.exists() and not self._root.is_dir():
@@ -73,9 +71,8 @@ class FolderTarget(RecordedTarget):
     def prepare(self, private: bool) -> str:
         """Creates nothing: the folder appears whole with its first commit. Raises FolderNotWritable."""
         if self._exists() and self._root.is_mount():
-            raise FolderNotWritable(
-                path=self.place.path, why="it is a mount point, which cannot be replaced", cure=BELOW
-            )
+            why, cure = "it is a mount point, which cannot be replaced", "choose a folder inside it"
+            raise FolderNotWritable(path=self.place.path, why=why, cure=cure)
         existing = next(parent for parent in self._root.parents if parent.exists())
         if not existing.is_dir():
             raise FolderNotWritable(path=str(existing), why="it is a file", cure=OTHER_NAME)
@@ -167,13 +164,18 @@ class FolderTarget(RecordedTarget):
             link_tree(self._root, self._swap.new, replaced)
         for addition in change.additions:
             self._add(addition)
-        for path in change.deletes:
-            _remove_emptied(self._swap.new, PurePosixPath(path))
+        for path in change.deletes:  # and the folders that this empties, which exist for their files, as in git
+            for folder in list(PurePosixPath(path).parents)[:-1]:
+                remove_if_empty(self._swap.new / folder)
         listing = list_folder(self._swap.new)
         commit = digest_of(listing)
-        self._updated_record(change, parent, commit, listing).save(self._swap.new)
-        for folder, _, _ in os.walk(self._swap.new):
-            sync_folder(Path(folder))
+        stored = {one.path: one.stored.sha256 or "" for one in change.additions if one.stored is not None}
+        content = {one.path: one.content or b"" for one in change.additions if one.stored is None}
+        ours = RecordedPublication(commit, parent, change.title, change.message)
+        record = Record.load(self._root).after(ours, mark(change.message), listing, stored, content)
+        record.save(self._swap.new)
+        for path, _, _ in os.walk(self._swap.new):
+            sync_folder(Path(path))
         return commit
 
     def _add(self, addition: Addition) -> None:
@@ -196,12 +198,6 @@ class FolderTarget(RecordedTarget):
         else:
             link_file(staged, goal)
 
-    def _updated_record(self, change: Change, parent: str, commit: str, listing: Mapping[str, FileStat]) -> Record:
-        stored = {one.path: one.stored.sha256 or "" for one in change.additions if one.stored is not None}
-        content = {one.path: one.content or b"" for one in change.additions if one.stored is None}
-        ours = RecordedPublication(commit, parent, change.title, change.message)
-        return Record.load(self._root).after(ours, mark(change.message), listing, stored, content)
-
 
 def _name(folder: Path) -> str | None:
     """The last publication that the record in ``folder`` names; None without one that can be read."""
@@ -214,9 +210,3 @@ def _name(folder: Path) -> str | None:
 def _last_of(publications: Sequence[RecordedPublication]) -> str | None:
     """By its number, too: a commit that only takes others' files away may have the id of the one before."""
     return f"{len(publications)}:{publications[-1].id}" if publications else None
-
-
-def _remove_emptied(root: Path, deleted: PurePosixPath) -> None:
-    """Folders exist for their files, as in git: those that a deletion emptied go with it."""
-    for parent in list(deleted.parents)[:-1]:
-        remove_if_empty(root / parent)
