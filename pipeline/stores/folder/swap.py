@@ -165,12 +165,8 @@ class Swap:
     def lock(self, wait: bool) -> Iterator[bool]:
         """One committer at a time. The lock is the parent folder itself, so that no lock file is left behind."""
         self.root.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = _locked(self.root.parent, wait)
-        try:
-            yield descriptor is not None
-        finally:
-            if descriptor is not None:
-                os.close(descriptor)
+        with _locked(self.root.parent, wait) as locked:
+            yield locked
 
     def staged(self) -> int:
         """Bytes of the stored files that wait for a commit."""
@@ -244,19 +240,19 @@ def _opened(folder: Path) -> int:
     return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
-def _locked(folder: Path, wait: bool) -> int | None:
-    """A descriptor that locks ``folder`` until it is closed; None where another has it and we do not wait."""
-    descriptor = _opened(folder)
+@contextmanager
+def _locked(folder: Path, wait: bool) -> Iterator[bool]:
+    """Inside, ``folder`` is locked; False where another has it and we do not wait."""
+    descriptor, locked = _opened(folder), False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locked = True
+        yield locked
+    finally:
         os.close(descriptor)
-        return None
-    return descriptor
 
 
 def _is_locked(folder: Path) -> bool:
-    descriptor = _locked(folder, wait=False)
-    if descriptor is not None:
-        os.close(descriptor)
-    return descriptor is None
+    with _locked(folder, wait=False) as locked:
+        return not locked
