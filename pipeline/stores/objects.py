@@ -45,10 +45,6 @@ log = logging.getLogger(__name__)
 
 OWN = f"{RECORD}/"
 LOCK, PENDING, PUBLISHED = f"{OWN}lock.json", f"{OWN}pending.json", f"{OWN}{PUBLICATIONS}"
-NO_COMMITS = (
-    "{place} has no commits: its files change one after the other, the index last,"
-    " and a publication cannot be rolled back"
-)
 
 
 class Objects(Protocol):
@@ -62,17 +58,14 @@ class Objects(Protocol):
 
     def look(self) -> Visibility | None:
         """Who may see what is there; None where nothing is."""
-        ...
 
     def leave(self, exists: bool) -> Leave: ...
 
     def prepare(self, private: bool) -> None:
         """Create what is missing, and make sure that we may write."""
-        ...
 
     def listed(self) -> Listing:
         """Every object; nothing where nothing is."""
-        ...
 
     def read(self, path: str) -> bytes | None: ...
 
@@ -80,11 +73,9 @@ class Objects(Protocol):
 
     def claim(self, path: str, content: bytes) -> bool:
         """``write``, unless there is such an object: False then."""
-        ...
 
     def put(self, files: Sequence[StoredFile]) -> None:
         """Give what a sink stored its place; raises ObjectLost. Doing it again changes nothing."""
-        ...
 
     def delete(self, paths: Sequence[str]) -> None: ...
 
@@ -96,11 +87,9 @@ class Objects(Protocol):
 
     def discard(self, token: str) -> None:
         """Free what the sink of ``token`` has not sealed."""
-        ...
 
     def clear(self, stored: Sequence[StoredFile]) -> None:
         """Free what has its place now."""
-        ...
 
 
 class _Pending(Strict):
@@ -147,7 +136,8 @@ class ObjectTarget(RecordedTarget):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return (NO_COMMITS.format(place=self.place),)
+        how = "its files change one after the other, the index last, and a publication cannot be rolled back"
+        return (f"{self.place} has no commits: {how}",)
 
     def state(self) -> TargetState:
         visibility = self.objects.look()
