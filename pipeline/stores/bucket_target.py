@@ -130,8 +130,7 @@ class StoreObjects:
                 self._copy(staged, file)
 
         with ThreadPoolExecutor(STORE_COPIES) as pool:
-            for _ in pool.map(one, files):
-                pass
+            list(pool.map(one, files))
 
     def _copy(self, staged: str, file: StoredFile) -> None:
         """By the store; what is too large for that in S3 comes and goes through this process."""
@@ -157,8 +156,9 @@ class StoreObjects:
 
     def upload(self, path: str, size: int) -> Any:
         """A writer of obstore's, whose object appears when it is closed."""
+        part = max(PART_MIN, -(-size // PARTS_MAX))  # bytes, of which two or three are held at a time
         with self.writing():
-            return self._obstore.open_writer(self._store, path, buffer_size=_part_of(size), max_concurrency=2)
+            return self._obstore.open_writer(self._store, path, buffer_size=part, max_concurrency=2)
 
     def _sealed(self) -> dict[tuple[str, int], str]:
         """Where the bytes of each sealed file are staged, by sha256 and size."""
@@ -203,11 +203,6 @@ def _parse_sealed(path: str) -> _Sealed | None:
     """What a staged object says; None of what others put beside them."""
     match = _SEALED_PATH.fullmatch(path)
     return match and _Sealed((match[1], int(match[2])), DATA + match[3])
-
-
-def _part_of(size: int) -> int:
-    """Bytes of a part, of which an upload can have PARTS_MAX; two or three are held at a time."""
-    return max(PART_MIN, -(-size // PARTS_MAX))
 
 
 class StoreBatch:

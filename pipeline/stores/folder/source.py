@@ -127,7 +127,9 @@ class FolderSource:
         resolved(place.path)
         if root.is_file() and is_weights(root.name):
             return cls._of_file(place, root)
-        _require_folder(root)
+        if not root.is_dir():
+            why = "it is a file, but not a weight file" if root.exists() else "no such folder"
+            raise FolderNotFound(path=str(root), why=why)
         listing = list_folder(root)
         return cls(place, listing, digest_of(listing))
 
@@ -185,10 +187,3 @@ class FolderSource:
 
     def _changed(self, what: str) -> SourceChanged:
         return SourceChanged(place=self.place.path, what=what)
-
-
-def _require_folder(root: Path) -> None:
-    if not root.exists():
-        raise FolderNotFound(path=str(root), why="no such folder")
-    if not root.is_dir():
-        raise FolderNotFound(path=str(root), why="it is a file, but not a weight file")
