@@ -48,7 +48,7 @@ from reshard.pipeline.publishing.commit import Published, find
 from reshard.pipeline.publishing.signing import Signer
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.connect import Context, open_target
-from reshard.pipeline.stores.meter import Meter
+from reshard.pipeline.stores.overlay import Meter
 from reshard.pipeline.tensors import Attestation
 from reshard.worker import logs, tracing
 from reshard.worker.app import app, send

@@ -22,6 +22,7 @@ from reshard.pipeline.publishing.manifest import Manifest, Origin
 from reshard.pipeline.request import Options, key_of
 from reshard.pipeline.stores.connect import Context, open_source
 from reshard.pipeline.stores.http import HubSource
+from reshard.pipeline.stores.overlay import Over
 from reshard.pipeline.stores.refusal import Refusal
 from reshard.pipeline.tensors import StoredFile, same_by_hash
 from reshard.pipeline.verifying.compare import differences, dropped_copies
@@ -109,27 +110,22 @@ class Sources:
             return found
 
 
-class CachedHeads:
+class CachedHeads(Over):
     """A Source that reads the beginning of a file once: several checks look at the same headers and indexes."""
 
-    def __init__(self, source: Source) -> None:
-        self.place, self.pin = source.place, source.pin
-        self.transport, self.visibility = source.transport, source.visibility
-        self.source = source
+    def __init__(self, own: Source) -> None:
+        super().__init__(own)
         self._lock = threading.Lock()
         self._heads: dict[str, bytes] = {}
         self._room = AUDIT_HEADERS
 
-    def files(self) -> Mapping[str, StoredFile]:
-        return self.source.files()
-
     def read(self, file: StoredFile, start: int, stop: int) -> Iterator[memoryview]:
         head = self._heads.get(file.path, b"")
         if start or not stop or (len(head) < stop and stop > self._room):
-            yield from self.source.read(file, start, stop)
+            yield from self.own.read(file, start, stop)
             return
         if len(head) < stop:
-            head = b"".join(self.source.read(file, 0, stop))
+            head = b"".join(self.own.read(file, 0, stop))
             with self._lock:
                 self._heads[file.path] = head
                 self._room -= len(head)
@@ -175,7 +171,7 @@ def examine(subject: Subject, sources: Sources, classes: MetaLoader) -> Audited:
         source_commit=against.source.pin.commit if against.source else None,
         source_by=None if source is None else "map" if subject.source else "manifest",
         options=against.changes,
-        sides=(ours.source, against.source),
+        sides=(ours.own, against.source),
     )
 
 

@@ -25,8 +25,8 @@ from reshard.pipeline.stores.scratch import ScratchSpace
 
 if TYPE_CHECKING:
     from reshard.pipeline.stores.hub_api import HubApi
-    from reshard.pipeline.stores.meter import Meter
     from reshard.pipeline.stores.observed import Observe
+    from reshard.pipeline.stores.overlay import Meter
 
 UNNAMED_BUILDER = "urn:reshard:builder:unnamed"  # where nobody said who builds
 RateLimiterOf = Callable[[str], RateLimiter]

@@ -18,6 +18,7 @@ from reshard.pipeline.request import key_of
 from reshard.pipeline.stores.carry import send_whole
 from reshard.pipeline.stores.folder.disk import write_file
 from reshard.pipeline.stores.folder.marks import is_mark, is_ours
+from reshard.pipeline.stores.overlay import Over
 from reshard.pipeline.tensors import StoredFile
 
 RECORD = ".reshard"
@@ -132,21 +133,17 @@ class Record:
         return {path: sha256 for path, (*seen, sha256) in self.files.items() if listing.get(path) == tuple(seen)}
 
 
-class Remembered:
+class Remembered(Over):
     """A Source of our last publication, where others have changed it since: small files are as we wrote them."""
 
-    def __init__(self, source: Source, kept: Mapping[str, str]) -> None:
-        self.place, self.pin = source.place, source.pin
-        self.transport, self.visibility = source.transport, source.visibility
-        self._source, self._kept = source, kept
-
-    def files(self) -> Mapping[str, StoredFile]:
-        return self._source.files()
+    def __init__(self, own: Source, kept: Mapping[str, str]) -> None:
+        super().__init__(own)
+        self._kept = kept
 
     def read(self, file: StoredFile, start: int, stop: int) -> Iterator[memoryview]:
         kept = self._kept.get(file.path)
         if kept is None:
-            return self._source.read(file, start, stop)
+            return super().read(file, start, stop)
         return iter([memoryview(base64.b64decode(kept))[start:stop]])
 
 
