@@ -87,9 +87,7 @@ class ListedModel(Access):
 
 
 class CollectionItem(HubAnswer):
-    """A model, or something else."""
-
-    type: str
+    type: str  # a model, or something else
     id: str
     usedStorage: Size | None = None
 
@@ -210,9 +208,7 @@ class Account(HubAnswer):
 
 
 class Opened(HubAnswer):
-    """A new discussion."""
-
-    num: Size
+    num: Size  # of a new discussion
 
 
 class _Discussion(Opened):
@@ -340,7 +336,6 @@ class Reconstruction(HubAnswer):
 
     @property
     def first(self) -> _Fetch:
-        """Its first part."""
         return self.fetch_info[self.terms[0].hash][0]
 
     @model_validator(mode="after")

@@ -130,7 +130,6 @@ class Credentials:
 
     @property
     def endpoints(self) -> frozenset[str]:
-        """The default endpoint, and those that entries name."""
         return frozenset([self.default_endpoint, *(entry.endpoint.rstrip("/") for entry in self._entries)])
 
     def references(self) -> list[Reference]:

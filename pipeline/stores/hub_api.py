@@ -149,7 +149,6 @@ class HubApi:
             retry.after(response)
 
     def data(self, kind: type[T], method: str, path: str, headers: dict[str, str] | None = None, **options: Any) -> T:
-        """The answer of ``call``, as ``decoded``."""
         return self.decoded(kind, self.call(method, path, headers, **options))
 
     def decoded(self, kind: type[T], response: httpx2.Response) -> T:

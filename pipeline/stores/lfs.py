@@ -1,7 +1,7 @@
 """Shards into a repository over git LFS: spooled while their sha256 is taken, sent while the next one is read.
 
 The LFS protocol names an object by its sha256 before its first byte is sent, so a shard must lie somewhere until it
-is complete: in a temporary file (disk.py).
+is complete: in a temporary file (scratch.py).
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ from reshard.pipeline.text import counted
 
 
 class LfsSink:
-    """A Sink for one repository."""
-
     transport = "lfs"
 
     def __init__(self, api: HubApi, repo: str, disk: ScratchSpace) -> None:
@@ -45,7 +43,6 @@ class LfsSink:
         return LfsBatch(self._api, self._repo, self._disk)
 
     def lost(self, stored: Sequence[StoredFile]) -> list[StoredFile]:
-        """Those of ``stored`` that the store would have to be sent again."""
         return missing(self._api, self._repo, stored)
 
 
@@ -73,7 +70,6 @@ class LfsBatch:
         return self._answered(ready)
 
     def seal(self) -> list[StoredFile]:
-        """Waits for the last object."""
         self._sending.flush()
         self._sending.close()
         return self._answered([*self._staged])

@@ -120,7 +120,6 @@ def rate_limit_window(response: httpx2.Response) -> RateLimitWindow | None:
 
 
 def _rate_limit(response: httpx2.Response) -> RateLimitInfo | None:
-    """What huggingface_hub reads in the answer's rate headers."""
     from huggingface_hub.utils import parse_ratelimit_headers
 
     try:

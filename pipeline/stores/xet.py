@@ -213,7 +213,6 @@ class XetSink:
         return XetBatch(self, heads, source)
 
     def upload(self) -> Any:
-        """A new upload commit of hf_xet."""
         with self.meaning():
             return session(self._memory_limit).new_upload_commit(
                 token_refresh_url=self.api.endpoint + self._route, token_refresh_headers=self.api.headers
