@@ -9,11 +9,10 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import takewhile
 from math import ceil
-from typing import IO
 
 import httpx2
 from xxhash import xxh3_128
@@ -26,7 +25,7 @@ from reshard.pipeline.stores.carry import check_written
 from reshard.pipeline.stores.hub_api import LFS_HEADERS, HubApi
 from reshard.pipeline.stores.lane import Lane
 from reshard.pipeline.stores.refusal import Refusal, meaning
-from reshard.pipeline.stores.scratch import ScratchFile, ScratchSpace
+from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.tensors import StoredFile
 from reshard.pipeline.text import counted
 
@@ -35,33 +34,29 @@ class LfsSink:
     transport = "lfs"
 
     def __init__(self, api: HubApi, repo: str, disk: ScratchSpace) -> None:
-        self._api = api
-        self._repo = repo
-        self._disk = disk
+        self.api, self.repo, self.disk = api, repo, disk
 
     def batch(self, reads: Sequence[StoredFile], source: Source | None = None) -> LfsBatch:
-        return LfsBatch(self._api, self._repo, self._disk)
+        return LfsBatch(self)
 
     def lost(self, stored: Sequence[StoredFile]) -> list[StoredFile]:
-        return missing(self._api, self._repo, stored)
+        return missing(self.api, self.repo, stored)
 
 
 class LfsBatch:
     """At most ``STAGED_SHARDS_MAX`` shards on disk: one being written, and one that is sent behind it."""
 
-    def __init__(self, api: HubApi, repo: str, disk: ScratchSpace) -> None:
-        self._api = api
-        self._repo = repo
-        self._disk = disk
+    def __init__(self, sink: LfsSink) -> None:
+        self.sink = sink
+        self.aborted = threading.Event()
         self._staged: list[LfsWriter] = []
         self._sending = Lane("lfs")
-        self._aborted = threading.Event()
         self.traffic = Traffic()
 
     def open(self, path: str, size: int) -> LfsWriter:
         """Waits until there is room for one more staged shard; raises DiskFull when there is none even then."""
         self._sending.flush(STAGED_SHARDS_MAX - 1)
-        self._staged.append(writer := LfsWriter(path, size, self._disk.open(size), self._send_later))
+        self._staged.append(writer := LfsWriter(self, path, size))
         return writer
 
     def settle(self) -> list[StoredFile]:
@@ -77,8 +72,8 @@ class LfsBatch:
     def _answered(self, ready: Sequence[LfsWriter]) -> list[StoredFile]:
         """Asks the store once more about each of the first shards, which it has been sent."""
         stored = [StoredFile(staged.path, staged.size, sha256=staged.sha256) for staged in ready]
-        if stored and (lost := missing(self._api, self._repo, stored)):
-            raise ObjectLost([o.sha256 for o in lost], repo=self._repo, what=", ".join(o.path for o in lost))
+        if stored and (lost := self.sink.lost(stored)):
+            raise ObjectLost([o.sha256 for o in lost], repo=self.sink.repo, what=", ".join(o.path for o in lost))
         sent = sum(staged.size for staged in ready if staged.sent)
         self.traffic = Traffic(uploaded=sent, deduplicated=sum(staged.size for staged in ready) - sent)
         del self._staged[: len(ready)]
@@ -86,39 +81,44 @@ class LfsBatch:
 
     def abort(self) -> None:
         """Ends an upload at its next block. It does not wait for a server that accepts no bytes."""
-        wait = 0.0 if self._aborted.is_set() else ABORT_WAIT
-        self._aborted.set()
+        wait = 0.0 if self.aborted.is_set() else ABORT_WAIT
+        self.aborted.set()
         self._sending.close(wait)
         for staged in self._staged:
             if not staged.sending:  # the others are closed where they are sent
                 staged.scratch.close()
         self._staged.clear()
 
-    def _send_later(self, staged: LfsWriter) -> None:
+    def send_later(self, staged: LfsWriter) -> None:
         staged.scratch.leaving = True
         self._sending.put(partial(self._send, staged), memoryview(b""))
 
     def _send(self, staged: LfsWriter, _: memoryview) -> None:
         staged.sending = True
         try:
-            upload = Upload(self._api, self._repo, staged.scratch.file, staged.size, staged.sha256, self._aborted)
-            staged.sent = upload.send()
+            staged.sent = staged.send()
         finally:
             staged.scratch.close()
 
 
+class Aborted(Exception):
+    """The batch was aborted while its object was being sent."""
+
+
 class LfsWriter:
-    """Writes one shard to the disk and takes the one sha256 that its bytes ever get.
+    """One shard: written to the disk as the one sha256 that its bytes ever get is taken, then sent as the store asks.
 
     ``sent`` says, once the store has it, whether it is from us.
     """
 
-    def __init__(self, path: str, size: int, scratch: ScratchFile, finished: Callable[[LfsWriter], None]) -> None:
-        self.path, self.size, self.scratch = path, size, scratch
+    def __init__(self, batch: LfsBatch, path: str, size: int) -> None:
+        self.path, self.size, self.scratch = path, size, batch.sink.disk.open(size)
         self.sha256 = ""
         self.sending = False
         self.sent: bool | None = None
-        self._finished = finished
+        self._batch = batch
+        self._api, self._repo = batch.sink.api, batch.sink.repo
+        self._retry = self._api.retry()
         self._digest = hashlib.sha256()
         self._handed = xxh3_128()
 
@@ -130,49 +130,20 @@ class LfsWriter:
     def finish(self) -> str:
         check_written(self.path, self.scratch.written, self.size)
         self.sha256 = self._digest.hexdigest()
-        self._finished(self)
+        self._batch.send_later(self)
         return self._handed.hexdigest()
-
-
-def missing(api: HubApi, repo: str, stored: Sequence[StoredFile]) -> list[StoredFile]:
-    """Those of ``stored`` that the repository's LFS store would have to be sent; raises the error tree."""
-    with meaning(lambda refusal: refusal.as_target(repo)):
-        actions = api.lfs_batch(repo, stored)
-    return [file for file in stored if actions.get(file.sha256 or "")]
-
-
-# ----------------------------------------------------------------------------------------------------- one object
-
-
-class Aborted(Exception):
-    """The batch was aborted while its object was being sent."""
-
-
-class Upload:
-    """An object on its way into the store, in one request or in parts as the store asks."""
-
-    def __init__(
-        self, api: HubApi, repo: str, file: IO[bytes], size: int, sha256: str, aborted: threading.Event
-    ) -> None:
-        self._api = api
-        self._repo = repo
-        self._file = file
-        self._size = size
-        self._sha256 = sha256
-        self._aborted = aborted
-        self._retry = api.retry()
 
     def send(self) -> bool:
         """False: the store has it already, and nothing was sent. Raises the error tree.
 
         Signed URLs that expire on the way are asked for anew.
         """
-        target = StoredFile(path=self._sha256, size=self._size, sha256=self._sha256)
+        target = StoredFile(path=self.sha256, size=self.size, sha256=self.sha256)
         with meaning(lambda refusal: refusal.as_target(self._repo)):
-            while (actions := self._api.lfs_batch(self._repo, [target])[self._sha256]) and actions.upload:
+            while (actions := self._api.lfs_batch(self._repo, [target])[self.sha256]) and actions.upload:
                 if self._carry_out(actions.upload):
                     if verify := actions.verify:
-                        body = {"oid": self._sha256, "size": self._size}
+                        body = {"oid": self.sha256, "size": self.size}
                         self._api.call("POST", verify.href, headers=LFS_HEADERS | verify.header, json=body)
                     return True
         return False
@@ -180,28 +151,28 @@ class Upload:
     def _carry_out(self, action: LfsAction) -> bool:
         """False when the URLs have expired and new ones must be asked for."""
         if "chunk_size" not in action.header:
-            return self._put(action.href, 0, self._size, action.header) is not None
+            return self._put(action.href, 0, self.size, action.header) is not None
         try:
             part_size, urls = action.parts
         except ValueError as error:
             raise self._refused(f"invalid upload parts: {error}") from error
-        if len(urls) != ceil(self._size / part_size):
-            raise self._refused(f"{counted(len(urls), 'part')} of {part_size:,} bytes do not add up to {self._size:,}")
+        if len(urls) != ceil(self.size / part_size):
+            raise self._refused(f"{counted(len(urls), 'part')} of {part_size:,} bytes do not add up to {self.size:,}")
         parts = []
         for number, url in enumerate(urls, 1):
             start = (number - 1) * part_size
-            answer = self._put(url, start, min(start + part_size, self._size), {})
+            answer = self._put(url, start, min(start + part_size, self.size), {})
             if answer is None:
                 return False
             if "etag" not in answer.headers:
                 raise self._refused("a part was stored without an ETag")
             parts.append({"partNumber": number, "etag": answer.headers["etag"]})
-        body = {"oid": self._sha256, "parts": parts}
+        body = {"oid": self.sha256, "parts": parts}
         self._api.call("POST", action.href, headers=LFS_HEADERS, json=body)
         return True
 
     def _refused(self, why: str) -> HubRefused:
-        return HubRefused(endpoint=self._api.endpoint, what=f"the object {self._sha256}", why=why)
+        return HubRefused(endpoint=self._api.endpoint, what=f"the object {self.sha256}", why=why)
 
     def _put(self, url: str, start: int, stop: int, headers: dict[str, str]) -> httpx2.Response | None:
         """The store's answer to bytes ``start <= b < stop``; None when it no longer honours the URL."""
@@ -220,8 +191,15 @@ class Upload:
 
     def _blocks(self, start: int, stop: int) -> Iterator[bytes]:
         for at in range(start, stop, CHUNK):
-            if self._aborted.is_set():
+            if self._batch.aborted.is_set():
                 raise Aborted
-            block = os.pread(self._file.fileno(), min(CHUNK, stop - at), at)
+            block = os.pread(self.scratch.file.fileno(), min(CHUNK, stop - at), at)
             yield block
             self._api.limiter.moved(len(block))
+
+
+def missing(api: HubApi, repo: str, stored: Sequence[StoredFile]) -> list[StoredFile]:
+    """Those of ``stored`` that the repository's LFS store would have to be sent; raises the error tree."""
+    with meaning(lambda refusal: refusal.as_target(repo)):
+        actions = api.lfs_batch(repo, stored)
+    return [file for file in stored if actions.get(file.sha256 or "")]

@@ -26,8 +26,9 @@ from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.credentials import Credential, Credentials, Reference
 from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi
-from reshard.pipeline.stores.lfs import Upload, missing
+from reshard.pipeline.stores.lfs import LfsSink, missing
 from reshard.pipeline.stores.refusal import Refusal
+from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.stores.xet import XetSink
 from reshard.pipeline.tensors import StoredFile
 from tests.pipeline.stores.conftest import Impatient
@@ -94,10 +95,14 @@ def api(scripted: Scripted) -> Iterator[HubApi]:
 
 
 def sent(api: HubApi) -> object:
-    with tempfile.TemporaryFile() as file:
-        file.write(b"data")
-        file.flush()
-        return Upload(api, "a/b", file, 4, OID, threading.Event()).send()
+    batch = LfsSink(api, "a/b", ScratchSpace()).batch([])
+    try:
+        writer = batch.open("x.bin", 4)
+        writer.write(b"data")
+        writer.sha256 = OID
+        return writer.send()
+    finally:
+        batch.abort()
 
 
 def lost(api: HubApi) -> object:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,9 +19,10 @@ from reshard.pipeline.stores.carry import read_whole
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi
-from reshard.pipeline.stores.lfs import Upload, missing
+from reshard.pipeline.stores.lfs import LfsSink, missing
 from reshard.pipeline.stores.network import is_public
 from reshard.pipeline.stores.refusal import Refusal
+from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.tensors import StoredFile
 from tests.hub.admin import HubAdmin
 from tests.hub.fixtures import Namespace
@@ -237,10 +237,13 @@ def test_listings_and_uploads_lead_to_no_private_address_either(
     actions = {"objects": [{"oid": oid, "size": 4, "actions": {"upload": {"href": internal.url}}}]}
     hub.fault("objects/batch", "status", status=200, body=json.dumps(actions))
     assert missing(api, namespace.repo("bait"), [StoredFile("x", 4, sha256=oid)])
-    with tempfile.TemporaryFile() as file, pytest.raises(UnsafeRedirect):
-        file.write(b"data")
-        file.flush()
-        Upload(api, namespace.repo("bait"), file, 4, oid, threading.Event()).send()
+    batch = LfsSink(api, namespace.repo("bait"), ScratchSpace()).batch([])
+    writer = batch.open("x", 4)
+    writer.write(b"data")
+    writer.finish()
+    with pytest.raises(UnsafeRedirect):
+        batch.seal()
+    batch.abort()
     assert internal.asked == []
 
 
