@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Iterable
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
@@ -123,24 +122,17 @@ class _CheckedBackend(httpcore2.SyncBackend):
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
 
-    def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
-    ) -> httpcore2.NetworkStream:
+    def connect_tcp(self, host: str, port: int, *arguments: Any, **options: Any) -> httpcore2.NetworkStream:
         try:
             addresses = self._guard.addresses(host, port)
         except (OSError, UnicodeError) as error:  # the latter for a name that IDNA cannot encode
             raise httpcore2.ConnectError(str(error)) from error
         for address in addresses[:-1]:
             try:
-                return super().connect_tcp(address, port, timeout, local_address, socket_options)
+                return super().connect_tcp(address, port, *arguments, **options)
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout):
                 continue
-        return super().connect_tcp(addresses[-1], port, timeout, local_address, socket_options)
+        return super().connect_tcp(addresses[-1], port, *arguments, **options)
 
 
 class GuardedClient(httpx2.Client):
@@ -150,8 +142,8 @@ class GuardedClient(httpx2.Client):
     """
 
     def __init__(self, guard: Guard, event_hooks: dict[str, list[Any]], **options: Any) -> None:
-        requests = [*event_hooks.get("request", ()), lambda request: guard.check_url(request.url)]
-        super().__init__(event_hooks={**event_hooks, "request": requests}, **options)
+        hooks = {**event_hooks, "request": [lambda request: guard.check_url(request.url)]}
+        super().__init__(event_hooks=hooks, **options)
         pool: Any = self._transport
         pool = pool._pool
         assert isinstance(pool._network_backend, httpcore2.NetworkBackend), "an httpx that connects in another way"
