@@ -141,7 +141,7 @@ class HubBucketSource(XetSource):
         self._bucket = bucket
         self.place, self.pin = bucket.place, Pin(None, str(bucket.place), commit)
         self.transport, self._is_away = ("http", True) if memory_limit is None else ("xet", False)
-        self._token_route = f"{bucket.path}/xet-read-token"
+        self.token_route = f"{bucket.path}/xet-read-token"
         files = {p: StoredFile(p, size, sha256=sha256.get(p), xet=str(x) or None) for p, (size, x) in listing.items()}
         self._files = MappingProxyType(files)
 

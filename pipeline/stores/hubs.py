@@ -14,7 +14,7 @@ from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_target import HubTarget, ObjectStore
 from reshard.pipeline.stores.lfs import LfsSink
 from reshard.pipeline.stores.refusal import meaning
-from reshard.pipeline.stores.xet import XetSink, XetSource, installed, read_token_route, write_token_route
+from reshard.pipeline.stores.xet import XetSink, XetSource, installed, write_token_route
 
 T = TypeVar("T")
 
@@ -27,10 +27,9 @@ def open_source(place: Hub, context: Context, transport: Transport, chosen: str)
     xet = XetSource(api, place, source.pin.commit, source.visibility, memory)
     if chosen == "xet":
         return xet
-    route = read_token_route(place.repo, source.pin.commit)
     stored_so = any(file.xet for file in source.files().values())
     with meaning(lambda refusal: refusal.as_source(place.repo, place.revision)):
-        offered = stored_so and api.kept_xet_token(route) is not None
+        offered = stored_so and api.kept_xet_token(xet.token_route) is not None
     if offered:
         return xet
     if transport == "xet" and not stored_so:

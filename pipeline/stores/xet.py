@@ -123,7 +123,7 @@ class XetSource(HubSource):
     def __init__(self, api: HubApi, place: Hub, commit: str, visibility: Visibility, memory_limit: int) -> None:
         super().__init__(api, place, commit, visibility)
         self._memory_limit = memory_limit
-        self._token_route = read_token_route(place.repo, commit)
+        self.token_route = f"/api/models/{place.repo}/xet-read-token/{quote(commit, safe='')}"
         self._groups: dict[int, Any] = {}
         # The content store is away, as that of the Hub which a mirror copies: each read would wait for it.
         self._is_away = False
@@ -172,7 +172,7 @@ class XetSource(HubSource):
         """This process's connection to the store for this repository."""
         if os.getpid() not in self._groups:
             self._groups[os.getpid()] = session(self._memory_limit).new_download_stream_group(
-                token_refresh_url=self.api.endpoint + self._token_route,
+                token_refresh_url=self.api.endpoint + self.token_route,
                 token_refresh_headers=self.api.headers,
             )
         return self._groups[os.getpid()]
@@ -180,13 +180,9 @@ class XetSource(HubSource):
     def _judge(self, file: StoredFile, error: BaseException) -> None:
         """Returns when the failure may pass. The Hub is asked first: it says why it gives no token, hf_xet does not."""
         with meaning(self._unreadable):
-            self.api.xet_token(self._token_route)
+            self.api.xet_token(self.token_route)
         if is_not_found(error):
             raise SourceChanged(place=str(self.place), what=f"{file.path} is no longer in the store") from error
-
-
-def read_token_route(repo: str, commit: str) -> str:
-    return f"/api/models/{repo}/xet-read-token/{quote(commit, safe='')}"
 
 
 # -------------------------------------------------------------------------------------------------------------- sink
