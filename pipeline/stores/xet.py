@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -266,14 +266,14 @@ class XetBatch:
         self._heads = heads
         self._source = source
         self._upload: Any = None
-        self._pulse: _Pulse | None = None
+        self._end_pulse: Callable[[], None] = lambda: None
         self._stored: list[tuple[str, Any]] = []
         self.traffic = Traffic()
 
     def open(self, path: str, size: int) -> XetWriter:
         if self._upload is None:
             self._upload = self._sink.upload()
-            self._pulse = _Pulse(self._upload, self._sink.api.limiter)
+            self._end_pulse = _pulse(self._upload, self._sink.api.limiter)
             self._prime()
         with self._sink.meaning():
             return XetWriter(self._sink, self._stored, self._upload.start_upload_stream(name=path), path, size)
@@ -311,32 +311,31 @@ class XetBatch:
 
     def _end(self) -> None:
         self._upload = None
-        if self._pulse is not None:
-            self._pulse.end()
-            self._pulse = None
+        self._end_pulse()
 
 
-class _Pulse:
-    """Tells the rate limiter what hf_xet sends while we wait for it, which may be long where a line is slow."""
+def _pulse(upload: Any, limiter: RateLimiter) -> Callable[[], None]:
+    """Tell the rate limiter what hf_xet sends while we wait for it, which may be long where a line is slow.
 
-    def __init__(self, upload: Any, limiter: RateLimiter) -> None:
-        self._upload = upload
-        self._limiter = limiter
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="xet-pulse", daemon=True)
-        self._thread.start()
+    Returns what ends that.
+    """
+    ended = threading.Event()
 
-    def end(self) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
+    def watch() -> None:
         sent = 0
-        while not self._ended.wait(PULSE):
-            now = self._upload.progress().total_transfer_bytes_completed
+        while not ended.wait(PULSE):
+            now = upload.progress().total_transfer_bytes_completed
             if now > sent:
-                self._limiter.moved(now - sent)
+                limiter.moved(now - sent)
                 sent = now
+
+    def end() -> None:
+        ended.set()
+        thread.join()
+
+    thread = threading.Thread(target=watch, name="xet-pulse", daemon=True)
+    thread.start()
+    return end
 
 
 class XetWriter:
