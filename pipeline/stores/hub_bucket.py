@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
@@ -36,7 +36,6 @@ from reshard.pipeline.stores.carry import send_own
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.credentials import elsewhere
 from reshard.pipeline.stores.folder.record import Listing, digest_of
-from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi
 from reshard.pipeline.stores.hub_target import UNTOLD
 from reshard.pipeline.stores.objects import OWN, ObjectTarget
@@ -127,6 +126,8 @@ class _Bucket:
 class HubBucketSource(XetSource):
     """A bucket's folder as it was listed: by their hashes, its files are read even where others have replaced them."""
 
+    read_min = 1  # over HTTP, which reads by path, it could be of another file
+
     def __init__(
         self,
         bucket: _Bucket,
@@ -144,11 +145,6 @@ class HubBucketSource(XetSource):
         self.token_route = f"{bucket.path}/xet-read-token"
         files = {p: StoredFile(p, size, sha256=sha256.get(p), xet=str(x) or None) for p, (size, x) in listing.items()}
         self._files = MappingProxyType(files)
-
-    def read(self, file: StoredFile, start: int, stop: int) -> Iterator[memoryview]:
-        if self._is_away or file.xet is None or not 0 <= start < stop <= file.size:
-            return HubSource.read(self, file, start, stop)
-        return self._stream(file, start, stop)
 
     def _address(self, path: str) -> str:
         return self._bucket.address(path)

@@ -119,6 +119,7 @@ class XetSource(HubSource):
     """A repository at one commit whose large files are read as streams, and the rest over HTTP."""
 
     transport = "xet"
+    read_min = XET_READ_MIN
 
     def __init__(self, api: HubApi, place: Hub, commit: str, visibility: Visibility, memory_limit: int) -> None:
         super().__init__(api, place, commit, visibility)
@@ -129,7 +130,7 @@ class XetSource(HubSource):
         self._is_away = False
 
     def read(self, file: StoredFile, start: int, stop: int) -> Iterator[memoryview]:
-        if self._is_away or file.xet is None or stop - start < XET_READ_MIN or stop > file.size:
+        if self._is_away or file.xet is None or not 0 <= start <= stop - self.read_min or stop > file.size:
             return super().read(file, start, stop)
         return self._stream(file, start, stop)
 
