@@ -19,7 +19,7 @@ from reshard.pipeline.protocols import Visibility
 from reshard.pipeline.stores.answers import is_url
 from reshard.pipeline.stores.hub_api import HubApi
 from reshard.pipeline.stores.refusal import Refusal, meaning
-from reshard.pipeline.stores.retry import is_transient
+from reshard.pipeline.stores.retry import is_transient, own
 from reshard.pipeline.tensors import Pin, StoredFile
 
 # What a content server says of a signed URL that has expired, or that it no longer knows.
@@ -111,7 +111,7 @@ class HubSource:
         with self._lock:
             known = self._urls.get(path)
         if known is not None:
-            return known, not self.api.own(known)
+            return known, not own(self.api.endpoint, known)
         return self._address(path), False
 
     def _address(self, path: str) -> str:

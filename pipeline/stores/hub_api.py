@@ -103,7 +103,7 @@ class HubApi:
             return self._client
 
     def _tell_limiter(self, response: httpx2.Response) -> None:
-        if not self.own(str(response.request.url)):
+        if not own(self.endpoint, str(response.request.url)):
             return
         if (left := rate_limit_window(response)) is not None:
             self.limiter.update(left)
@@ -119,18 +119,14 @@ class HubApi:
     def retry(self) -> Retry:
         return Retry(self.endpoint, self.limiter)
 
-    def own(self, url: str) -> bool:
-        """Whether ``url`` is on the Hub itself, and may be shown the token."""
-        return own(self.endpoint, url)
-
     def call(self, method: str, path: str, headers: dict[str, str] | None = None, **options: Any) -> httpx2.Response:
         """The successful answer to a call that may safely be repeated; raises Refusal, and the HubError family."""
         url = path if "://" in path else self.endpoint + path
-        own = self.headers if self.own(url) else {}
+        headers = (self.headers if own(self.endpoint, url) else {}) | (headers or {})  # the token is the Hub's alone
 
         def send() -> httpx2.Response:
             self.limiter.before("api")
-            return self.client.request(method, url, headers=own | (headers or {}), follow_redirects=True, **options)
+            return self.client.request(method, url, headers=headers, follow_redirects=True, **options)
 
         return self.repeated(send, self.retry())
 
