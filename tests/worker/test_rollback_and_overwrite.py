@@ -53,7 +53,7 @@ def test_a_conflict_is_built_upon_when_asked_and_the_commit_taken_back_when_aske
     with JobStore.at(machine.env["RESHARD_BROKER_URL"]) as store:
         rule = namespace.admin.fault(f"^POST /api/models/{target}/commit/", "hold", times=1)
         job = str(answer(machine, "submit", repo, "--to", target, "--size", "20kB")["id"])
-        wait_for(lambda: store.get(job).state == JobState.publishing, "publishing", 60)
+        namespace.admin.wait_for_fault(rule)
         theirs = namespace.admin.put_files(target, {"tokenizer.json": b"{}"})
         namespace.admin.release(rule)
         wait_for(lambda: store.get(job).state.ended, "the end of the job", 60)
