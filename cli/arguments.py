@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar, get_origin
+from typing import Annotated, Any, NamedTuple, TypeVar, get_origin, get_type_hints
 
 from pydantic import BaseModel
 from typer import Argument, Option, Typer
@@ -73,12 +73,14 @@ _TYPED_OTHERWISE: dict[str, Any] = {
     "size": None, "visibility": None, "manifest": None, "ranks": None, "rename": Path | None, "config_from": str | None,
 }  # fmt: skip
 
+_TYPES = get_type_hints(Options)  # without their bounds: a request refuses a value by the option that took it
+
 
 def option(name: str, help: str = "", section: str | None = None) -> Parameter:
     """What a command takes for this field of ``Options``; ``help`` and ``section`` are the field's."""
     field, declared = Options.model_fields[name], Options.declared(name)
     repeated = get_origin(field.annotation) is tuple and name not in _TYPED_OTHERWISE
-    type_ = list[str] | None if repeated else _TYPED_OTHERWISE.get(name, field.annotation)
+    type_ = list[str] | None if repeated else _TYPED_OTHERWISE.get(name, _TYPES[name])
     default = None if repeated or name in _TYPED_OTHERWISE else field.default
     info = Option(
         *([as_option(name)] if field.annotation is bool else []),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -200,11 +201,13 @@ def cancel_catalog(session: InProcess, name: str) -> catalogs.CatalogCancelled:
 @operation("POST", "/catalogs/{name}/retry")
 def retry_catalog(session: InProcess, name: str, body: Only) -> catalogs.CatalogRetried:
     """Retry failed models, reusing copied files; `left` counts those with errors in the catalog file."""
-    failed = told(session.queue.catalogs.get(name)).failures()
+    ended = [one for _, one in session.queue.catalogs.get(name).ended]
+    failed = dict(Counter(one.error["code"] for one in ended if one.error).most_common())
     if body.only is not None and body.only not in failed:
         raise NoSuchFailures(name=name, only=body.only, there=", ".join(failed) or "none")
     again = session.queue.catalogs.retry(name, body.only)
-    left = {code: len(group) for code, group in failed.items() if body.only in {None, code} and group[0].in_file}
+    in_file = {one.error["code"] for one in ended if one.error and one.in_file}
+    left = {code: count for code, count in failed.items() if body.only in {None, code} and code in in_file}
     return catalogs.CatalogRetried(name=name, again=again, left=left)
 
 

@@ -342,6 +342,8 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
 
 def _parts(entries: Sequence[Entry], share: Shares) -> list[Bin]:
     """The entries that one rank reads, or all, which come first: those alone share files."""
+    if not share.of:
+        return [list(entries)] if entries else []
     parts: dict[int | None, Bin] = defaultdict(list)
     for entry in entries:
         parts[share.of.get(entry.name)].append(entry)

@@ -20,9 +20,10 @@ from reshard.pipeline.tensors import Name, Pin, StoredFile, same_by_hash
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """``published`` is what our last publication there put and left, by path; empty when there is none.
+    """What the target holds when we plan.
 
-    ``source`` is the endpoint and repository, or None and folder, that it came from.
+    ``published`` is what our last publication there put and left, by path; empty when there is none. ``source`` is the
+    endpoint and repository, or None and folder, that it came from.
     """
 
     head: str

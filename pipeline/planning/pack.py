@@ -284,6 +284,8 @@ def _rows(entries: Sequence[Entry], about: About) -> Rows:
 
     @cache
     def row(large: tuple[int, ...]) -> Row:
+        if not large:
+            return row_of(entries, about)
         last = set(large)
         rest = [entry for number, entry in enumerate(entries) if number not in last]
         return row_of([*rest, *(entries[number] for number in large)], about)

@@ -142,8 +142,8 @@ class GuardedClient(httpx2.Client):
     """
 
     def __init__(self, guard: Guard, event_hooks: dict[str, list[Any]], **options: Any) -> None:
-        hooks = {**event_hooks, "request": [lambda request: guard.check_url(request.url)]}
-        super().__init__(event_hooks=hooks, **options)
+        requests = [*event_hooks.get("request", ()), lambda request: guard.check_url(request.url)]
+        super().__init__(event_hooks={**event_hooks, "request": requests}, **options)
         pool: Any = self._transport
         pool = pool._pool
         assert isinstance(pool._network_backend, httpcore2.NetworkBackend), "an httpx that connects in another way"

@@ -170,7 +170,8 @@ class ObjectTarget(RecordedTarget):
         if digest_of(listing) == commit:
             return self.objects.source(listing, commit, record.sha256(listing))
         if record.publications and record.publications[-1].id == commit:
-            then = {path: (size, seen) for path, (size, seen, _) in record.files.items()}
+            # A folder that was copied here has times in its record, which are no tags of this store's.
+            then = {path: (size, str(seen)) for path, (size, seen, _) in record.files.items()}
             return Remembered(self.objects.source(then, commit, record.sha256(then)), record.kept)
         raise TargetConflict(target=str(self.place), what="someone else wrote to it")
 

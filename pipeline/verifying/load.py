@@ -112,9 +112,10 @@ def check_load(
     level = f"loaded by {options.loader}, one forward pass"
     if not _files(output):
         return Check("load", "skipped", level, "no safetensors files with a config.json at its top level")
+    comparable = source is not None and bool(_files(source))  # asked before anything is fetched
     with ExitStack() as fetched:
         here = fetched.enter_context(_as_folder(output, tick, tmpdir))
-        if source is not None and _files(source):
+        if source is not None and comparable:
             there = fetched.enter_context(_as_folder(source, tick, tmpdir))
             found = compare_loads(meta_loader, there, here, options)
         else:

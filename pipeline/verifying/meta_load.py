@@ -1,7 +1,8 @@
 """Asking the child process whether a model's class still takes the weights; cheap, torch-free, never hangs.
 
-Whatever becomes of the child (``child.server``), or of its fork for one request, ``check`` answers: a crash, a timeout
-or a kill is ``inconclusive`` with the reason, never an exception and never a pass.
+The child (``child.server``) imports torch and transformers once and forks a process per request, so a config that
+burns memory or time hurts only its own fork. Whatever becomes of either, ``check`` answers: a crash, a timeout or a
+kill is ``inconclusive`` with the reason, never an exception and never a pass.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain, tee
+from itertools import chain
 from operator import attrgetter, eq
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -94,10 +94,16 @@ def signature(headers: Mapping[str, Header]) -> dict[str, Kind]:
 
 
 def signature_of(names: Iterable[str], kinds: Iterable[Kind]) -> dict[str, Kind]:
-    """That of tensors by name and (dtype, shape), in C, and all that are equal as one: there may be 500,000."""
-    shared: dict[Kind, Kind] = {}
-    kinds, same = tee(kinds)
-    return dict(zip(names, map(shared.setdefault, kinds, same), strict=True))
+    """That of tensors by name and (dtype, shape), in C: there may be 500,000."""
+    return dict(zip(names, map(_Shared().__getitem__, kinds), strict=True))
+
+
+class _Shared(dict[Kind, Kind]):
+    """One pair for all that are equal: nearly every tensor is like another."""
+
+    def __missing__(self, kind: Kind) -> Kind:
+        self[kind] = kind
+        return kind
 
 
 def are_of(headers: Mapping[str, Header], wanted: Signature) -> bool:

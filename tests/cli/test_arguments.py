@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytest
 
@@ -62,6 +62,13 @@ def test_a_credential_belongs_to_the_place_that_it_is_for() -> None:
 def test_a_refused_value_is_told_by_the_option_that_took_it(typed: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=f"^{says}"):
         request(**typed)
+
+
+def test_no_bound_of_an_option_is_left_to_the_library_of_the_command_line() -> None:
+    """Which would refuse a value in words of its own, before anything else is looked at."""
+    for name, parameter in inspect.signature(read_request).parameters.items():
+        of, *_ = get_args(parameter.annotation)
+        assert not any(get_origin(part) is Annotated for part in (of, *get_args(of))), name
 
 
 @pytest.mark.parametrize("place", ["model", "a/b/c", "a/..", "ftp://hub.example/a/b", "a/b@", ""])

@@ -13,7 +13,7 @@ from reshard.pipeline.errors import TargetConflict, UnsafePath
 from reshard.pipeline.limits import LOCK_AGE
 from reshard.pipeline.protocols import Addition, Change, HeadMoved, Target
 from reshard.pipeline.stores.folder.record import EMPTY, PUBLICATIONS
-from reshard.pipeline.stores.objects import LOCK, OWN, PENDING, Objects, ObjectTarget
+from reshard.pipeline.stores.objects import LOCK, OWN, PENDING, PUBLISHED, Objects, ObjectTarget
 from reshard.pipeline.tensors import StoredFile
 from tests.pipeline.stores.conftest import MakeTarget, noise, read
 
@@ -218,3 +218,13 @@ def test_what_others_changed_since_is_told_from_what_we_published(target: Object
     then = target.at(ours)
     assert read(then, INDEX) == b"ours" and read(then, "model-1.safetensors") == OLD
     assert [commit.id for commit in target.history(target.head(), None)] == [target.head(), ours]
+
+
+def test_the_record_of_a_folder_that_was_copied_here_vouches_for_no_hash(target: ObjectTarget) -> None:
+    """Its files have times where a store has tags, and what is listed here has other ones."""
+    ours = target.commit(change(stored(target, OLD), index=b"ours"), EMPTY)
+    record = json.loads(target.objects.read(PUBLISHED) or b"")
+    record["files"] = {path: (size, 1, sha256) for path, (size, _, sha256) in record["files"].items()}
+    target.objects.write(PUBLISHED, json.dumps(record).encode())
+    target.objects.write("theirs.txt", b"x")
+    assert {file.sha256 for file in target.at(ours).files().values()} == {None}

@@ -60,6 +60,13 @@ local function look_at(id, t)
   redis.call('ZADD', queue(id) .. ':due', t, id)
 end
 
+local function waked(id)
+  for _, line in ipairs(QUEUES) do
+    if redis.call('ZSCORE', line .. ':waked', id) then return true end
+  end
+  return false
+end
+
 -- Control hears it, and looks at once at what is due and at what has happened.
 local function bell(id)
   redis.call('LPUSH', PREFIX .. 'bell', id)
@@ -163,8 +170,8 @@ local function settle(id, t)
     return ''
   end
   drop(id, 'due')
+  if waked(id) then return '' end
   local line = queue(id)
-  if redis.call('ZSCORE', line .. ':waked', id) then return '' end
   redis.call('ZADD', line .. ':waked', t, id)
   redis.call('ZADD', line .. ':order', rank(id), id)
   return line
