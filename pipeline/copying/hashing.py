@@ -66,9 +66,14 @@ class RangeHasher(Generic[K]):
 
     def __init__(self, ranges: Iterable[HashedRange[K]], new: Callable[[], Sum]) -> None:
         self._new = new
-        known = list(ranges)
-        self.digests = {one.key: new().hexdigest() for one in known if one.start >= one.stop}
-        self._waiting = [one for one in known if one.start < one.stop]
+        empty = new().hexdigest()  # once: there may be 500,000
+        self.digests: dict[K, str] = {}
+        self._waiting: list[HashedRange[K]] = []
+        for one in ranges:
+            if one.start < one.stop:
+                self._waiting.append(one)
+            else:
+                self.digests[one.key] = empty
         self._waiting.sort(key=lambda one: (one.start, one.stop), reverse=True)  # the next one last
         self._open: list[tuple[HashedRange[K], Sum]] = []
 
