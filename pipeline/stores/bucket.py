@@ -27,9 +27,9 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.limits import ATTEMPTS, CHUNK, CONNECT_TIMEOUT, FIRST_ATTEMPTS, LISTED_MAX, READ_TIMEOUT
 from reshard.pipeline.places import Bucket
 from reshard.pipeline.protocols import Visibility
-from reshard.pipeline.stores.folder.record import Listing, digest_of
 from reshard.pipeline.stores.objects import OWN
 from reshard.pipeline.stores.pace import RateLimiter
+from reshard.pipeline.stores.record import Listing, digest_of
 from reshard.pipeline.stores.retry import TRANSIENT_STATUS, Retry
 from reshard.pipeline.tensors import Pin, StoredFile
 from reshard.pipeline.text import counted, unsafe_path

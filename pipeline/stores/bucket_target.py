@@ -41,10 +41,10 @@ from reshard.pipeline.request import Options
 from reshard.pipeline.stores.bucket import BucketSource, meaning, opened, told
 from reshard.pipeline.stores.carry import SinkOf, check_written
 from reshard.pipeline.stores.connect import Context
-from reshard.pipeline.stores.folder.record import Listing
 from reshard.pipeline.stores.lane import Lane
 from reshard.pipeline.stores.objects import OWN, ObjectTarget
 from reshard.pipeline.stores.pace import RateLimiter
+from reshard.pipeline.stores.record import Listing
 from reshard.pipeline.tensors import StoredFile
 
 DATA, SEALED = f"{OWN}data/", f"{OWN}objects/"

@@ -35,10 +35,10 @@ from reshard.pipeline.stores.answers import BucketBatch, BucketInfo, BucketItem
 from reshard.pipeline.stores.carry import send_own
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.credentials import elsewhere
-from reshard.pipeline.stores.folder.record import Listing, digest_of
 from reshard.pipeline.stores.hub_api import HubApi
 from reshard.pipeline.stores.hub_target import UNTOLD
 from reshard.pipeline.stores.objects import OWN, ObjectTarget
+from reshard.pipeline.stores.record import Listing, digest_of
 from reshard.pipeline.stores.refusal import Refusal, meaning
 from reshard.pipeline.stores.xet import XetSink, XetSource, installed
 from reshard.pipeline.tensors import Pin, StoredFile

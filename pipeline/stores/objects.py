@@ -25,8 +25,8 @@ from reshard.pipeline.limits import KEPT_MAX, LOCK_AGE
 from reshard.pipeline.places import AnyPlace
 from reshard.pipeline.protocols import Change, Commit, HeadMoved, Leave, Sink, Source, TargetState, Visibility
 from reshard.pipeline.stores.carry import send_own
-from reshard.pipeline.stores.folder.marks import is_mark, mark
-from reshard.pipeline.stores.folder.record import (
+from reshard.pipeline.stores.marks import is_mark, mark
+from reshard.pipeline.stores.record import (
     EMPTY,
     PUBLICATIONS,
     RECORD,

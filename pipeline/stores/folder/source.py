@@ -26,7 +26,7 @@ from reshard.pipeline.limits import CHUNK, FOLDER_DEPTH_MAX
 from reshard.pipeline.places import Folder, resolved
 from reshard.pipeline.protocols import Visibility
 from reshard.pipeline.stores.folder.hf_cache import Owns, is_moved_snapshot, owned_by_cache
-from reshard.pipeline.stores.folder.record import digest_of
+from reshard.pipeline.stores.record import digest_of
 from reshard.pipeline.tensors import Pin, StoredFile
 
 

@@ -12,9 +12,13 @@ from reshard.pipeline.places import Folder, resolved
 from reshard.pipeline.protocols import Addition, Change, Commit, HeadMoved, Leave, Source, TargetState
 from reshard.pipeline.stores.carry import SinkOf
 from reshard.pipeline.stores.folder.disk import disk_errors, remove_if_empty, sync_folder, write_file
-from reshard.pipeline.stores.folder.marks import mark
-from reshard.pipeline.stores.folder.record import (
+from reshard.pipeline.stores.folder.sink import FolderBatch
+from reshard.pipeline.stores.folder.source import FileStat, FolderSource, list_folder
+from reshard.pipeline.stores.folder.swap import Swap, copy_file, link_file, link_tree
+from reshard.pipeline.stores.marks import mark
+from reshard.pipeline.stores.record import (
     EMPTY,
+    PUBLICATIONS,
     RECORD,
     Record,
     RecordedPublication,
@@ -22,9 +26,6 @@ from reshard.pipeline.stores.folder.record import (
     Remembered,
     digest_of,
 )
-from reshard.pipeline.stores.folder.sink import FolderBatch
-from reshard.pipeline.stores.folder.source import FileStat, FolderSource, list_folder
-from reshard.pipeline.stores.folder.swap import Swap, copy_file, link_file, link_tree
 from reshard.pipeline.stores.scratch import free_at
 from reshard.pipeline.tensors import StoredFile
 
@@ -94,7 +95,7 @@ class FolderTarget(RecordedTarget):
         Raises TargetConflict for any other state, which is gone.
         """
         listing = list_folder(self._root) if self._root.exists() else {}
-        record = Record.load(self._root)
+        record = _load(self._root)
         if digest_of(listing) == commit:
             return FolderSource(self.place, listing, commit, record.sha256(listing))
         if record.publications and record.publications[-1].id == commit:
@@ -105,7 +106,7 @@ class FolderTarget(RecordedTarget):
         raise TargetConflict(target=self.place.path, what="someone else wrote to it")
 
     def history(self, at: str, since: str | None) -> Iterator[Commit]:
-        record = Record.load(self._root)
+        record = _load(self._root)
         kept = self._kept(record) if since is None else None
         return record.history(at, since, kept.pin.commit if kept is not None else None)
 
@@ -123,7 +124,7 @@ class FolderTarget(RecordedTarget):
         return FolderSource(place, listing, record.publications[-1].parent, {})
 
     def original(self) -> FolderSource | None:
-        return self._kept(Record.load(self._root))
+        return self._kept(_load(self._root))
 
     def room(self) -> int:
         return free_at(self._root) + self._swap.staged()
@@ -172,8 +173,8 @@ class FolderTarget(RecordedTarget):
         stored = {one.path: one.stored.sha256 or "" for one in change.additions if one.stored is not None}
         content = {one.path: one.content or b"" for one in change.additions if one.stored is None}
         ours = RecordedPublication(commit, parent, change.title, change.message)
-        record = Record.load(self._root).after(ours, mark(change.message), listing, stored, content)
-        record.save(self._swap.new)
+        record = _load(self._root).after(ours, mark(change.message), listing, stored, content)
+        _save(record, self._swap.new)
         for path, _, _ in os.walk(self._swap.new):
             sync_folder(Path(path))
         return commit
@@ -199,10 +200,25 @@ class FolderTarget(RecordedTarget):
             link_file(staged, goal)
 
 
+def _load(root: Path) -> Record:
+    file = root / RECORD / PUBLICATIONS
+    try:
+        return Record.parse(file.read_bytes(), str(root), str(file))
+    except FileNotFoundError:
+        return Record()
+
+
+def _save(record: Record, root: Path) -> None:
+    file = root / RECORD / PUBLICATIONS
+    file.parent.mkdir(exist_ok=True)
+    file.unlink(missing_ok=True)  # it may be the last state's own, linked here
+    write_file(file, record.text())
+
+
 def _name(folder: Path) -> str | None:
     """The last publication that the record in ``folder`` names; None without one that can be read."""
     try:
-        return _last_of(Record.load(folder).publications)
+        return _last_of(_load(folder).publications)
     except TargetConflict:
         return None
 

@@ -34,10 +34,10 @@ from reshard.pipeline.protocols import Addition, Change, HeadMoved, HistoryRewri
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.stores.folder import swap as module
-from reshard.pipeline.stores.folder.record import Record, RecordedPublication
 from reshard.pipeline.stores.folder.source import FolderSource
 from reshard.pipeline.stores.folder.swap import link_tree
 from reshard.pipeline.stores.folder.target import FolderTarget
+from reshard.pipeline.stores.record import PUBLICATIONS, RECORD, Record, RecordedPublication
 from tests.pipeline.stores.conftest import noise, read, write_files
 from tests.support.full_disk import files_of_at_most
 
@@ -413,7 +413,8 @@ def test_a_journal_that_was_not_written_to_its_end_began_no_swap(root: Path, jou
     """And one of a former release, whose swap never began either."""
     kept, new = write_kept(root), root.parent / f".{root.name}.reshard.new"
     write_files(new, {"b.txt": b"never published"})
-    Record([RecordedPublication("a" * 64, "", "", "")]).save(new)
+    (new / RECORD).mkdir()
+    (new / RECORD / PUBLICATIONS).write_bytes(Record([RecordedPublication("a" * 64, "", "", "")]).text())
     (root.parent / f".{root.name}.reshard.intent").write_text(journal)
     FolderTarget(Folder(path=str(root))).prepare(private=True)
     assert contents(root) == OLD and contents(kept) == EARLIER

@@ -12,8 +12,8 @@ import pytest
 from reshard.pipeline.errors import TargetConflict, UnsafePath
 from reshard.pipeline.limits import LOCK_AGE
 from reshard.pipeline.protocols import Addition, Change, HeadMoved, Target
-from reshard.pipeline.stores.folder.record import EMPTY, PUBLICATIONS
 from reshard.pipeline.stores.objects import LOCK, OWN, PENDING, PUBLISHED, Objects, ObjectTarget
+from reshard.pipeline.stores.record import EMPTY, PUBLICATIONS
 from reshard.pipeline.tensors import StoredFile
 from tests.pipeline.stores.conftest import MakeTarget, noise, read
 

@@ -18,8 +18,8 @@ from safetensors.torch import save_file as save_torch
 
 from reshard.pipeline import Options, Verification, verify
 from reshard.pipeline.check import Check
-from reshard.pipeline.stores.folder import marks
-from reshard.pipeline.stores.folder.record import RECORD
+from reshard.pipeline.stores import marks
+from reshard.pipeline.stores.record import RECORD
 from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import Run, upload
 
@@ -160,7 +160,7 @@ def test_the_key_of_a_machine_is_made_once_whole_and_for_its_owner(elsewhere: Pa
     key = elsewhere / "reshard" / marks.KEY
     assert not marks.is_ours("text", marks.mark("other text")) and marks.is_ours("text", marks.mark("text"))
     assert key.stat().st_mode & 0o077 == 0 and [*key.parent.iterdir()] == [key]
-    script = "import sys; from reshard.pipeline.stores.folder.marks import mark; print(mark('text'))"
+    script = "import sys; from reshard.pipeline.stores.marks import mark; print(mark('text'))"
     other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=os.environ)
     assert other.stdout.strip() == marks.mark("text")
     made = marks.mark("text")

@@ -8,7 +8,6 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Self
 
 from reshard.pipeline.errors import TargetConflict
@@ -16,8 +15,7 @@ from reshard.pipeline.limits import KEPT_MAX
 from reshard.pipeline.protocols import Addition, Commit, HistoryRewritten, Sink, Source, Traffic
 from reshard.pipeline.request import key_of
 from reshard.pipeline.stores.carry import send_whole
-from reshard.pipeline.stores.folder.disk import write_file
-from reshard.pipeline.stores.folder.marks import is_mark, is_ours
+from reshard.pipeline.stores.marks import is_mark, is_ours
 from reshard.pipeline.stores.overlay import Over
 from reshard.pipeline.tensors import StoredFile
 
@@ -47,20 +45,12 @@ class RecordedPublication:
 
 @dataclass
 class Record:
-    """Our publications, oldest first, and what the last of them left in the folder."""
+    """Our publications, oldest first, and what the last of them left in the target."""
 
     publications: list[RecordedPublication] = field(default_factory=list)
     files: dict[str, tuple[int, int | str, str]] = field(default_factory=dict)  # path: size, mtime_ns or tag, sha256
     kept: dict[str, str] = field(default_factory=dict)  # base64 of small files, to tell an owner's edit later
     marks: dict[str, str] = field(default_factory=dict)  # by publication: the mark of the machine that made it
-
-    @staticmethod
-    def load(root: Path) -> Record:
-        file = root / RECORD / PUBLICATIONS
-        try:
-            return Record.parse(file.read_bytes(), str(root), str(file))
-        except FileNotFoundError:
-            return Record()
 
     @staticmethod
     def parse(text: bytes, target: str, file: str) -> Record:
@@ -74,13 +64,6 @@ class Record:
             )
         except (ValueError, KeyError, TypeError) as error:
             raise TargetConflict(target=target, what=f"{file} was changed") from error
-
-    def save(self, root: Path) -> None:
-        folder = root / RECORD
-        folder.mkdir(exist_ok=True)
-        file = folder / PUBLICATIONS
-        file.unlink(missing_ok=True)  # it may be the last state's own, linked here
-        write_file(file, self.text())
 
     def text(self) -> bytes:
         return json.dumps(asdict(self)).encode()
