@@ -20,6 +20,9 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-lowest test-newest test-pythons deploy-test bench bench-quick fuzz lint docs docs-site dist sbom clean
 
+# Each of the processes that tests start would compile all modules again where an environment forbids to keep them.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
