@@ -95,7 +95,7 @@ class HubApi:
                 self._pid = os.getpid()
                 self._client = self._client_of(
                     self.guard,
-                    verify=_trusted(),
+                    verify=trusted(),
                     timeout=httpx2.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT),
                     limits=httpx2.Limits(max_connections=POOL, max_keepalive_connections=POOL),
                     event_hooks={"response": [self._tell_limiter]},
@@ -351,6 +351,6 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 @cache
-def _trusted() -> ssl.SSLContext:
+def trusted() -> ssl.SSLContext:
     """Whose certificates count. Reading them takes 30 ms, and each step of a job makes a client of its own."""
     return httpx2.create_ssl_context()

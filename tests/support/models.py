@@ -19,8 +19,8 @@ def arrays(count: int, size: int, *, seed: int = 0, prefix: str = "layer") -> Ar
     rows = max(1, size // 4 // columns)
     made: Arrays = {}
     for i in range(count):
-        made[f"{prefix}.{i}.weight"] = random.standard_normal((rows, columns), dtype=np.float32)
-        made[f"{prefix}.{i}.bias"] = random.standard_normal(columns, dtype=np.float32)
+        made[f"{prefix}.{i}.weight"] = random.random((rows, columns), dtype=np.float32)
+        made[f"{prefix}.{i}.bias"] = random.random(columns, dtype=np.float32)
     return made
 
 

@@ -227,6 +227,7 @@ def _imports() -> None:
     sys.modules["opentelemetry"] = None  # type: ignore[assignment]
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     from reshard.cli.main import COMMANDS
+    from reshard.pipeline.stores import hub_api
     from tests.support import warm_reload
 
     for listed in COMMANDS.values():
@@ -235,6 +236,7 @@ def _imports() -> None:
         import_module(name)
     assert "reshard.worker.app" not in sys.modules, "it reads its settings when it is imported"
     assert "huggingface_hub.constants" not in sys.modules, "it reads its environment when it is imported"
+    hub_api.trusted()  # reads them, which takes each process 20 ms
     warm_reload.stand_in()
 
 

@@ -20,7 +20,7 @@ from reshard.pipeline.request import Request
 from reshard.web.auth import Scope, add_token
 from reshard.worker.queue.jobs import JobStore, submission
 from reshard.worker.queue.scripts import PREFIX, job_key
-from tests.support.procs import Broker, Machine, Proc, free_port, wait_for
+from tests.support.procs import Broker, Machine, Proc, answer, free_port, wait_for
 
 ROOT = "/api/v1"
 PROXY = {"RESHARD_WEB_ACTORS": "ada", "RESHARD_WEB_USER_HEADER": "X-User"}
@@ -42,7 +42,7 @@ class Site:
 
     def client(self, scope: str | None = "act", **more: Any) -> httpx2.Client:
         headers = {"Authorization": f"Bearer {self.tokens[scope]}"} if scope else {}
-        return httpx2.Client(base_url=self.url, headers=headers | more.pop("headers", {}), timeout=30, **more)
+        return client_of(self.url, headers=headers | more.pop("headers", {}), **more)
 
     def get(self, path: str, scope: str | None = "read") -> Any:
         with self.client(scope) as client:
@@ -53,10 +53,15 @@ class Site:
             return answered(client.post(path, json=body))
 
 
+def client_of(url: str, **more: Any) -> httpx2.Client:
+    """Of a service without TLS: to read certificates takes as long as several requests."""
+    return httpx2.Client(base_url=url, timeout=30, verify=False, **more)
+
+
 @contextmanager
 def signed_in(site: Site, scope: str = "act") -> Iterator[httpx2.Client]:
     """A browser, more or less: it has nothing but the cookie."""
-    with httpx2.Client(base_url=site.url, timeout=30, follow_redirects=True, headers=OURS) as client:
+    with client_of(site.url, follow_redirects=True, headers=OURS) as client:
         there = client.post("/sign-in", data={"token": site.tokens[scope]})
         assert there.status_code == 200 and there.url.path == "/", there.text
         yield client
@@ -77,10 +82,9 @@ def start(machine: Machine, tokens: Path, port: int, **environment: str) -> Proc
 
     def there() -> bool:
         assert process.alive(), process.said()
-        try:
-            return httpx2.get(f"http://127.0.0.1:{port}/healthz").status_code == 200
-        except httpx2.TransportError:
-            return False
+        with suppress(OSError):
+            return answer(port, "/healthz")[0] == 200
+        return False
 
     wait_for(there, "the service's first answer", 60)
     return process
@@ -176,4 +180,5 @@ def pushed(repo: str, commit: str, ref: str = "refs/heads/main", scope: str = "r
 def post(site: Site, payload: object, secret: str | None = SECRET) -> httpx2.Response:
     headers = {"X-Webhook-Secret": secret.encode()} if secret is not None else {}
     content = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
-    return httpx2.post(site.url + HOOK, content=content, headers=headers, timeout=30)
+    with client_of(site.url) as client:
+        return client.post(HOOK, content=content, headers=headers)

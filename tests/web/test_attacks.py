@@ -24,7 +24,7 @@ from reshard.web.auth import COOKIE, Scope, add_token
 from reshard.web.connections import CONNECTIONS, STRANGERS_MAX, STRANGERS_OF_PEER
 from reshard.worker.queue.jobs import JobStore
 from tests.support.procs import Broker, Machine, free_port, wait_for
-from tests.web.conftest import PROXY, ROOT, Site, dial, fill, is_ended, readable, start
+from tests.web.conftest import PROXY, ROOT, Site, client_of, dial, fill, is_ended, readable, start
 
 BODY = {"source": "a/model", "target": "b/model"}
 
@@ -190,10 +190,10 @@ def test_whom_a_proxy_names_is_believed_of_the_proxy_alone(
 ) -> None:
     more = [("X-User", user) for user in users] + [("X-Forwarded-For", "10.0.0.1"), ("X-Forwarded-User", "ada")]
     site = behind[where]
-    with httpx2.Client(base_url=site.url, headers=[*more, ("Sec-Fetch-Site", "same-origin")]) as client:
+    with client_of(site.url, headers=[*more, ("Sec-Fetch-Site", "same-origin")]) as client:
         assert client.get(f"{ROOT}/jobs").status_code == read
         assert client.post(f"{ROOT}/jobs", json=BODY).status_code == act
-    with httpx2.Client(base_url=site.url, headers=more) as client:  # a browser that another page misled
+    with client_of(site.url, headers=more) as client:  # a browser that another page misled
         assert client.post(f"{ROOT}/jobs", json=BODY).status_code == (403 if read == 200 else 401)
 
 

@@ -19,7 +19,7 @@ from reshard.pipeline.request import Request
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import job_key
-from tests.web.conftest import Site
+from tests.web.conftest import OURS, Site, client_of
 from tests.worker.conftest import Wakes, age, ask, claimed, copied, copying, plan, receipts
 from tests.worker.followers.builders import fail
 
@@ -41,9 +41,7 @@ def leases(store: JobStore) -> Leases:
 @pytest.fixture
 def browser(site: Site) -> Iterator[httpx2.Client]:
     """It has nothing but the cookie."""
-    with httpx2.Client(
-        base_url=site.url, timeout=30, follow_redirects=True, headers={"Sec-Fetch-Site": "same-origin"}
-    ) as client:
+    with client_of(site.url, follow_redirects=True, headers=OURS) as client:
         client.post("/sign-in", data={"token": site.tokens["read"]})
         yield client
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 
@@ -29,7 +29,7 @@ _names = itertools.count(1)
 
 def noise(size: int, seed: int = 0) -> bytes:
     """Bytes that do not compress and repeat nowhere."""
-    return random.Random(seed).randbytes(size)
+    return np.random.default_rng(seed).bytes(size)
 
 
 @dataclass
