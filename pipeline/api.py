@@ -12,7 +12,7 @@ from reshard.pipeline.arguments import in_python
 from reshard.pipeline.check import Check, Result
 from reshard.pipeline.checkpoint.discover import foreign_format
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
-from reshard.pipeline.errors import NoTarget
+from reshard.pipeline.errors import NoTarget, UsageError, shortened
 from reshard.pipeline.places import NOWHERE, AnyPlace, parse_place
 from reshard.pipeline.planning.model import MANIFEST, Plan
 from reshard.pipeline.protocols import Source
@@ -38,6 +38,7 @@ def plan(request: Request, context: Context | None = None) -> Plan:
     Raises the SourceError, AccessError, CheckpointError, TargetError and UsageError families.
     """
     with in_python():
+        _check(request)
         context = context or Context.from_env()
         target = open_target(request.target, request.options, context)
         return draft(request, source_of(request, context), target)
@@ -54,14 +55,22 @@ def run(
 ) -> Report:
     """`reshard.pipeline.reshard.run`; with ``progress`` a bar shows how far it is, on terminals and in notebooks."""
     with in_python(), ExitStack() as stack:
+        _check(request)
         if request.target == NOWHERE:
             raise NoTarget
+        if jobs is not None and (type(jobs) is not int or jobs < 1):
+            raise UsageError(what=f"jobs must be at least 1, or None, not {jobs!r}")
         watcher = watcher or Watcher()
         if progress:
             from reshard.pipeline.bar import shown  # rich takes a while to import
 
             watcher = stack.enter_context(shown(watcher))
         return carry_out(request, context, watcher, meta_loader, jobs)
+
+
+def _check(request: Request) -> None:
+    if not isinstance(request, Request):  # a place, as `verify` takes it
+        raise UsageError(what=f"Request.of(source, target) makes a request; {shortened(repr(request))} is none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +98,7 @@ def verify(
     changes: Options | None = None,
     config_from: str | os.PathLike[str] | AnyPlace | None = None,
     load: LoadOptions | None = None,
-    signed_by: Sequence[str | os.PathLike[str]] = (),
+    signed_by: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
     builder: str | None = None,
     context: Context | None = None,
     progress: Progress = lambda done, total: None,
@@ -99,13 +108,14 @@ def verify(
     ``changes`` has the dtype, the prefix, the rules for names, the ties and the excluded files by which the output is
     meant to differ, and ``config_from`` lent the files that the source lacks. What only the output itself says of such
     changes makes the result ``inconclusive``, unless this user published it. With ``load`` the model is also loaded and
-    run. ``signed_by`` are files of public keys and certificates, one of which must have signed it, and ``builder`` who
-    must have built it: raises BadSignKey, BadSignature and SignExtraMissing.
+    run. ``signed_by`` is a file, or files, of public keys and certificates, one of which must have signed it, and
+    ``builder`` who must have built it: raises BadSignKey, BadSignature and SignExtraMissing.
     What is wrong with ``output`` is in the checks; raises NoWeights, the CheckpointError family for a broken source,
     DeviceMapIncomplete, and what stores raise.
     """
     context = context or Context.from_env()
-    trusted = Trusted.open([os.fspath(file) for file in signed_by]) if signed_by else None
+    keys = [signed_by] if isinstance(signed_by, str | os.PathLike) else signed_by
+    trusted = Trusted.open([os.fspath(key) for key in keys]) if keys else None
     place = parse_place(output)
     other, lender = (None if given is None else parse_place(given) for given in (against, config_from))
     ours = open_source(place, context)

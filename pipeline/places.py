@@ -312,6 +312,8 @@ def parse_place(value: str | os.PathLike[str] | AnyPlace) -> AnyPlace:
     if isinstance(value, AnyPlace):
         return value
     text = (value if isinstance(value, str) else str(Path(value).absolute())).strip()
+    if not text.isprintable() and re.search("[\ud800-\udfff]", text):
+        raise BadPlace(value=repr(text), why="name is not UTF-8", cure="rename the folder")
     if not text:
         raise BadPlace(value=repr(value), why="empty; is a shell variable unset?")
     try:

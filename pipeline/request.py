@@ -36,6 +36,8 @@ AT_ONCE = 1000  # entries of an object whose JSON is made at once
 
 
 def _parsed(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("must be a size, such as 200MB")
     return parse_size(value) if isinstance(value, str) else value
 
 
@@ -238,6 +240,7 @@ class Options(Strict):
     transport: Transport = _option("auto", "How to transfer weights; auto uses Xet where the Hub offers it.", ACCESS)
 
     @classmethod
+    @in_python()
     def of(cls, called: Callable[[str], str] = str, /, **options: Any) -> Options:
         """Those that are given; raises BadSize, and UsageError for others that make no sense, as ``called``."""
         try:

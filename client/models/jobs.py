@@ -9,6 +9,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
     PlainValidator,
     SerializerFunctionWrapHandler,
     WithJsonSchema,
@@ -42,7 +43,9 @@ def _state(name: object) -> JobState:
 
 
 # One that only a newer release knows is shown.
-State = Annotated[JobState, PlainValidator(_state), WithJsonSchema({"type": "string"})]
+State = Annotated[
+    JobState, PlainValidator(_state), PlainSerializer(str, return_type=str), WithJsonSchema({"type": "string"})
+]
 
 
 class Moved(Document):

@@ -72,6 +72,10 @@ class ReshardError(Exception):
             self.facts.setdefault("install", to_add(self.facts["extra"]))
         super().__init__(_agreed(self.message.format_map(_told(self.facts))))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Whole, as another process gets it from a pool: what is made anew from its text would have no facts."""
+        return _anew, (type(self), self.args), self.__dict__
+
     def __str__(self) -> str:
         return self._as_told(super().__str__())
 
@@ -105,6 +109,10 @@ class ReshardError(Exception):
         except (KeyError, TypeError):
             return ReshardError(what=f"{data['code']}: {data['message']}")
         return error
+
+
+def _anew(kind: type[ReshardError], args: tuple[Any, ...]) -> ReshardError:
+    return kind.__new__(kind, *args)
 
 
 def shortened(text: str, most: int = VALUE_SHOWN) -> str:

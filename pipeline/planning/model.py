@@ -214,6 +214,8 @@ class Plan:
     submitted: int | None = None  # when, in ms since the epoch; no part of the digest
 
     def __repr__(self) -> str:
+        if self.published:
+            return f"<Plan of {self.pin}: nothing to do, {self.published} is up to date>"
         size, tensors = sum(s.size for s in self.shards), sum(len(s.entries) for s in self.shards)
         cut = f"{counted(tensors, 'tensor')} in {counted(len(self.shards), 'file')} of {size:,} bytes"
         return f"<Plan {self.digest[:12]} of {self.pin}: {cut}, {counted(len(self.carried), 'file')} copied unchanged>"

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from posixpath import dirname
 
-from reshard.pipeline.checkpoint.discover import named_like
+from reshard.pipeline.checkpoint.discover import foreign_format, is_weights, named_like
 
 # What tokenizers of transformers read; `chat_template.json` is a processor's.
 TOKENIZER_FILES = (
@@ -18,8 +18,9 @@ PROCESSOR_FILES = ("*processor_config.json", "chat_template.json")
 
 
 def tokenizer_files(paths: Iterable[str]) -> dict[str, list[str]]:
-    """Folder -> those of the paths in it that its tokenizer is made of, sorted."""
+    """Folder -> those of the paths in it that its tokenizer is made of, sorted; ``vocab.pt`` has weights or data."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for path in sorted(path for path in paths if named_like(path, TOKENIZER_FILES)):
-        found[dirname(path)].append(path)
+        if not (foreign_format(path) or is_weights(path)):
+            found[dirname(path)].append(path)
     return found

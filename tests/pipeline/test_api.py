@@ -8,6 +8,7 @@ import pty
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +20,7 @@ from safetensors.numpy import save_file
 
 import reshard
 from reshard import pipeline
-from reshard.pipeline import Hub, Options, Request, ReshardError, UsageError, errors, plan, run, verify
+from reshard.pipeline import AccessError, Hub, Options, Request, ReshardError, UsageError, errors, plan, run, verify
 from reshard.pipeline.arguments import FLAGS, as_arguments
 from reshard.pipeline.request import Given
 
@@ -117,6 +118,41 @@ def test_a_plan_needs_no_target_and_is_shown_in_a_line(model: Path) -> None:
     with pytest.raises(UsageError, match="^target= is required") as raised:
         run(Request.of(model))
     assert raised.value.code == "usage.no_target" and "`reshard plan` works without a target" in raised.value.next_step
+
+
+def test_a_plan_of_what_is_up_to_date_says_so_in_its_line(model: Path, tmp_path: Path) -> None:
+    request = Request.of(model, tmp_path / "out", size="3300B")
+    commit = run(request).published.commit
+    planned = plan(request)
+    assert repr(planned) == f"<Plan of {planned.pin}: nothing to do, {commit} is up to date>" and not planned.shards
+
+
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        (lambda model, given: plan(given), "^Request.of(source, target) makes a request; './model' is none$"),
+        (lambda model, given: run(given), "^Request.of(source, target) makes a request; './model' is none$"),
+        (lambda model, given: run(Request.of(model, "./out"), jobs=0), "^jobs must be at least 1, or None, not 0$"),
+        (lambda model, given: run(Request.of(model, "./out"), jobs=given), "^jobs must be at least 1, or None, not '"),
+        (lambda model, given: Request.of(model, size=True), "^size: must be a size, such as 200MB, not True$"),
+        (lambda model, given: Options.of(dtype=given), "^dtype: must be .*, not './model'$"),
+        (lambda model, given: Options.of(size="5G"), "^size=5G: unknown unit 'G'"),
+        (lambda model, given: plan(Request.of(os.fsdecode(b"./m\xe8"))), "name is not UTF-8$"),
+        (lambda model, given: plan(Request.of(Path(os.fsdecode(b"./m\xe8")))), "name is not UTF-8$"),
+    ],
+)
+def test_a_call_that_makes_no_sense_is_one_of_our_errors(
+    call: Callable[[Path, Any], object], what: str, model: Path
+) -> None:
+    with pytest.raises(UsageError, match=what.replace("(", r"\(").replace(")", r"\)")) as raised:
+        call(model, "./model")
+    assert "--" not in raised.value.next_step
+
+
+def test_one_key_to_verify_by_is_as_good_as_a_list(model: Path) -> None:
+    for keys in ("nobodys.pem", Path("nobodys.pem"), ["nobodys.pem"]):
+        with pytest.raises(AccessError, match=r"cannot use the key nobodys\.pem"):
+            verify(model, signed_by=keys)
 
 
 def test_the_keywords_of_a_request_are_the_options() -> None:

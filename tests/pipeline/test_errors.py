@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
+from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 from string import Formatter
 
 import pytest
 
+from reshard.pipeline.arguments import as_arguments
 from reshard.pipeline.checkpoint.discover import find_checkpoints
 from reshard.pipeline.errors import (
     GO_ON,
     BadCatalog,
     DiskFull,
     NoWeights,
+    ObjectLost,
     Oversize,
     ReshardError,
     TargetDrifted,
@@ -33,6 +38,15 @@ def test_an_error_is_kept_whatever_its_facts_are(place: object) -> None:
     error = NoWeights(place=place, found="")
     again = kept(error)
     assert (type(again), str(again), again.next_step) == (NoWeights, str(error), error.next_step)
+
+
+@pytest.mark.parametrize("again", [copy, *(lambda e, p=p: pickle.loads(pickle.dumps(e, p)) for p in range(6))])  # noqa: S301
+def test_an_error_comes_whole_from_another_process(again: Callable[[ReshardError], ReshardError]) -> None:
+    lost = ObjectLost(["a" * 64], repo="us/model", what="w")
+    lost.told = as_arguments
+    found = again(lost)
+    assert isinstance(found, ObjectLost) and found.lost == lost.lost and found.told is as_arguments
+    assert (str(found), found.next_step, found.facts) == (str(lost), lost.next_step, lost.facts)
 
 
 def test_what_has_no_weights_is_named_by_a_text(tmp_path: Path) -> None:

@@ -71,9 +71,10 @@ BYSTANDERS = {
     "torch.Size", "torch.device", "torch.per_tensor_affine", "torch.per_channel_affine",
     "torch.per_channel_affine_float_qparams", "torch.serialization._get_layout", "argparse.Namespace", "builtins.set",
     "__builtin__.set", "builtins.frozenset", "__builtin__.frozenset", "builtins.complex", "__builtin__.complex",
-    "_codecs.encode", "datetime.datetime", "datetime.timedelta", "pathlib.PosixPath", "pathlib._local.PosixPath",
-    "pathlib.WindowsPath", "numpy.dtype", "numpy.ndarray", "numpy.core.multiarray.scalar",
-    "numpy._core.multiarray.scalar", "numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct",
+    "builtins.bytearray", "__builtin__.bytearray", "_codecs.encode", "datetime.datetime", "datetime.timedelta",
+    "pathlib.PosixPath", "pathlib._local.PosixPath", "pathlib.WindowsPath", "numpy.dtype", "numpy.ndarray",
+    "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar", "numpy.core.multiarray._reconstruct",
+    "numpy._core.multiarray._reconstruct",
 }  # fmt: skip
 ALLOWED = frozenset(
     TENSOR_KINDS

@@ -324,5 +324,6 @@ def test_a_template_that_never_ends_is_cut_short(tmp_path: Path, meta_loader: Me
 def test_which_files_are_a_tokenizers() -> None:
     mine = ["tokenizer.json", "sub/spiece.model", "vocab.txt", "source.spm", "chat_template.jinja", "merges.txt"]
     others = ["model.safetensors", "config.json", "README.md", "pytorch_model.bin", "tokenization_x.py"]
+    others += ["vocab.bin", "vocab.pt", "vocab.pth.tar", "sub/vocab.gguf", "vocab.onnx", "vocab.safetensors"]
     by_folder = {"sub": ["sub/spiece.model"], "": sorted({*mine} - {"sub/spiece.model"})}
     assert tokenizer_files([*others, *mine]) == by_folder

@@ -193,6 +193,12 @@ def big_endian(path: Path, swapped: dict[int, int]) -> None:
             archive.writestr(name, data)
 
 
+@pytest.mark.parametrize("protocol", [2, 5])
+def test_bytes_that_can_be_written_to_are_a_value_as_any_other(tmp_path: Path, protocol: int) -> None:
+    state = {"w": torch.randn(3), "epoch": bytearray(b"12")}
+    assert_equal_to_torch(saved(tmp_path, state, pickle_protocol=protocol), {"w": state["w"]})
+
+
 def test_big_endian_files_are_swapped_as_torch_swaps_them(tmp_path: Path) -> None:
     state = {
         "f32": torch.randn(3, 4),
