@@ -297,8 +297,11 @@ def read_choice(
     fields = read_filter(**filter)
     if older_than:
         fields["age"] = parse_age(older_than, "--older-than")
-    if sum(map(bool, (jobs, fields, all_))) != 1:
+    ways = sum(map(bool, (jobs, fields, all_)))
+    if not ways:
         raise UsageError(what="pass JOB IDs, select jobs with --state, --source or another filter, or use --all")
+    if ways > 1:
+        raise UsageError(what="JOB IDs, filters and --all cannot be used together")
     return Choice(jobs or [], fields or {"all": True}, dry_run, yes)
 
 

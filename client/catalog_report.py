@@ -45,7 +45,8 @@ def _failed(seen: Catalog) -> Iterator[str]:
     for code, group in groups.items():
         hints = list(dict.fromkeys(_fact(ended, "hint") for ended in group))
         command = "submit FILE" if code in IN_FILE else f"retry {seen.name} --only {code}"
-        then = f"{hints[0]}. Then run" if len(hints) == 1 else "Once these are fixed, run"
+        once = hints[0].removesuffix(f", then run `reshard catalog retry {seen.name}`")
+        then = f"{once}. Then run" if len(hints) == 1 else "Once these are fixed, run"
         yield f"\n### `{code}`: {count(len(group), 'model')}\n\n{then} `reshard catalog {command}`.\n"
         for ended in group:
             repo = ended.repo

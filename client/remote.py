@@ -53,7 +53,8 @@ class Remote:
         tls = (
             httpx2.create_ssl_context() if url.lower().startswith("https") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         )
-        with httpx2.Client(base_url=url.rstrip("/") + ROOT, headers=headers, timeout=timeout, verify=tls) as client:
+        base = url.rstrip("/").removesuffix(ROOT) + ROOT  # either may be meant
+        with httpx2.Client(base_url=base, headers=headers, timeout=timeout, verify=tls) as client:
             yield cls(client, url)
 
     def perform(self, operation: Operation[P, Answered], /, *args: P.args, **kwargs: P.kwargs) -> Answered:

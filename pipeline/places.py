@@ -224,7 +224,8 @@ class Folder(_Place):
     def typed(cls, text: str) -> Self | None:
         if not text.startswith(("./", "../", "/", "~/")) and text not in {".", ".."}:
             return None
-        path = Path(text).expanduser().absolute()
+        # `./~` is a folder of that name, which Path would make `~`.
+        path = (Path(text).expanduser() if text.startswith("~/") else Path(text)).absolute()
         real = str(resolved(str(path)) if ".." in path.parts else path)
         if len(real) > PATH_MAX:
             raise ValueError(f"a folder path can have at most {PATH_MAX} characters")

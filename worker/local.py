@@ -77,7 +77,8 @@ def up(settings: Settings, page: Page | None = None, restart: bool = False) -> S
         store.check_server()
         for name, command in (("control", control_command()), ("worker", worker_command(settings.concurrency))):
             daemon = Daemon(settings.data_dir, name, settings.log_dir)
-            if (one := _silent(store, daemon)) is not None:
+            # Of a broker that was away nobody could be heard.
+            if "broker" in ran and (one := _silent(store, daemon)) is not None:
                 if restart:
                     daemon.stop(RESTART)
                     ran.discard(name)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from reshard.client import PAGE_MAX
 from reshard.client.facts import happened
@@ -25,6 +25,7 @@ from reshard.pipeline.errors import (
     JobUnreadable,
     ProofError,
     ReshardError,
+    UsageError,
     WrongState,
 )
 from reshard.pipeline.places import NOWHERE, Place
@@ -47,15 +48,42 @@ Glob = Annotated[str, Field(max_length=FIELD_MAX)]
 AWAITED = "the control process has recorded the result in the catalog"
 
 
+# What a document cannot say by types: no schema of one part knows of the other.
+_GIVEN: dict[str, Any] = {"not": {"const": None}}
+_WITH_REVISION: dict[str, Any] = {
+    "type": "object",
+    "required": ["target"],
+    "properties": {
+        "target": {
+            "anyOf": [
+                {"type": "string", "pattern": "^[^./~].*@"},
+                {"type": "object", "required": ["revision"], "properties": {"revision": _GIVEN}},
+            ]
+        }
+    },
+}
+_TWO_REFS: dict[str, Any] = {
+    "type": "object",
+    "required": ["options"],
+    "properties": {"options": {"required": ["branch", "pr"], "properties": {"branch": _GIVEN, "pr": {"const": True}}}},
+}
+
+
 class JobRequest(Body):
     """A model to reshard, and its target. A place is a string, as in commands, or an object."""
 
+    model_config = ConfigDict(json_schema_extra={"not": {"anyOf": [_WITH_REVISION, _TWO_REFS]}})
     source: Place
     target: Place
     options: Options = Options()
     priority: Priority = "interactive"
 
     def request(self, asked_by: str) -> Request:
+        """Raises UsageError for what no job can do."""
+        if self.target != self.target.at(None):
+            raise UsageError(what="target: a target cannot have a revision; use options.branch for a branch")
+        if self.options.branch and self.options.pr:
+            raise UsageError(what="options: branch and pr cannot be used together")
         return Request(**{name: getattr(self, name) for name in type(self).model_fields}, asked_by=asked_by)
 
     @classmethod
@@ -131,6 +159,14 @@ class Chosen(Filter):
     """Selects jobs by ID or by filter, or every job with `all`. Without any field, selects no jobs."""
 
     most: ClassVar[int] = BODY_MAX
+    model_config = ConfigDict(
+        json_schema_extra={
+            "not": {
+                "required": ["jobs"],
+                "anyOf": [{"required": [name]} for name in (*Filter.model_fields, "age", "all")],
+            }
+        }
+    )
     jobs: list[Annotated[str, Field(max_length=ID_MAX)]] = Field(default_factory=list, max_length=CHOSEN_MAX)
     all: bool = Field(default=False, description="select every job if no filter is set")
     age: float = Field(
@@ -142,9 +178,16 @@ class Chosen(Filter):
     dry_run: bool = Field(default=False, description="only return which jobs match")
 
     def ids(self, queue: Queue, states: Collection[JobState]) -> list[str]:
-        """The jobs of the filter, of those ``states`` for which the act makes sense."""
-        chosen = sorted({*self.state} & {*states}) if self.state else sorted(states)
+        """Those that are named, or the jobs of the filter, of those ``states`` for which the act makes sense.
+
+        Raises UsageError for both: who names jobs and a state may mean those of them that are in it.
+        """
         fields = self.model_dump(include=set(Filter.model_fields), exclude_defaults=True)
+        if self.jobs:
+            if self.all or self.age or fields:
+                raise UsageError(what="jobs: IDs cannot be combined with a filter, age or all")
+            return self.jobs
+        chosen = sorted({*self.state} & {*states}) if self.state else sorted(states)
         if not chosen or not (self.all or self.age or fields):
             return []
         # As a list has it: of all states by their submits.
@@ -215,7 +258,7 @@ def retry_jobs(session: InProcess, body: ChosenAgain) -> jobs.Acted:
 def _each(session: InProcess, body: Chosen, states: Collection[JobState], act: Callable[[str], object]) -> jobs.Acted:
     """``act`` on each job by itself; what one is refused with keeps none of the others."""
     done, refused = list[str](), list[jobs.Refused]()
-    for given in dict.fromkeys(body.jobs or body.ids(session.queue, states)):
+    for given in dict.fromkeys(body.ids(session.queue, states)):
         try:
             id = session.queue.jobs.resolve(given)
             if not body.dry_run:
@@ -233,7 +276,7 @@ def delete_jobs(session: InProcess, body: Chosen) -> jobs.Deleted:
     """Delete jobs that have ended, by ID or by filter."""
     queue = session.queue
     kept = queue.catalogs.awaited()
-    named = list[str]()
+    chosen, named = body.ids(queue, ENDED), list[str]()
     for given in body.jobs:
         try:
             job = queue.jobs.get(given)
@@ -249,7 +292,7 @@ def delete_jobs(session: InProcess, body: Chosen) -> jobs.Deleted:
         if job.id in kept:
             raise WrongState(job=job.id, state=job.state, why=f"it cannot be deleted until {AWAITED}")
         named.append(job.id)
-    found = named or body.ids(queue, ENDED)
+    found = named if body.jobs else chosen
     kept &= {*found}
     found = [id for id in dict.fromkeys(found) if id not in kept]
     found = found if body.dry_run else queue.jobs.delete(found)

@@ -176,7 +176,7 @@ class PublicNotAllowed(AccessError, code="access.public_not_allowed"):
     message = "{source} is {visibility}, and this worker is not allowed to make it public"
     hint = "remove --public, or ask the worker's operator to set RESHARD_ALLOW_PUBLIC=1, then {again}"
 class FolderNotAllowed(AccessError, code="access.folder_not_allowed"):
-    message = "{path} is outside the folders that workers are allowed to use ({allowed})"
+    message = "{path} is outside the folders that jobs are allowed to use here ({allowed})"
     hint = "use `reshard run`, which accepts any folder, or ask the operator to set RESHARD_ALLOWED_FOLDERS"
 class FolderNotWritable(
     AccessError, code="access.folder", cure="choose another folder, or run as a user with write permission"

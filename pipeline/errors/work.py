@@ -143,7 +143,7 @@ class ApiUntrusted(QueueError, code="queue.api_untrusted"):
     hint = "check RESHARD_API_URL; for a private certificate authority, set SSL_CERT_FILE to its certificate"
 class NotTheApi(QueueError, code="queue.not_the_api"):
     message = "{url} is not a compatible `reshard web` server: {why}"
-    hint = "set RESHARD_API_URL to the web page's URL, without /api/v1, and use the same release on client and server"
+    hint = "set RESHARD_API_URL to the web page's URL, and use the same release on client and server"
 class TooManyReaders(QueueError, code="queue.readers", retryable=True):
     message = "too many event streams{whose}: the limit is {most}"
     hint = "close some browser tabs, or try again later"

@@ -271,15 +271,16 @@ def test_jobs_are_deleted_by_state_and_age_once_a_trial_has_shown_which(queue: Q
     assert queue("cancel", running).code == 0
 
 
-CHOOSE = "pass JOB IDs, select jobs with --state, --source or another filter, or use --all"
+TWO_WAYS = "JOB IDs, filters and --all cannot be used together"
 
 
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        ("delete", CHOOSE),
-        ("cancel abc --all", CHOOSE),
-        ("retry abc --state failed", CHOOSE),
+        ("delete", "pass JOB IDs, select jobs with --state, --source or another filter, or use --all"),
+        ("cancel abc --all", TWO_WAYS),
+        ("retry abc --state failed", TWO_WAYS),
+        ("delete --all --older-than 1h", TWO_WAYS),
         ("delete --state copying", "--state copying: these jobs have not ended; run `reshard cancel` first"),
         ("cancel --state done", "--state done: these jobs have ended, or their commit is in progress"),
         ("retry --state done", "--state done: these jobs cannot be retried"),

@@ -9,7 +9,7 @@ import pytest
 from reshard.client.catalog_report import markdown
 from reshard.client.models.catalogs import Catalog
 from reshard.client.operations.catalogs import told
-from reshard.pipeline.errors import NoWeights, ReshardError, SourceGated, TargetsCollide
+from reshard.pipeline.errors import NoWeights, ReshardError, SourceGated, SourceNotFound, TargetsCollide
 from reshard.worker.followers.records import CatalogStatus, Definition, Ended
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -77,6 +77,13 @@ def test_each_code_has_its_models_what_to_do_and_the_command_after_that() -> Non
         "check that this is a model. Then run `reshard catalog retry mirror --only source.no_weights`" in page[weights:]
     )
     assert "* them/f has no weights that reshard can read; it has GGUF files (job `j1`)" in page
+
+
+def test_a_command_that_a_hint_ends_with_is_said_once() -> None:
+    nobody = SourceNotFound(repo="them/x", endpoint="https://hub", again="run `reshard catalog retry mirror`")
+    page = markdown(seen(("them/x", None, failed(nobody, None))))
+    assert page.count("reshard catalog retry mirror") == 1
+    assert ". Then run `reshard catalog retry mirror --only source.not_found`." in page
 
 
 def test_a_night_that_was_stopped_says_why_and_what_is_left() -> None:

@@ -82,6 +82,10 @@ def test_a_folder_is_named_by_its_shortest_path(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     assert parse_place("./a/../b//c/./") == Folder(path=str(tmp_path / "b" / "c"))
     assert parse_place("./link") == Folder(path=str(tmp_path / "link"))
+    monkeypatch.setenv("HOME", "/home/me")
+    assert parse_place("~/m") == Folder(path="/home/me/m")
+    for name in ("~", "~/m", "~root", "~nobody"):
+        assert parse_place(f"./{name}") == Folder(path=str(tmp_path / name)), "a folder of that name"
     assert parse_place("./link/../b") == Folder(path=str(tmp_path / "elsewhere" / "b"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
 # What a schema can only name.
 FORMATS: dict[str, st.SearchStrategy[str]] = {
@@ -74,6 +75,9 @@ def _objects(schema: dict[str, Any], defs: dict[str, Any]) -> st.SearchStrategy[
     fields = {name: valid(kind, defs) for name, kind in schema.get("properties", {}).items()}
     needed = {name: kind for name, kind in fields.items() if name in schema.get("required", ())}
     found = st.fixed_dictionaries(needed, optional={name: fields[name] for name in fields.keys() - needed.keys()})
+    if "not" in schema:
+        never = Draft202012Validator(schema["not"])
+        found = found.filter(lambda value: not never.is_valid(value))
     if "oneOf" not in schema:
         return found
     # Those of which exactly one may be there, as an object.

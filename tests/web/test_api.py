@@ -12,7 +12,7 @@ from reshard.client.models import catalogs, fleet, jobs
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Request
 from reshard.worker.queue.jobs import JobStore
-from tests.web.conftest import Site
+from tests.web.conftest import ROOT, Site
 
 JOBS = "/api/v1/jobs"
 BODY = {"source": "a/model", "target": "b/model", "options": {"size": "200MB"}}
@@ -58,6 +58,25 @@ def test_who_may_not_is_refused(site: Site, scope: str | None, path: str, status
     with site.client(scope) as client:
         refused = client.post(path, json=BODY)
     assert refused.status_code == status and refused.json()["error"]["code"] == code
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "why"),
+    [
+        ("jobs", {"source": "a/b", "target": "c/d@main"}, "a target cannot have a revision"),
+        ("jobs", {"source": "a/b", "target": "c/d", "options": {"branch": "x", "pr": True}}, "cannot be used together"),
+        ("jobs/delete", {"jobs": ["abc"], "state": ["done"]}, "IDs cannot be combined with a filter"),
+        ("jobs/cancel", {"jobs": ["abc"], "all": True}, "IDs cannot be combined with a filter"),
+        ("jobs/retry", {"jobs": ["abc"], "age": 1}, "IDs cannot be combined with a filter"),
+    ],
+)
+def test_what_no_command_takes_is_refused(
+    site: Site, store: JobStore, path: str, body: dict[str, Any], why: str
+) -> None:
+    with site.client() as client:
+        refused = client.post(f"{ROOT}/{path}", json=body)
+    assert refused.status_code == 400 and why in refused.json()["error"]["message"]
+    assert store.recent() == []
 
 
 def test_the_openapi_document_has_every_endpoint(site: Site) -> None:

@@ -29,7 +29,7 @@ from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.loaded import HEAVY, breaks, loaded_by
 from tests.support.procs import Broker, Machine, free_port
 from tests.support.warm import COMMAND
-from tests.web.conftest import Site, start
+from tests.web.conftest import ROOT, Site, start
 from tests.worker.conftest import another, copying, plan
 
 __all__ = ["clean", "hub", "hub_process", "model", "namespace", "plan", "reshard"]
@@ -118,6 +118,7 @@ def test_both_set_the_api_is_asked(api: Run, site: Site, reshard: Run, store: Jo
     for command in ("list", "fleet status", "catalog status", "schedule list", "delete --state done"):
         assert reshard(*command.split(), env=elsewhere).code == 0
     assert api("doctor").out.splitlines()[-1].split() == ["ok", "api", site.url]
+    assert reshard("list", env=elsewhere | {"RESHARD_API_URL": f"{site.url}{ROOT}/"}).code == 0, "as is meant"
 
 
 def test_jobs_are_deleted_over_the_api(both: Both, api: Run, site: Site, store: JobStore) -> None:

@@ -107,7 +107,7 @@ def test_an_edit_keeps_what_a_form_cannot_say(site: Site, schedules: Schedules) 
         ({"target": "us/b/c"}, "target", "us/b/c: "),
         ({"size": "5Gb"}, "size", "“Maximum file size” 5Gb: Gb means bits, not bytes."),
         ({"rename": "- '(?=a)': b"}, "rename", "“Rename” of the form: rule 1: "),
-        ({"source": "/etc/<b>"}, "source", "/etc/<b> is outside the folders that workers are allowed to use"),
+        ({"source": "/etc/<b>"}, "source", "/etc/<b> is outside the folders that jobs are allowed to use here"),
     ],
 )
 @pytest.mark.parametrize("path", ["/schedules", "/new/schedules"])

@@ -87,7 +87,7 @@ def unbounded(schema: Any, where: str = "") -> Iterator[str]:
     if kind == "integer" and not schema.keys() & {"maximum", "enum", "const"}:
         yield where
     for name, one in schema.items():
-        if name not in {"default", "examples"}:
+        if name not in {"default", "examples", "not"}:
             yield from unbounded(one, f"{where}/{name}")
 
 

@@ -195,7 +195,11 @@ def test_up_starts_the_service_once_and_down_stops_it(own: Settings) -> None:
     assert again.found == ("broker", "control", "worker")
     with JobStore.at(broker.broker_url(own)) as store:
         assert sorted(process.kind for process in store.processes()) == ["control", "worker"]
+        store.redis.delete(*store.redis.scan_iter("reshard:process:*"))
     assert "@" not in first.broker
+    broker.stop(own)
+    after = local.up(own)
+    assert (after.started, [*after.silent]) == (("broker",), []), "who could not reach it does not hang"
     assert local.down(own) == ("worker", "control", "broker")
     assert local.down(own) == ()
 

@@ -44,6 +44,7 @@ def expanded(definition: Definition, context: Context, catalogs: Cursor) -> tupl
         if one.error is not None:
             again = f"run `reshard catalog retry {definition.name}`"
             one.error.facts |= {"again": again, "where": " for the control process and restart it"}
+            one.error.facts.setdefault("sign_in", "set HF_TOKEN or RESHARD_CREDENTIALS for the control process")
     return [(entry, one.error) for one, entry in wanted], found.empty
 
 

@@ -65,7 +65,7 @@ class Schedule(Strict):
     def check(self) -> None:
         """Raises BadSchedule when the name, the expression or the zone is none."""
         if (self.request is None) == (self.catalog is None):
-            raise BadSchedule(what="a schedule submits either one request or a catalog")
+            raise BadSchedule(what="a schedule submits either one request or a catalog", cure="give one of the two")
         if not re.fullmatch(NAME.pattern, self.name):
             raise BadSchedule(what=f"{self.name!r} is not a valid name", cure=NAME.cure)
         if self.request is not None:

@@ -146,6 +146,7 @@ def test_a_model_that_is_not_there_says_how_the_catalog_goes_on(hub: HubProcess,
     [(_, error)], _ = expanded(one, Context.from_env(), Cursor(store))
     assert error is not None and "`reshard catalog retry mirror`" in error.next_step
     assert "same command" not in error.next_step
+    assert "set HF_TOKEN or RESHARD_CREDENTIALS for the control process, then run" in error.next_step
 
 
 def test_what_is_cancelled_meanwhile_is_asked_about_no_more(hub: HubProcess, store: JobStore) -> None:
