@@ -291,6 +291,38 @@ def test_one_tensor_that_keeps_its_dtype_hides_no_other_that_was_cast(tmp_path: 
         go(model, model, size=2 * SIZE)
 
 
+def test_the_only_copy_of_what_was_excluded_and_pruned_goes_by_an_explicit_word(tmp_path: Path, go: Run) -> None:
+    model, kept = tmp_path / "model", tmp_path / ".model.reshard.last"
+    save_single(model, arrays(4, 4000))
+    mtp = arrays(2, 4000, prefix="mtp")
+    save_single(model, mtp, "mtp.safetensors")
+    go(model, model, size=SIZE, exclude=("mtp*",), prune=True)
+    assert not (model / "mtp.safetensors").exists()
+    for again in ({}, {"exclude": ("mtp*",), "prune": True}):
+        with pytest.raises(KeptOriginal, match=rf"\({min(mtp)} and {len(mtp) - 1} more\)"):
+            go(model, model, size=2 * SIZE, **again)
+    assert (kept / "mtp.safetensors").exists()
+    go(model, model, size=2 * SIZE, overwrite=True)
+    assert not kept.exists()
+
+
+def test_tensors_under_other_names_are_not_lost_and_one_that_is_missing_besides_them_is(
+    tmp_path: Path, go: Run
+) -> None:
+    def wrapped(name: str) -> Path:
+        save_single(tmp_path / name, arrays(4, 4000, prefix="module.layer"))
+        return tmp_path / name
+
+    renamed, short = wrapped("renamed"), wrapped("short")
+    go(renamed, renamed, size=SIZE, strip_prefix="auto")
+    go(renamed, renamed, size=2 * SIZE)
+    assert not (tmp_path / ".renamed.reshard.last").exists()
+    save_single(short, arrays(1, 4000, prefix="mtp"), "mtp.safetensors")
+    go(short, short, size=SIZE, strip_prefix="auto", exclude=("mtp*",), prune=True)
+    with pytest.raises(KeptOriginal, match="[(]F32[)]"):
+        go(short, short, size=2 * SIZE)
+
+
 def test_an_original_that_cannot_be_read_is_not_taken_for_nothing(tmp_path: Path, go: Run) -> None:
     model, kept = tmp_path / "model", tmp_path / ".model.reshard.last"
     save_single(model, arrays(4, 4000))
