@@ -70,11 +70,11 @@ def _experts(names: Sequence[str], ranks: int) -> Shares:
             undivided[count].append(layer)
         else:
             of |= {name: number * ranks // count for name, number in members.items()}
-    notes = [
-        f"{counted(count, 'expert')} in {layers[0]}{f' and {len(layers) - 1} more layers' if layers[1:] else ''} cannot"
-        f" be divided evenly among {ranks} ranks: every rank reads all of them"
-        for count, layers in undivided.items()
-    ]
+    notes = []
+    for count, layers in undivided.items():
+        where = layers[0] + (f" and {counted(len(layers) - 1, 'more layer')}" if layers[1:] else "")
+        why = f"{counted(count, 'expert')} in {where} cannot be divided evenly among {ranks} ranks"
+        notes.append(f"{why}: every rank reads all of them")
     if not of:
         fused = next((name for name in names if FUSED.fullmatch(name)), None)
         why = f"{fused} holds all experts of its layer; add --experts separate" if fused else "no experts to divide"

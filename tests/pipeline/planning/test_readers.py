@@ -137,6 +137,8 @@ def test_experts_that_do_not_divide_are_read_by_all_and_that_is_said() -> None:
         (["model.layers.0.mlp.experts.gate_up_proj"], "ep2", "--experts separate"),
         (["model.norm.weight"], "ep2", "no experts to divide"),
         ([*mixture(1, 3)], "ep2", "3 experts in model.layers.0.mlp.experts cannot be divided evenly among 2 ranks"),
+        ([*mixture(2, 3)], "ep2", "in model.layers.0.mlp.experts and 1 more layer cannot be divided evenly"),
+        ([*mixture(3, 3)], "ep2", "and 2 more layers cannot"),
         (["model.layers.0.w"], "pp2", "the model has 1 layer$"),
         (["conv.weight", "head.0"], "pp2", "no name of a tensor has the number of its layer, as in layers.0 or h.0"),
     ],
