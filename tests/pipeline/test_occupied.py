@@ -254,6 +254,23 @@ def test_a_plan_tells_that_a_card_keeps_its_text(model: Path, other: Path, tmp_p
     assert told not in plan(asked(model, tmp_path / "out", size=2 * SIZE)).notes, "it holds nothing but the block"
 
 
+@pytest.mark.parametrize("names", [("link", "model"), ("model", "link")])
+def test_a_folder_is_one_place_by_its_name_and_by_a_link_to_it(
+    model: Path, tmp_path: Path, go: Run, names: tuple[str, str]
+) -> None:
+    (tmp_path / "link").symlink_to("model")
+    first, again = (tmp_path / name for name in names)
+    kept, before = tmp_path / ".model.reshard.last", contents(model)
+    out = tmp_path / "out"
+    go(first, first, size=SIZE)
+    assert go(again, again, size=SIZE).published.found and contents(kept) == before
+    go(first, out, size=SIZE)
+    assert go(again, out, size=SIZE).published.found
+    assert not go(again, out, size=2 * SIZE).published.found, "a publication of the same source, and not occupied"
+    go(again, again, size=2 * SIZE)
+    assert not kept.exists(), "what was replaced is ours"
+
+
 def test_what_an_earlier_run_kept_is_named_before_the_next_one_removes_it(model: Path, go: Run) -> None:
     kept = model.parent / ".model.reshard.last"
 
