@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from posixpath import join
 
@@ -23,6 +23,7 @@ from reshard.pipeline.deciding import There, held_against, is_private, notes_of,
 from reshard.pipeline.errors import (
     AbsentFile,
     AccessError,
+    BadPlace,
     DiskFull,
     FoldersNested,
     NoWeights,
@@ -154,21 +155,39 @@ def _lender(source: Source) -> Pin | None:
 
 def _look(request: Request, source: Source, target: Target) -> There:
     """What the target is. Its files are not listed where its head is our commit of this very request."""
-    pin, lender = source.pin, _lender(source)
-    state, address = target.state(), publication.address(target)
-    key = request_key(request, pin, lender, address)
+    pin, state = source.pin, target.state()
+    key = _key(request, source, target, pin.commit)
     if state.head is None:
         return There(key, state, NOTHING)
     last, then = _last_publication(target, state.head) or (None, None)
+    last = last and _named_alike(last, source)
     now = then if then is not None and then.pin.commit == state.head else target.at(state.head)
     published = None
     if last is not None and then is not None and not request.options.force:
         # Of this source, or in place of one that has been that result since.
-        were = request_key(request, replace(pin, commit=last.source_commit), lender, address)
+        were = _key(request, source, target, last.source_commit)
         if last.request == key or (last.request == were and _same(then.pin, pin)):
             published = last.commit
     before = Before(state.head, {}, {}, {}) if published == state.head else _before(now, last, then)
     return There(key, state, before, last, published, _same(now.pin, pin))
+
+
+def _key(request: Request, source: Source, target: Target, commit: str) -> str:
+    """Of ``request`` with its source at ``commit``. A folder is one, by whichever links it is named."""
+    pin, address = replace(source.pin, commit=commit), publication.address(target)
+    if source.place.local:
+        pin = replace(pin, repo=str(resolved(pin.repo)))
+    if target.place.local:
+        address = address.replace(str(target.place), str(resolved(str(target.place))), 1)
+    return request_key(request, pin, _lender(source), address)
+
+
+def _named_alike(last: publication.Publication, source: Source) -> publication.Publication:
+    """``last``, with its source by the name that it has now, if it is this folder by another link."""
+    with suppress(BadPlace, TypeError):  # of a record that someone else wrote
+        if source.place.local and last.endpoint is None and resolved(last.source) == resolved(source.pin.repo):
+            return replace(last, source=source.pin.repo)
+    return last
 
 
 def _last_publication(target: Target, head: str) -> tuple[publication.Publication, Source] | None:

@@ -18,6 +18,7 @@ from reshard.pipeline.limits import AUDIT_HEADERS, AUDIT_SOURCES
 from reshard.pipeline.places import DEFAULT_BRANCH, AnyPlace, Hub, check_repo, repository
 from reshard.pipeline.planning.model import SIGNATURE
 from reshard.pipeline.protocols import Source, Visibility
+from reshard.pipeline.publishing.history import read
 from reshard.pipeline.publishing.manifest import Manifest, Origin
 from reshard.pipeline.request import Options, key_of
 from reshard.pipeline.stores.connect import Context, open_source
@@ -206,7 +207,8 @@ def _of_source(
             told.append(Told("source-wrong", f"its manifest says it was made from {stated.repo}, not from {place}"))
         elif stated and stated.commit != commits[0]:
             text = f"made from {stated.commit[:12]} according to its manifest; {place} is now at {commits[0][:12]}"
-            told.append(Told("source-moved", text))
+            if theirs.pin.commit != side.source.pin.commit or not _made_in_place(theirs, stated, sources.context):
+                told.append(Told("source-moved", text))
             commits.insert(0, stated.commit)
         # What a manifest claims may be neither a commit of the source nor possible.
         ways = [(commit, how) for commit in commits for how in ([claims, {}] if claims else [{}])]
@@ -262,6 +264,17 @@ def _is_same(stated: Origin, place: AnyPlace, known: HubModel | None, context: C
         return api.info(check_repo(repo), DEFAULT_BRANCH).id == now
     except (Refusal, BadPlace, ValueError):
         return False
+
+
+def _made_in_place(theirs: Source, stated: Origin, context: Context) -> bool:
+    """Whether the newest commit of the source is the publication that was made from what ``stated`` names."""
+    hub = repository(theirs.place)
+    try:
+        head = next(context.api(hub, "read").commits(hub.repo, theirs.pin.commit), None)
+    except Refusal:  # a Hub without a history
+        return False
+    ours = read(head) if head and head.id == theirs.pin.commit else None
+    return ours is not None and ours.source_commit == stated.commit
 
 
 def _compared(

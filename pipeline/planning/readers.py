@@ -20,8 +20,9 @@ from reshard.pipeline.planning.experts import FUSED, ONE
 from reshard.pipeline.request import RANKS
 from reshard.pipeline.text import counted
 
-# mlx-lm 0.32, sharded_load
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+# A tensor's layer, by what the models of mlx-lm 0.32 and of transformers call the list of them: the first pattern that
+# any name matches. Beside `layers`, others are of another model inside, as of one for images, which all ranks read.
+_LAYER = tuple(re.compile(rf"(?:^|\.)(?:{lists})\.(\d+)\.") for lists in ("layers", "h|blocks|block|layer"))
 
 
 class Readers(NamedTuple):
@@ -69,11 +70,11 @@ def _experts(names: Sequence[str], ranks: int) -> Shares:
             undivided[count].append(layer)
         else:
             of |= {name: number * ranks // count for name, number in members.items()}
-    notes = [
-        f"{counted(count, 'expert')} in {layers[0]}{f' and {len(layers) - 1} more layers' if layers[1:] else ''} cannot"
-        f" be divided evenly among {ranks} ranks: every rank reads all of them"
-        for count, layers in undivided.items()
-    ]
+    notes = []
+    for count, layers in undivided.items():
+        where = layers[0] + (f" and {counted(len(layers) - 1, 'more layer')}" if layers[1:] else "")
+        why = f"{counted(count, 'expert')} in {where} cannot be divided evenly among {ranks} ranks"
+        notes.append(f"{why}: every rank reads all of them")
     if not of:
         fused = next((name for name in names if FUSED.fullmatch(name)), None)
         why = f"{fused} holds all experts of its layer; add --experts separate" if fused else "no experts to divide"
@@ -82,8 +83,12 @@ def _experts(names: Sequence[str], ranks: int) -> Shares:
 
 
 def _stages(names: Sequence[str], ranks: int, layers: int | None) -> Shares:
-    numbers = {name: int(match[1]) for name in names if (match := _LAYER.search(name))}
-    count = layers or max(numbers.values(), default=-1) + 1
+    found = ({name: int(match[1]) for name in names if (match := layer.search(name))} for layer in _LAYER)
+    numbers = next(filter(None, found), {})
+    if not numbers:
+        why = "no name of a tensor has the number of its layer, as in layers.0 or h.0"
+        raise BadRanks(value=f"pp{ranks}", why=why)
+    count = layers or max(numbers.values()) + 1
     if count < ranks:
         raise BadRanks(value=f"pp{ranks}", why=f"the model has {counted(count, 'layer')}")
     base, extra = divmod(count, ranks)

@@ -254,6 +254,23 @@ def test_a_plan_tells_that_a_card_keeps_its_text(model: Path, other: Path, tmp_p
     assert told not in plan(asked(model, tmp_path / "out", size=2 * SIZE)).notes, "it holds nothing but the block"
 
 
+@pytest.mark.parametrize("names", [("link", "model"), ("model", "link")])
+def test_a_folder_is_one_place_by_its_name_and_by_a_link_to_it(
+    model: Path, tmp_path: Path, go: Run, names: tuple[str, str]
+) -> None:
+    (tmp_path / "link").symlink_to("model")
+    first, again = (tmp_path / name for name in names)
+    kept, before = tmp_path / ".model.reshard.last", contents(model)
+    out = tmp_path / "out"
+    go(first, first, size=SIZE)
+    assert go(again, again, size=SIZE).published.found and contents(kept) == before
+    go(first, out, size=SIZE)
+    assert go(again, out, size=SIZE).published.found
+    assert not go(again, out, size=2 * SIZE).published.found, "a publication of the same source, and not occupied"
+    go(again, again, size=2 * SIZE)
+    assert not kept.exists(), "what was replaced is ours"
+
+
 def test_what_an_earlier_run_kept_is_named_before_the_next_one_removes_it(model: Path, go: Run) -> None:
     kept = model.parent / ".model.reshard.last"
 
@@ -289,6 +306,38 @@ def test_one_tensor_that_keeps_its_dtype_hides_no_other_that_was_cast(tmp_path: 
     go(model, model, size=SIZE, dtype="bfloat16")
     with pytest.raises(KeptOriginal, match="[(]F32[)]"):
         go(model, model, size=2 * SIZE)
+
+
+def test_the_only_copy_of_what_was_excluded_and_pruned_goes_by_an_explicit_word(tmp_path: Path, go: Run) -> None:
+    model, kept = tmp_path / "model", tmp_path / ".model.reshard.last"
+    save_single(model, arrays(4, 4000))
+    mtp = arrays(2, 4000, prefix="mtp")
+    save_single(model, mtp, "mtp.safetensors")
+    go(model, model, size=SIZE, exclude=("mtp*",), prune=True)
+    assert not (model / "mtp.safetensors").exists()
+    for again in ({}, {"exclude": ("mtp*",), "prune": True}):
+        with pytest.raises(KeptOriginal, match=rf"\({min(mtp)} and {len(mtp) - 1} more\)"):
+            go(model, model, size=2 * SIZE, **again)
+    assert (kept / "mtp.safetensors").exists()
+    go(model, model, size=2 * SIZE, overwrite=True)
+    assert not kept.exists()
+
+
+def test_tensors_under_other_names_are_not_lost_and_one_that_is_missing_besides_them_is(
+    tmp_path: Path, go: Run
+) -> None:
+    def wrapped(name: str) -> Path:
+        save_single(tmp_path / name, arrays(4, 4000, prefix="module.layer"))
+        return tmp_path / name
+
+    renamed, short = wrapped("renamed"), wrapped("short")
+    go(renamed, renamed, size=SIZE, strip_prefix="auto")
+    go(renamed, renamed, size=2 * SIZE)
+    assert not (tmp_path / ".renamed.reshard.last").exists()
+    save_single(short, arrays(1, 4000, prefix="mtp"), "mtp.safetensors")
+    go(short, short, size=SIZE, strip_prefix="auto", exclude=("mtp*",), prune=True)
+    with pytest.raises(KeptOriginal, match="[(]F32[)]"):
+        go(short, short, size=2 * SIZE)
 
 
 def test_an_original_that_cannot_be_read_is_not_taken_for_nothing(tmp_path: Path, go: Run) -> None:

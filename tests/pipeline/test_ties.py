@@ -59,3 +59,12 @@ def test_one_file_made_of_several_says_which_copies_were_dropped(
     one, source = (open_source(parse_place(str(p)), Context.from_env()) for p in (tmp_path / "one", tied))
     checks = {check.name: check.result for check in verify(one, source, meta_loader, deep=True)}
     assert checks["same tensors"] != "failed" and checks["same bytes"] == "passed"
+
+
+def test_the_only_copy_of_a_tensor_is_not_what_was_kept_under_two_names(tied: Path, go: Run) -> None:
+    file = tied / "pytorch_model.bin"
+    states = torch.load(file)
+    torch.save({"lm_head.weight": states["lm_head.weight"], **states}, file)  # the name that goes comes first
+    go(tied, tied, size=20_000, ties="source")
+    assert "lm_head.weight" not in read_checkpoint(from_folder(tied))
+    assert not go(tied, tied, size=40_000).published.found

@@ -196,6 +196,20 @@ def test_what_reshard_publishes_has_no_finding_but_that_it_is_not_signed(space: 
     )
 
 
+def test_what_was_resharded_in_place_is_no_newer_source_until_someone_else_changes_it(space: Namespace) -> None:
+    publish(space, "m", files_of(*model()))
+    in_place = space.repo("m")
+
+    def has_moved() -> bool:
+        return ("m", "source-moved") in kinds(audited(of_owner(space.name, None, Context.from_env())))
+
+    for size in (3000, 1000):
+        run(Request.of(in_place, in_place, size=size))
+        assert not has_moved()
+    space.admin.put_files(in_place, {"README.md": b"# New"})
+    assert has_moved()
+
+
 def test_a_source_that_was_renamed_is_not_a_wrong_one(space: Namespace) -> None:
     commit = publish(space, "before", files_of(*model()))
     publish(space, "copy", add_manifest(files_of(*model()), space.repo("before"), commit))

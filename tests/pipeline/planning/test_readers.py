@@ -108,6 +108,20 @@ def test_stages_are_those_of_mlx_lm(count: int, ranks: int, behind: int) -> None
     assert "model.norm.weight" not in found
 
 
+@pytest.mark.parametrize("layer", ["transformer.h.{}", "h.{}", "encoder.layer.{}", "encoder.block.{}.layer.0"])
+@pytest.mark.parametrize("layers", [4, None])
+def test_layers_have_the_names_that_transformers_gives_them(layer: str, layers: int | None) -> None:
+    """Of GPT-2, BERT and T5, some of whose configs have no `num_hidden_layers`."""
+    names = ["wte.weight", *(f"{layer.format(number)}.w" for number in range(4))]
+    found = shares(names, Readers("pp", 2), layers).of
+    assert found == dict(zip(names[1:], (1, 1, 0, 0), strict=True))
+
+
+def test_other_numbers_beside_layers_are_of_a_model_inside_which_all_read() -> None:
+    names = ["visual.blocks.0.w", "model.layers.0.w", "model.layers.1.w"]
+    assert shares(names, Readers("pp", 2)).of == {"model.layers.0.w": 1, "model.layers.1.w": 0}
+
+
 def test_experts_that_do_not_divide_are_read_by_all_and_that_is_said() -> None:
     names = [*mixture(1, 4), *(name.replace("layers.0", "layers.1") for name in mixture(1, 6))]
     found = shares(names, Readers.of("ep4"))
@@ -123,7 +137,10 @@ def test_experts_that_do_not_divide_are_read_by_all_and_that_is_said() -> None:
         (["model.layers.0.mlp.experts.gate_up_proj"], "ep2", "--experts separate"),
         (["model.norm.weight"], "ep2", "no experts to divide"),
         ([*mixture(1, 3)], "ep2", "3 experts in model.layers.0.mlp.experts cannot be divided evenly among 2 ranks"),
-        (["model.layers.0.w"], "pp2", "1 layer"),
+        ([*mixture(2, 3)], "ep2", "in model.layers.0.mlp.experts and 1 more layer cannot be divided evenly"),
+        ([*mixture(3, 3)], "ep2", "and 2 more layers cannot"),
+        (["model.layers.0.w"], "pp2", "the model has 1 layer$"),
+        (["conv.weight", "head.0"], "pp2", "no name of a tensor has the number of its layer, as in layers.0 or h.0"),
     ],
 )
 def test_ranks_that_would_all_read_everything_are_refused(names: list[str], typed: str, why: str) -> None:
