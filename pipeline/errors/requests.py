@@ -55,9 +55,13 @@ class RenameCollision(UsageError, code="usage.rename_collision"):
 class RenameUnused(UsageError, code="usage.rename_unused"):
     message = "--rename {rule} does not change any name"
     hint = "fix or remove the rule; it applies to names after --strip-prefix and earlier rules"
-class BadExperts(UsageError, code="usage.experts"):
+class BadExperts(
+    UsageError,
+    code="usage.experts",
+    cure="remove --experts; it can only stack or split unquantized weights, not convert quantized ones",
+):
     message = "--experts cannot rearrange the experts in {layer}: {why}"
-    hint = "remove --experts; it can only stack or split unquantized weights, not convert quantized ones"
+    hint = "{cure}"
 class BadRanks(UsageError, code="usage.ranks"):
     message = "cannot use ranks {value}: {why}"
     hint = "use epN for expert parallelism or ppN for pipeline parallelism, for example ep8; see docs/layouts.md"

@@ -20,7 +20,6 @@ from reshard.pipeline.checkpoint.names import index_path, shard_path
 from reshard.pipeline.checkpoint.open import Opened
 from reshard.pipeline.checkpoint.tool_files import is_tool_file
 from reshard.pipeline.errors import (
-    BadExperts,
     BadRanks,
     BadSize,
     CarriedTooLarge,
@@ -40,6 +39,7 @@ from reshard.pipeline.places import NOWHERE
 from reshard.pipeline.planning.beside import settings_edits, settings_paths, sort_out
 from reshard.pipeline.planning.codec import plan_digest, shard_digest
 from reshard.pipeline.planning.existing import Before, deletes_of, drift, occupied, replaced
+from reshard.pipeline.planning.experts import unchanged
 from reshard.pipeline.planning.groups import grouped
 from reshard.pipeline.planning.model import (
     CARD,
@@ -160,7 +160,7 @@ def make_plan(known: Known) -> Plan:
         same_experts = same_experts and not made.selection.rearranged
         notes += [*checkpoint.notes, *made.notes]
     if same_experts:
-        raise BadExperts(layer="the model", why=f"no experts to convert to {options.experts}")
+        raise unchanged((t.name for checkpoint in opened.checkpoints for t in checkpoint.tensors), options.experts)
     if unused:
         raise RenameUnused(rule=options.rename[min(unused)])
     written = {s.path for s in shards} | {o.index.path for o in outputs if o.index}
