@@ -34,7 +34,7 @@ from reshard.pipeline.errors import (
     UsageError,
 )
 from reshard.pipeline.figures import human_bytes
-from reshard.pipeline.limits import COMPONENT_MAX, HUB_FILE_MAX, HUB_FOLDER_FILES_MAX, HUB_HTTP_MAX
+from reshard.pipeline.limits import ALIGNMENT, COMPONENT_MAX, HUB_FILE_MAX, HUB_FOLDER_FILES_MAX, HUB_HTTP_MAX
 from reshard.pipeline.places import NOWHERE
 from reshard.pipeline.planning.beside import settings_edits, settings_paths, sort_out
 from reshard.pipeline.planning.codec import plan_digest, shard_digest
@@ -328,7 +328,8 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
         kept = {key: value for key, value in checkpoint.index_metadata.items() if key not in anew}
         index = Index(path, numbers, kept | total_parameters(checkpoint, selection, options.dequantize) | about)
     notes = [*selection.notes, *share.notes, *_large_notes(too_large)]
-    if not (options.rename or options.strip_prefix) and same_cut(shards, checkpoint.tensors, files):
+    placed = options.align != ALIGNMENT  # then where a tensor begins is part of what was asked for
+    if not (options.rename or options.strip_prefix) and same_cut(shards, checkpoint.tensors, files, placed):
         then = "a run writes" if known.request.target == known.request.source else "the target gets"
         one = f"{checkpoint.name}: " if len(known.opened.checkpoints) > 1 else ""
         notes.append(
