@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from shlex import join
+from shlex import join, quote
 
 from reshard.cli.output import count, dated, human_bytes, lasted, lines, some
 from reshard.client.facts import HELD, chosen, into, page, seconds_of, undoable
@@ -57,7 +57,7 @@ def summary(done: Finished | JobDone, target: AnyPlace, files: int, size: int) -
 
 def undo_with(undo: str, only_last: bool) -> str:
     """What undoes a publication; a repository's history keeps the state before, a folder only the last one."""
-    return f"undo with `reshard rollback {undo}`{' before the next run' if only_last else ''}"
+    return f"undo with `reshard rollback {quote(undo)}`{' before the next run' if only_last else ''}"
 
 
 def undo_rows(request: Request) -> Rows:
