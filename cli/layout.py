@@ -19,6 +19,7 @@ from reshard.pipeline.errors import UsageError
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.sizes import parse_size
 from reshard.pipeline.stores.connect import Context, open_source
+from reshard.pipeline.text import printable
 
 PLACE = Annotated[str, argument("REPO_OR_DIR", "Any repository, folder or URL, even if reshard did not publish it.")]
 
@@ -44,7 +45,7 @@ def layout(
 
 
 def _layout_text(found: Layout, ranks: str) -> str:
-    head = f"{found.place}: {count(found.files, 'weight file')}, {human_bytes(found.bytes)}; {ranks}"
+    head = f"{printable(found.place)}: {count(found.files, 'weight file')}, {human_bytes(found.bytes)}; {ranks}"
     rows = [*rank_rows(found.ranks, len(found.ranks)), *(("note", note) for note in found.notes)]
     if found.command:
         rows.append(("next", found.command))
@@ -67,13 +68,13 @@ def show_health(place: str, output: Output) -> None:
 
 
 def _health_text(found: LayoutHealth) -> str:
-    head = f"{found.place}: {count(found.tensors, 'tensor')}, {human_bytes(found.bytes)} of weights"
+    head = f"{printable(found.place)}: {count(found.tensors, 'tensor')}, {human_bytes(found.bytes)} of weights"
     now, then = _figures(found.now), _figures(found.then) if found.then else {}
     rows = [("", "now", "then"), *((name, text, then.get(name, "")) for name, text in now.items())]
     told = [head, lines(rows if then else [row[:2] for row in rows[1:]])]
     if found.index_seeks is not None:
         told.append(f"seeks when reading in index order: {found.index_seeks:,}; in file order: {found.now.files:,}")
-    told.append(f"next: {found.command}" if found.command else "no other split would improve this layout")
+    told.append(f"next: {printable(found.command)}" if found.command else "no other split would improve this layout")
     return "\n".join(told)
 
 
@@ -131,7 +132,7 @@ def _advice_text(found: Advice) -> str:
         mark = "recommended" if one.recommended else ""
         rows.append((one.name, f"{one.files:,}", *sizes, lasted(one.seconds), mark))
     (best,) = (one for one in found.layouts if one.recommended)
-    head = f"{found.place} for {found.loader}, {reader}, at {human_rate(found.link)}"
+    head = f"{printable(found.place)} for {found.loader}, {reader}, at {human_rate(found.link)}"
     table = lines(rows, right={1, 2, 3, 4, 5, 6})
-    then = f"next: {best.command}" if best.command else "keep the current layout: no other saves much"
+    then = f"next: {printable(best.command)}" if best.command else "keep the current layout: no other saves much"
     return "\n".join([head, table, then])
