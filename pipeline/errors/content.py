@@ -25,9 +25,14 @@ class AbsentFile(BadIndex, code="checkpoint.absent_file"):
 class AmbiguousWeights(BadIndex, code="checkpoint.ambiguous"):
     message = "{file}: {other} in the same folder {why}"
     hint = "remove the outdated one, or skip one of them with --exclude"
-class UnsafePath(CheckpointError, code="checkpoint.unsafe_path", why="points outside the repository"):
+class UnsafePath(
+    CheckpointError,
+    code="checkpoint.unsafe_path",
+    why="points outside the repository",
+    cure="do not use this checkpoint unless you trust its author",
+):
     message = "{file}: unsafe path {path}: {why}"
-    hint = "do not use this checkpoint unless you trust its author"
+    hint = "{cure}"
 class FolderLink(UnsafePath, code="checkpoint.unsafe_path.folder"):
     message = "{file}: {path} is a symbolic link to a folder, and reshard does not follow such links"
     hint = "if {to} is the model, pass that path; otherwise, remove the link or replace it with a copy"

@@ -181,4 +181,11 @@ def test_a_link_to_a_folder_inside_gets_a_hint_that_fits_and_one_out_of_it_a_war
     (tmp_path / "run" / "latest").symlink_to(tmp_path)
     with pytest.raises(UnsafePath, match="points outside the repository") as outside:
         opened(tmp_path / "run")
-    assert "trust its author" in outside.value.next_step
+    cure = "do not use this checkpoint unless you trust its author; if the link is your own, replace it with a copy of"
+    assert outside.value.next_step == f"{cure} the folder"
+    (tmp_path / "run" / "latest").unlink()
+    write_files(tmp_path, {"elsewhere.safetensors": b"weights"})
+    (tmp_path / "run" / "model.safetensors").symlink_to("../elsewhere.safetensors")
+    with pytest.raises(UnsafePath, match="model.safetensors: points outside the repository") as outside:
+        opened(tmp_path / "run")
+    assert outside.value.next_step == f"{cure} the file"
