@@ -19,9 +19,11 @@ class BadLength(CheckpointError, code="checkpoint.length"):
     message = "{file} is {actual} bytes, but its header requires {expected}"
     hint = "the file is incomplete or was modified; get a good copy from its author"
 class BadIndex(CheckpointError, code="checkpoint.index"): ...
-class AbsentFile(BadIndex, code="checkpoint.absent_file"):
+class AbsentFile(
+    BadIndex, code="checkpoint.absent_file", cure="get it from its author, or skip the index with --exclude"
+):
     message = "{file} refers to a missing file: {other}"
-    hint = "get it from its author, or skip the index with --exclude"
+    hint = "{cure}"
 class AmbiguousWeights(BadIndex, code="checkpoint.ambiguous"):
     message = "{file}: {other} in the same folder {why}"
     hint = "remove the outdated one, or skip one of them with --exclude"
