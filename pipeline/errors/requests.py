@@ -55,6 +55,9 @@ class RenameCollision(UsageError, code="usage.rename_collision"):
 class RenameUnused(UsageError, code="usage.rename_unused"):
     message = "--rename {rule} does not change any name"
     hint = "fix or remove the rule; it applies to names after --strip-prefix and earlier rules"
+class PrefixUnused(UsageError, code="usage.prefix_unused"):
+    message = "--strip-prefix {prefix} does not change any name"
+    hint = "check the prefix and its dot, or use --strip-prefix auto, which removes the prefixes of known wrappers"
 class BadExperts(
     UsageError,
     code="usage.experts",

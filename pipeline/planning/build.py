@@ -79,7 +79,7 @@ from reshard.pipeline.planning.parameters import total_parameters
 from reshard.pipeline.planning.ranges import same_cut
 from reshard.pipeline.planning.readers import NO_SHARES, Readers, Shares, shares
 from reshard.pipeline.planning.scales import MODELOPT
-from reshard.pipeline.planning.select import Selection, edited_config, select
+from reshard.pipeline.planning.select import Selection, check_prefix, edited_config, select
 from reshard.pipeline.request import LAYOUT, Options, Request, key_of
 from reshard.pipeline.tensors import Checkpoint, Name, Pin, StoredFile, size_in_bytes
 from reshard.pipeline.text import counted, printable, unsafe_path
@@ -140,7 +140,7 @@ def make_plan(known: Known) -> Plan:
     """The plan: same input, same plan, digest and all.
 
     Raises Oversize, SizeTooSmall, TooLargeForHub, CarriedTooLarge, NameTooLong, PathTaken, UnsafePath, UnsafeName,
-    RenameUnused, and what ``select`` raises.
+    RenameUnused, PrefixUnused, and what ``select`` raises.
     """
     options, opened, before = known.request.options, known.opened, known.before
     on_hub = known.request.target.local is None
@@ -161,6 +161,8 @@ def make_plan(known: Known) -> Plan:
         notes += [*checkpoint.notes, *made.notes]
     if same_experts:
         raise unchanged((t.name for checkpoint in opened.checkpoints for t in checkpoint.tensors), options.experts)
+    if opened.checkpoints:
+        check_prefix(opened.checkpoints, options.strip_prefix)
     if unused:
         raise RenameUnused(rule=options.rename[min(unused)])
     written = {s.path for s in shards} | {o.index.path for o in outputs if o.index}
