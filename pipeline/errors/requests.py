@@ -129,6 +129,9 @@ class FolderNotFound(SourceError, code="source.no_folder"):
 class PartOfCheckpoint(SourceError, code="source.part"):
     message = "{path} is one shard of a checkpoint, according to {why}"
     hint = "pass the folder instead: {folder}"
+class CacheFolder(SourceError, code="source.cache_folder"):
+    message = "{path} is a repository in the huggingface_hub cache, which can hold several versions of a model"
+    hint = "pass the folder of one version instead: {snapshot}"
 class BucketNotFound(SourceError, code="source.no_bucket", setting="AWS_ENDPOINT_URL"):
     message = "{place}: bucket not found, or the folder is empty ({why})"
     hint = "check the spelling and {setting}{where}, then {again}"

@@ -14,6 +14,7 @@ from reshard.pipeline.checkpoint.discover import is_index, is_weights, part_by
 from reshard.pipeline.checkpoint.tool_files import is_tool_folder
 from reshard.pipeline.errors import (
     BadPlace,
+    CacheFolder,
     FolderLink,
     FolderNotFound,
     LinkLoop,
@@ -26,7 +27,7 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.limits import CHUNK, FOLDER_DEPTH_MAX
 from reshard.pipeline.places import Folder, resolved
 from reshard.pipeline.protocols import Visibility
-from reshard.pipeline.stores.folder.hf_cache import Owns, is_moved_snapshot, owned_by_cache
+from reshard.pipeline.stores.folder.hf_cache import Owns, is_moved_snapshot, owned_by_cache, snapshot_in
 from reshard.pipeline.stores.record import digest_of
 from reshard.pipeline.tensors import Pin, StoredFile
 
@@ -136,7 +137,7 @@ class FolderSource:
 
     @classmethod
     def open(cls, place: Folder) -> FolderSource:
-        """The folder as it is now; raises FolderNotFound, UnsafePath."""
+        """The folder as it is now; raises FolderNotFound, CacheFolder, UnsafePath."""
         root = Path(place.path)
         _followed(root)
         if root.is_file() and is_weights(root.name):
@@ -144,6 +145,8 @@ class FolderSource:
         if not root.is_dir():
             why = "it is a file, but not a weight file" if root.exists() else "no such folder"
             raise FolderNotFound(path=str(root), why=why)
+        if snapshot := snapshot_in(resolved(place.path)):
+            raise CacheFolder(path=str(root), snapshot=str(snapshot))
         listing = list_folder(root)
         return cls(place, listing, digest_of(listing))
 
