@@ -10,7 +10,7 @@ from reshard.pipeline.errors.base import ReshardError
 
 class UsageError(ReshardError, code="usage", exit_code=2):
     message = "{what}"
-    hint = "see `{command} --help`"
+    hint = "see `{command} {help}`"
 class BadSetting(UsageError, code="usage.setting", blames_worker=True):
     message = "{name}={value}: {why}"
     hint = "fix this environment variable and try again; docs/reference/settings.md lists all settings"
