@@ -31,7 +31,7 @@ class FoldersNested(UsageError, code="usage.nested_folders", where="inside"):
     hint = "choose a target folder that is not inside a source and does not contain one"
 class Oversize(UsageError, code="usage.oversize"):
     message = "{tensor} is {bytes} bytes, over --size {size}, and --oversize fail is set"
-    hint = "raise --size above {bytes} bytes, or remove --oversize to put the tensor in its own file"
+    hint = "raise --size to at least {bytes} bytes, or remove --oversize to put the tensor in its own file"
 class CastOverflow(UsageError, code="usage.overflow"):
     message = "{tensor} has values that overflow {dtype} (at least {count}), and --strict-dtype is set"
     hint = "use --dtype bfloat16 (the range of float32), or remove --strict-dtype"

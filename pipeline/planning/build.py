@@ -329,7 +329,7 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
         anew = (ROOT_KEY, TOTAL_PARAMETERS)
         kept = {key: value for key, value in checkpoint.index_metadata.items() if key not in anew}
         index = Index(path, numbers, kept | total_parameters(checkpoint, selection, options.dequantize) | about)
-    notes = [*selection.notes, *share.notes, *_large_notes(too_large)]
+    notes = [*selection.notes, *share.notes, *_large_notes(too_large, options.size)]
     placed = options.align != ALIGNMENT  # then where a tensor begins is part of what was asked for
     if not (options.rename or options.strip_prefix) and same_cut(shards, checkpoint.tensors, files, placed):
         then = "a run writes" if known.request.target == known.request.source else "the target gets"
@@ -353,8 +353,12 @@ def _parts(entries: Sequence[Entry], share: Shares) -> list[Bin]:
     return [parts[rank] for rank in sorted(parts, key=lambda rank: (rank is not None, rank))]
 
 
-def _large_notes(too_large: Sequence[Entry]) -> list[str]:
-    return [f"{e.name} ({human_bytes(e.size)}) is larger than --size and gets its own file" for e in too_large]
+def _large_notes(too_large: Sequence[Entry], limit: int) -> list[str]:
+    return [
+        f"{e.name} ({human_bytes(e.size)}){'' if e.size > limit else ' with its header'} is larger than --size"
+        " and gets its own file"
+        for e in too_large
+    ]
 
 
 def _cut_gguf(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
@@ -378,7 +382,7 @@ def _cut_gguf(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
         _shard(b, shard_path(checkpoint.name, i + 1, len(bins)), keys.part(i, len(bins), count), files, known.pin)
         for i, b in enumerate(bins)
     ]
-    notes = [*selection.notes, *_large_notes(too_large)]
+    notes = [*selection.notes, *_large_notes(too_large, options.size)]
     if shards[0].size > options.size and bins[0][0] not in too_large:
         if options.oversize == "fail":
             raise Oversize(tensor=f"{bins[0][0].name} with all keys", bytes=shards[0].size, size=options.size)
