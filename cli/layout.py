@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from shlex import quote
 from typing import Annotated
 
@@ -15,7 +16,7 @@ from reshard.client.layout import LINK, Loader, advice_of, health_of, layout_of
 from reshard.client.models.plans import Advice, Layout, LayoutFigures, LayoutHealth
 from reshard.client.text import human_rate, lasted
 from reshard.pipeline.drafting import outline
-from reshard.pipeline.errors import UsageError
+from reshard.pipeline.errors import BadSize, UsageError
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.sizes import parse_size
 from reshard.pipeline.stores.connect import Context, open_source
@@ -115,13 +116,15 @@ _BITS = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([kMG])bit/s")
 
 def _rate(typed: str) -> int:
     """Bytes a second of ``1Gbit/s`` or ``50MB/s``; raises UsageError."""
+    rate = 0
     if match := _BITS.fullmatch(typed.strip()):
         rate = int(float(match[1]) * {"k": 1e3, "M": 1e6, "G": 1e9}[match[2]] / 8)
-        if rate:
-            return rate
     elif typed.endswith("/s") and "bit" not in typed.lower():
-        return parse_size(typed.removesuffix("/s"), "--link")
-    raise UsageError(what=f"--link {typed}: use a rate such as 1Gbit/s or 50MB/s")
+        with suppress(BadSize):  # whose hint is about the size of files
+            rate = parse_size(typed.removesuffix("/s"))
+    if not rate:
+        raise UsageError(what=f"--link {typed}: use a rate above zero, such as 1Gbit/s or 50MB/s")
+    return rate
 
 
 def _advice_text(found: Advice) -> str:
