@@ -17,6 +17,7 @@ from reshard.client.audit_report import page, report_of, require_pages, summary
 from reshard.client.models.audits import Audit, AuditedModel
 from reshard.pipeline.errors import AuditFailed, UsageError
 from reshard.pipeline.limits import AUDIT_JOBS, JOBS_MAX
+from reshard.pipeline.text import printable
 
 if TYPE_CHECKING:
     from reshard.pipeline.auditing.examine import Subject
@@ -116,7 +117,7 @@ def _text(found: Audit) -> str:
     table = [lines([("SEVERITY", "MODEL", "FINDINGS", "FIRST"), *rows])] if rows else []
     hidden = len(wrong) - MODELS_SHOWN
     more = [f"{count(hidden, 'more model')}; use --json to show all"] if hidden > 0 else []
-    return "\n".join([*table, *more, f"{found.audited}: {summary(found)}"])
+    return "\n".join([*table, *more, f"{printable(found.audited)}: {summary(found)}"])
 
 
 def _rows(entry: AuditedModel) -> list[tuple[str, str, str, str]]:

@@ -12,6 +12,7 @@ from reshard.cli.output import Output, count, first, human_bytes, lines
 from reshard.client.models.jobs import Installation, Repository
 from reshard.pipeline.errors import ReshardError, UsageError
 from reshard.pipeline.places import parse_place
+from reshard.pipeline.text import printable
 
 if TYPE_CHECKING:
     from reshard.pipeline.doctor.probes import Probe
@@ -114,7 +115,7 @@ def _repository(place: str, output: Output) -> None:
 
 def _text(found: Repository) -> str:
     symptoms, strict = found.symptoms, found.refused.require_model
-    head = f"{found.place}: {count(found.tensors, 'tensor')}, {human_bytes(found.bytes)} of weights"
+    head = f"{printable(found.place)}: {count(found.tensors, 'tensor')}, {human_bytes(found.bytes)} of weights"
     rows = [f"{head}; {count(len(symptoms), 'problem') if symptoms else 'no problems found'}"]
     rows += first([f"{symptom.kind}: {symptom.text} -> {symptom.cure}" for symptom in symptoms], SYMPTOMS_SHOWN)
     if strict:

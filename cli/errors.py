@@ -12,6 +12,7 @@ from typing import Any
 
 from typer import Abort, TyperException
 
+from reshard.cli.help import COMMON
 from reshard.cli.output import Output, console
 from reshard.pipeline.errors import BadPlace, BadSize, NoTarget, ReshardError, UsageError
 from reshard.pipeline.text import printable, printable_lines
@@ -19,6 +20,8 @@ from reshard.pipeline.text import printable, printable_lines
 INTERRUPTED = 130  # exit code; 128 + SIGINT, as shells count it
 # The long commands that change nothing; others say what is left.
 LOOKING = {"reshard doctor", "reshard plan", "reshard verify", "reshard audit"}
+# Whose `--help` shows only some options.
+SHORT_HELP = {"reshard plan", "reshard run", "reshard submit", "reshard schedule add"}
 SERVICES = {"reshard worker", "reshard control", "reshard web"}
 PIPE_CLOSED = 141  # exit code; 128 + SIGPIPE
 
@@ -61,6 +64,8 @@ def _run(command: Callable[[], Any], as_json: bool, name: str) -> int:
         error = _known(typed, path, sys.argv[1:]) or UsageError(what=what, command=path)
     except Exception as unknown:  # noqa: BLE001 -- the last line of defence: no traceback on a person's terminal
         error = ReshardError(what=f"{type(unknown).__name__}: {unknown} (traceback {_kept(unknown, name)})")
+    if type(error) is UsageError and _is_hidden(str(error), str(error.facts["command"])):
+        error.facts["help"] = "--help-all"
     if as_json:
         Output(json=True).document({"error": error.to_dict()})
     else:
@@ -70,6 +75,12 @@ def _run(command: Callable[[], Any], as_json: bool, name: str) -> int:
         for line in (f"error[{error.code}]: {message}", f"hint: {hint}"):
             shown.print(line)
     return error.exit_code
+
+
+def _is_hidden(message: str, command: str) -> bool:
+    """Whether ``message`` is about an option that the short help of ``command`` may not show."""
+    named = {name.replace("-", "_") for name in re.findall(r"--([a-z][a-z-]*)", message)}
+    return command in SHORT_HELP and not named <= {*COMMON}
 
 
 def _kept(unknown: Exception, name: str) -> str:

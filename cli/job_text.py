@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from shlex import join
+from shlex import join, quote
 
 from reshard.cli.output import count, dated, human_bytes, lasted, lines, some
 from reshard.client.facts import HELD, chosen, into, page, seconds_of, undoable
@@ -16,6 +16,7 @@ from reshard.pipeline.arguments import typed_options
 from reshard.pipeline.errors import shortened
 from reshard.pipeline.places import AnyPlace
 from reshard.pipeline.request import Request
+from reshard.pipeline.text import printable
 
 FOUND = "the target was already up to date; nothing was published"
 SHORT_ROWS = 6  # below the summary; --verbose has all
@@ -43,7 +44,7 @@ def ended(
 def summary(done: Finished | JobDone, target: AnyPlace, files: int, size: int) -> str:
     """In one line: where the result is, and what it took; ``size`` in bytes."""
     published = done.published
-    where = page(target, published.ref)
+    where = printable(page(target, published.ref))
     if published.found and not done.checks:
         commit = f", commit {published.commit[:12]}" if target.branch else ""
         return f"Nothing to do: {where} is up to date{commit} ({lasted(done.seconds)})"
@@ -57,7 +58,7 @@ def summary(done: Finished | JobDone, target: AnyPlace, files: int, size: int) -
 
 def undo_with(undo: str, only_last: bool) -> str:
     """What undoes a publication; a repository's history keeps the state before, a folder only the last one."""
-    return f"undo with `reshard rollback {undo}`{' before the next run' if only_last else ''}"
+    return f"undo with `reshard rollback {quote(undo)}`{' before the next run' if only_last else ''}"
 
 
 def undo_rows(request: Request) -> Rows:
@@ -91,7 +92,7 @@ def _commit(published: Commit) -> Rows:
 def undone(target: AnyPlace, commit: str, by: str) -> str:
     """That ``commit`` of the target was undone; of a folder, which has none, that its last write was."""
     if not target.branch:
-        return f"Rolled back {target} to its state before reshard last wrote to it"
+        return f"Rolled back {printable(str(target))} to its state before reshard last wrote to it"
     return f"Rolled back commit {commit} of {target} with commit {by}"
 
 

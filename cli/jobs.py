@@ -24,6 +24,7 @@ from reshard.pipeline.arguments import ACCESS
 from reshard.pipeline.errors import UsageError
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.request import Priority, Request
+from reshard.pipeline.text import printable
 from reshard.worker.queue.states import CANCELLABLE, ENDED, JobState
 
 D = TypeVar("D", Acted, Deleted)
@@ -57,10 +58,10 @@ def submit(
     done = operations.submit(session, operations.JobRequest.of(request))
     job, state = done.id, "Already queued as job" if done.existed else "Queued job"
     hint = "" if watch else f"\nFollow it with `reshard watch {job}`"
-    text = f"{state} {job}: {request.source} -> {request.target}{hint}"
+    text = printable(f"{state} {job}: {request.source} -> {request.target}") + hint
     places = (request.source, request.options.config_from, request.target)
     if folders := [str(place) for place in places if place and place.local]:
-        where = f"{' and '.join(folders)} {'is' if len(folders) == 1 else 'are'} resolved on the worker"
+        where = f"{printable(' and '.join(folders))} {'is' if len(folders) == 1 else 'are'} resolved on the worker"
         output.say(f"warning: {where}, within its RESHARD_ALLOWED_FOLDERS; for local folders, use `reshard run`")
     output.waits(done.waits)
     output.result(done, text, job)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from shlex import quote
 from typing import Annotated
 
@@ -15,10 +16,11 @@ from reshard.client.layout import LINK, Loader, advice_of, health_of, layout_of
 from reshard.client.models.plans import Advice, Layout, LayoutFigures, LayoutHealth
 from reshard.client.text import human_rate, lasted
 from reshard.pipeline.drafting import outline
-from reshard.pipeline.errors import UsageError
+from reshard.pipeline.errors import BadSize, UsageError
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.sizes import parse_size
 from reshard.pipeline.stores.connect import Context, open_source
+from reshard.pipeline.text import printable
 
 PLACE = Annotated[str, argument("REPO_OR_DIR", "Any repository, folder or URL, even if reshard did not publish it.")]
 
@@ -44,7 +46,7 @@ def layout(
 
 
 def _layout_text(found: Layout, ranks: str) -> str:
-    head = f"{found.place}: {count(found.files, 'weight file')}, {human_bytes(found.bytes)}; {ranks}"
+    head = f"{printable(found.place)}: {count(found.files, 'weight file')}, {human_bytes(found.bytes)}; {ranks}"
     rows = [*rank_rows(found.ranks, len(found.ranks)), *(("note", note) for note in found.notes)]
     if found.command:
         rows.append(("next", found.command))
@@ -67,13 +69,13 @@ def show_health(place: str, output: Output) -> None:
 
 
 def _health_text(found: LayoutHealth) -> str:
-    head = f"{found.place}: {count(found.tensors, 'tensor')}, {human_bytes(found.bytes)} of weights"
+    head = f"{printable(found.place)}: {count(found.tensors, 'tensor')}, {human_bytes(found.bytes)} of weights"
     now, then = _figures(found.now), _figures(found.then) if found.then else {}
     rows = [("", "now", "then"), *((name, text, then.get(name, "")) for name, text in now.items())]
     told = [head, lines(rows if then else [row[:2] for row in rows[1:]])]
     if found.index_seeks is not None:
         told.append(f"seeks when reading in index order: {found.index_seeks:,}; in file order: {found.now.files:,}")
-    told.append(f"next: {found.command}" if found.command else "no other split would improve this layout")
+    told.append(f"next: {printable(found.command)}" if found.command else "no other split would improve this layout")
     return "\n".join(told)
 
 
@@ -114,13 +116,15 @@ _BITS = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([kMG])bit/s")
 
 def _rate(typed: str) -> int:
     """Bytes a second of ``1Gbit/s`` or ``50MB/s``; raises UsageError."""
+    rate = 0
     if match := _BITS.fullmatch(typed.strip()):
         rate = int(float(match[1]) * {"k": 1e3, "M": 1e6, "G": 1e9}[match[2]] / 8)
-        if rate:
-            return rate
     elif typed.endswith("/s") and "bit" not in typed.lower():
-        return parse_size(typed.removesuffix("/s"), "--link")
-    raise UsageError(what=f"--link {typed}: use a rate such as 1Gbit/s or 50MB/s")
+        with suppress(BadSize):  # whose hint is about the size of files
+            rate = parse_size(typed.removesuffix("/s"))
+    if not rate:
+        raise UsageError(what=f"--link {typed}: use a rate above zero, such as 1Gbit/s or 50MB/s")
+    return rate
 
 
 def _advice_text(found: Advice) -> str:
@@ -131,7 +135,7 @@ def _advice_text(found: Advice) -> str:
         mark = "recommended" if one.recommended else ""
         rows.append((one.name, f"{one.files:,}", *sizes, lasted(one.seconds), mark))
     (best,) = (one for one in found.layouts if one.recommended)
-    head = f"{found.place} for {found.loader}, {reader}, at {human_rate(found.link)}"
+    head = f"{printable(found.place)} for {found.loader}, {reader}, at {human_rate(found.link)}"
     table = lines(rows, right={1, 2, 3, 4, 5, 6})
-    then = f"next: {best.command}" if best.command else "keep the current layout: no other saves much"
+    then = f"next: {printable(best.command)}" if best.command else "keep the current layout: no other saves much"
     return "\n".join([head, table, then])

@@ -14,6 +14,7 @@ from reshard.client.models.jobs import PlanMade
 from reshard.client.models.plans import Plan, Planned, RankReads, Shard
 from reshard.client.models.records import Needs
 from reshard.pipeline.sizes import SINGLE
+from reshard.pipeline.text import printable
 
 
 class Shown(NamedTuple):
@@ -97,7 +98,7 @@ def plan_text(plan: Plan, most: Shown = SHORT, stream: TextIO | None = None) -> 
 
 
 def _head(plan: Plan) -> str:
-    return f"{plan.source} -> {plan.into}" if plan.target else plan.source
+    return printable(f"{plan.source} -> {plan.into}" if plan.target else plan.source)
 
 
 def _weights(plan: Plan, size: Callable[[int], str]) -> str:

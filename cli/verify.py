@@ -15,6 +15,7 @@ from reshard.pipeline.arguments import as_option
 from reshard.pipeline.errors import UsageError, VerifyFailed
 from reshard.pipeline.request import Options
 from reshard.pipeline.sizes import parse_size
+from reshard.pipeline.text import printable
 from reshard.pipeline.verifying.load import Loader, LoadOptions
 
 AGAINST, LOAD = "With --against", "With --load"  # sections of help
@@ -133,4 +134,5 @@ def _text(found: Verified, verbose: bool) -> str:
     others = [f"{ends[end]:,} {end}" for end in ("failed", "inconclusive", "skipped") if ends[end]]
     counted = f" ({', '.join(others)}, of {ends.total():,} checks)" if others else ""
     unread = "" if found.deep else "; bytes not compared (use --deep)"
-    return "\n".join([*shown, f"{found.place}{against}: {found.result}{counted}{unread}"])
+    place = printable(f"{found.place}{against}")
+    return "\n".join([*shown, f"{place}: {found.result}{counted}{unread}"])

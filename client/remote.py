@@ -102,7 +102,7 @@ class Remote:
         names = {name: given[name] for name in re.findall(r"{(\w+)}", path)}
         for name in names.values():
             if not re.fullmatch(r"[\w@-][\w.@:-]*", name):  # it could be no part of a path, or would be another one
-                raise self._not_found(path.split("/")[1], name)
+                raise self._not_found(path.split("/")[1], name or "''")
         return path.format_map({name: quote(value) for name, value in names.items()})
 
     def _not_found(self, noun: str, name: str) -> ReshardError:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import difflib
 import string
 from collections.abc import Iterator, Sequence
+from datetime import date
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -42,6 +43,7 @@ NAME = Matching(
 WORDS = {"too_short": "the list is empty"}  # for what pydantic says of a length, which only entries have
 # Ten times as fast, where PyYAML was built with libyaml; a catalog may have thousands of lines.
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+SIZES = {"size", "min_size", "max_size"}  # the keys that are sizes
 PLACEHOLDERS = ("owner", "name", "size", "revision")
 
 
@@ -210,7 +212,7 @@ def parse(text: str, file: str) -> Catalog:
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
         raise BadCatalog(
             file=file, line=_line(root, first["loc"]), key=_dotted(first["loc"]),
-            why=WORDS.get(first["type"], first_problem(invalid).why) + more, fix=_fix(first),
+            why=(_read_as(first) or WORDS.get(first["type"]) or first_problem(invalid).why) + more, fix=_fix(first),
         ) from None  # fmt: skip
     for number, entry in enumerate(catalog.entries):
         if entry.to is None and catalog.defaults.to is None:
@@ -349,6 +351,15 @@ def _dotted(path: Sequence[int | str]) -> str:
     return text.removeprefix(".") or "file"
 
 
+def _read_as(error: Any) -> str:
+    """What YAML takes a value for that should be text and stands without quotes; empty for any other mistake."""
+    value = error["input"]
+    if error["type"] != "string_type" or not isinstance(value, bool | int | float | date):
+        return ""
+    kind = "true or false" if isinstance(value, bool) else "a date" if isinstance(value, date) else "a number"
+    return f"must be text, but YAML reads this as {kind}"
+
+
 def _fix(error: Any) -> str:
     """What to do about one of pydantic's errors."""
     path = error["loc"]
@@ -361,6 +372,8 @@ def _fix(error: Any) -> str:
             return "for example `name: nightly-200mb`"
         case "too_short":
             return "add an entry: `- repo: user/repo`"
+        case "string_type" if _read_as(error):
+            return "use a unit, such as 200MB or 4kB" if path[-1] in SIZES else "put it in quotes"
         case "literal_error":
             return f"choose one of {error['ctx']['expected']}"
     return f"change {_dotted(path)}; see docs/guides/catalogs.md for valid values"

@@ -286,11 +286,20 @@ class _Finder:
             files = sorted(set(weight_map.values()))
             for file in files:
                 if file not in self._listing:
-                    raise AbsentFile(file=path, other=file)
+                    raise AbsentFile(file=path, other=file, **self._without(file))
                 if suffix_of(file) not in suffixes:
                     raise BadIndex(file=path, why=f"{file} is not a {_format(suffixes)} file")
             stored = tuple(self._listing[file] for file in files)
             yield FileSet(name, _format(suffixes), stored, path, index.metadata or {}, weight_map)
+
+    def _without(self, file: str) -> dict[str, str]:
+        """What to do where ``file`` is missing, if the others of its numbered set are there: they are no set alone."""
+        if not (match := NUMBERED.fullmatch(file)):
+            return {}
+        pattern = rf"{re.escape(match['stem'])}-\d{{5}}-of-{match['count']}{re.escape(match['suffix'])}"
+        if not any(re.fullmatch(pattern, path) for path in self._listing):
+            return {}
+        return {"cure": "get it from its author, or download the model again; the other shards alone are not a model"}
 
     def _unindexed(self, suffixes: Iterable[str], among: Iterable[str] | None = None) -> Iterator[FileSet]:
         """What no index names: numbered files are one set, any other file is one of its own."""

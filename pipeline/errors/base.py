@@ -87,7 +87,7 @@ class ReshardError(Exception):
         """The hint with its facts filled in, and with how to go on: with a job, where a worker has added which."""
         job = self.facts.get("job")
         on = {name: of_a_job.format(job=job) if job else typed for name, (typed, of_a_job) in GO_ON.items()}
-        hint = self.hint.format_map({"job": "JOB", "command": "reshard", **on, **_told(self.facts)})
+        hint = self.hint.format_map({"job": "JOB", "command": "reshard", "help": "--help", **on, **_told(self.facts)})
         return self._as_told(_agreed(hint))
 
     @property

@@ -19,15 +19,22 @@ class BadLength(CheckpointError, code="checkpoint.length"):
     message = "{file} is {actual} bytes, but its header requires {expected}"
     hint = "the file is incomplete or was modified; get a good copy from its author"
 class BadIndex(CheckpointError, code="checkpoint.index"): ...
-class AbsentFile(BadIndex, code="checkpoint.absent_file"):
+class AbsentFile(
+    BadIndex, code="checkpoint.absent_file", cure="get it from its author, or skip the index with --exclude"
+):
     message = "{file} refers to a missing file: {other}"
-    hint = "get it from its author, or skip the index with --exclude"
+    hint = "{cure}"
 class AmbiguousWeights(BadIndex, code="checkpoint.ambiguous"):
     message = "{file}: {other} in the same folder {why}"
     hint = "remove the outdated one, or skip one of them with --exclude"
-class UnsafePath(CheckpointError, code="checkpoint.unsafe_path", why="points outside the repository"):
+class UnsafePath(
+    CheckpointError,
+    code="checkpoint.unsafe_path",
+    why="points outside the repository",
+    cure="do not use this checkpoint unless you trust its author",
+):
     message = "{file}: unsafe path {path}: {why}"
-    hint = "do not use this checkpoint unless you trust its author"
+    hint = "{cure}"
 class FolderLink(UnsafePath, code="checkpoint.unsafe_path.folder"):
     message = "{file}: {path} is a symbolic link to a folder, and reshard does not follow such links"
     hint = "if {to} is the model, pass that path; otherwise, remove the link or replace it with a copy"

@@ -10,7 +10,7 @@ from reshard.pipeline.errors.base import ReshardError
 
 class UsageError(ReshardError, code="usage", exit_code=2):
     message = "{what}"
-    hint = "see `{command} --help`"
+    hint = "see `{command} {help}`"
 class BadSetting(UsageError, code="usage.setting", blames_worker=True):
     message = "{name}={value}: {why}"
     hint = "fix this environment variable and try again; docs/reference/settings.md lists all settings"
@@ -31,7 +31,7 @@ class FoldersNested(UsageError, code="usage.nested_folders", where="inside"):
     hint = "choose a target folder that is not inside a source and does not contain one"
 class Oversize(UsageError, code="usage.oversize"):
     message = "{tensor} is {bytes} bytes, over --size {size}, and --oversize fail is set"
-    hint = "raise --size above {bytes} bytes, or remove --oversize to put the tensor in its own file"
+    hint = "raise --size to at least {bytes} bytes, or remove --oversize to put the tensor in its own file"
 class CastOverflow(UsageError, code="usage.overflow"):
     message = "{tensor} has values that overflow {dtype} (at least {count}), and --strict-dtype is set"
     hint = "use --dtype bfloat16 (the range of float32), or remove --strict-dtype"
@@ -55,9 +55,16 @@ class RenameCollision(UsageError, code="usage.rename_collision"):
 class RenameUnused(UsageError, code="usage.rename_unused"):
     message = "--rename {rule} does not change any name"
     hint = "fix or remove the rule; it applies to names after --strip-prefix and earlier rules"
-class BadExperts(UsageError, code="usage.experts"):
+class PrefixUnused(UsageError, code="usage.prefix_unused"):
+    message = "--strip-prefix {prefix} does not change any name"
+    hint = "check the prefix and its dot, or use --strip-prefix auto, which removes the prefixes of known wrappers"
+class BadExperts(
+    UsageError,
+    code="usage.experts",
+    cure="remove --experts; it can only stack or split unquantized weights, not convert quantized ones",
+):
     message = "--experts cannot rearrange the experts in {layer}: {why}"
-    hint = "remove --experts; it can only stack or split unquantized weights, not convert quantized ones"
+    hint = "{cure}"
 class BadRanks(UsageError, code="usage.ranks"):
     message = "cannot use ranks {value}: {why}"
     hint = "use epN for expert parallelism or ppN for pipeline parallelism, for example ep8; see docs/layouts.md"
@@ -122,6 +129,9 @@ class FolderNotFound(SourceError, code="source.no_folder"):
 class PartOfCheckpoint(SourceError, code="source.part"):
     message = "{path} is one shard of a checkpoint, according to {why}"
     hint = "pass the folder instead: {folder}"
+class CacheFolder(SourceError, code="source.cache_folder"):
+    message = "{path} is a repository in the huggingface_hub cache, which can hold several versions of a model"
+    hint = "pass the folder of one version instead: {snapshot}"
 class BucketNotFound(SourceError, code="source.no_bucket", setting="AWS_ENDPOINT_URL"):
     message = "{place}: bucket not found, or the folder is empty ({why})"
     hint = "check the spelling and {setting}{where}, then {again}"

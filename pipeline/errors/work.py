@@ -40,6 +40,8 @@ class NoConditionalWrites(TargetError, code="target.unconditional"):
 class TargetFull(TargetError, code="target.disk"):
     message = "not enough disk space for {path}: {needed} needed, {free} free"
     hint = "free up space (`.NAME.reshard.last` holds what the last run replaced), or use another disk, then {again}"
+class TargetFilled(TargetFull, code="target.disk.filled"):
+    message = "not enough disk space for {path}: the disk became full (now {free} free)"
 class NothingToRollBack(
     TargetError,
     code="target.nothing_to_roll_back",

@@ -20,7 +20,6 @@ from reshard.pipeline.checkpoint.names import index_path, shard_path
 from reshard.pipeline.checkpoint.open import Opened
 from reshard.pipeline.checkpoint.tool_files import is_tool_file
 from reshard.pipeline.errors import (
-    BadExperts,
     BadRanks,
     BadSize,
     CarriedTooLarge,
@@ -35,11 +34,12 @@ from reshard.pipeline.errors import (
     UsageError,
 )
 from reshard.pipeline.figures import human_bytes
-from reshard.pipeline.limits import COMPONENT_MAX, HUB_FILE_MAX, HUB_FOLDER_FILES_MAX, HUB_HTTP_MAX
+from reshard.pipeline.limits import ALIGNMENT, COMPONENT_MAX, HUB_FILE_MAX, HUB_FOLDER_FILES_MAX, HUB_HTTP_MAX
 from reshard.pipeline.places import NOWHERE
 from reshard.pipeline.planning.beside import settings_edits, settings_paths, sort_out
 from reshard.pipeline.planning.codec import plan_digest, shard_digest
 from reshard.pipeline.planning.existing import Before, deletes_of, drift, occupied, replaced
+from reshard.pipeline.planning.experts import unchanged
 from reshard.pipeline.planning.groups import grouped
 from reshard.pipeline.planning.model import (
     CARD,
@@ -79,7 +79,7 @@ from reshard.pipeline.planning.parameters import total_parameters
 from reshard.pipeline.planning.ranges import same_cut
 from reshard.pipeline.planning.readers import NO_SHARES, Readers, Shares, shares
 from reshard.pipeline.planning.scales import MODELOPT
-from reshard.pipeline.planning.select import Selection, edited_config, select
+from reshard.pipeline.planning.select import Selection, check_prefix, edited_config, select
 from reshard.pipeline.request import LAYOUT, Options, Request, key_of
 from reshard.pipeline.tensors import Checkpoint, Name, Pin, StoredFile, size_in_bytes
 from reshard.pipeline.text import counted, printable, unsafe_path
@@ -140,7 +140,7 @@ def make_plan(known: Known) -> Plan:
     """The plan: same input, same plan, digest and all.
 
     Raises Oversize, SizeTooSmall, TooLargeForHub, CarriedTooLarge, NameTooLong, PathTaken, UnsafePath, UnsafeName,
-    RenameUnused, and what ``select`` raises.
+    RenameUnused, PrefixUnused, and what ``select`` raises.
     """
     options, opened, before = known.request.options, known.opened, known.before
     on_hub = known.request.target.local is None
@@ -160,7 +160,9 @@ def make_plan(known: Known) -> Plan:
         same_experts = same_experts and not made.selection.rearranged
         notes += [*checkpoint.notes, *made.notes]
     if same_experts:
-        raise BadExperts(layer="the model", why=f"no experts to convert to {options.experts}")
+        raise unchanged((t.name for checkpoint in opened.checkpoints for t in checkpoint.tensors), options.experts)
+    if opened.checkpoints:
+        check_prefix(opened.checkpoints, options.strip_prefix)
     if unused:
         raise RenameUnused(rule=options.rename[min(unused)])
     written = {s.path for s in shards} | {o.index.path for o in outputs if o.index}
@@ -327,8 +329,9 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
         anew = (ROOT_KEY, TOTAL_PARAMETERS)
         kept = {key: value for key, value in checkpoint.index_metadata.items() if key not in anew}
         index = Index(path, numbers, kept | total_parameters(checkpoint, selection, options.dequantize) | about)
-    notes = [*selection.notes, *share.notes, *_large_notes(too_large)]
-    if not (options.rename or options.strip_prefix) and same_cut(shards, checkpoint.tensors, files):
+    notes = [*selection.notes, *share.notes, *_large_notes(too_large, options.size)]
+    placed = options.align != ALIGNMENT  # then where a tensor begins is part of what was asked for
+    if not (options.rename or options.strip_prefix) and same_cut(shards, checkpoint.tensors, files, placed):
         then = "a run writes" if known.request.target == known.request.source else "the target gets"
         one = f"{checkpoint.name}: " if len(known.opened.checkpoints) > 1 else ""
         notes.append(
@@ -350,8 +353,12 @@ def _parts(entries: Sequence[Entry], share: Shares) -> list[Bin]:
     return [parts[rank] for rank in sorted(parts, key=lambda rank: (rank is not None, rank))]
 
 
-def _large_notes(too_large: Sequence[Entry]) -> list[str]:
-    return [f"{e.name} ({human_bytes(e.size)}) is larger than --size and gets its own file" for e in too_large]
+def _large_notes(too_large: Sequence[Entry], limit: int) -> list[str]:
+    return [
+        f"{e.name} ({human_bytes(e.size)}){'' if e.size > limit else ' with its header'} is larger than --size"
+        " and gets its own file"
+        for e in too_large
+    ]
 
 
 def _cut_gguf(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
@@ -375,7 +382,7 @@ def _cut_gguf(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
         _shard(b, shard_path(checkpoint.name, i + 1, len(bins)), keys.part(i, len(bins), count), files, known.pin)
         for i, b in enumerate(bins)
     ]
-    notes = [*selection.notes, *_large_notes(too_large)]
+    notes = [*selection.notes, *_large_notes(too_large, options.size)]
     if shards[0].size > options.size and bins[0][0] not in too_large:
         if options.oversize == "fail":
             raise Oversize(tensor=f"{bins[0][0].name} with all keys", bytes=shards[0].size, size=options.size)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from reshard.pipeline.checkpoint.formats.tiling import flaw_in_tiling
 from reshard.pipeline.errors import BadExperts, ProofError
@@ -55,6 +55,25 @@ def arranged(tensors: Sequence[Tensor], experts: Experts) -> Sequence[Tensor]:
         if flaw := flaw_in_tiling(tensor.shape, tensor.pieces):
             raise ProofError(what=f"{tensor.name} does not match its parts: {flaw}")
     return kept + made
+
+
+def unchanged(names: Iterable[str], experts: Experts) -> BadExperts:
+    """Why ``arranged`` left a model with tensors of these ``names`` as it was."""
+    whose, kept = "the model", "remove --experts; the result is the same without it"
+    if experts == "fused":
+        if any(FUSED.fullmatch(name) for name in names):
+            return BadExperts(layer=whose, why="they are already fused", cure=kept)
+        return BadExperts(layer=whose, why="no experts to convert to fused")
+    found = {match["rest"].partition(".")[0] for name in names if (match := ONE.fullmatch(name))}
+    there = next((layout for layout, parts in NAMES.items() if found == {*parts}), None)
+    if there == experts:
+        return BadExperts(layer=whose, why=f"they are already {experts}", cure=kept)
+    if there is not None:
+        old, new = NAMES[there], NAMES[experts]
+        pairs = ", ".join(f"{one} to {other}" for one, other in zip(old, new, strict=True))
+        cure = f"use --rename instead: only the names differ ({pairs})"
+        return BadExperts(layer=whose, why=f"they are already separate, under the names of {there}", cure=cure)
+    return BadExperts(layer=whose, why=f"no experts to convert to {experts}")
 
 
 def _fused(layer: str, parts: Mapping[tuple[str, str], Tensor]) -> list[Tensor]:

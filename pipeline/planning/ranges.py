@@ -244,11 +244,23 @@ def adjoining(stretches: Iterable[S]) -> Iterator[list[S]]:
         yield row
 
 
-def same_cut(shards: Sequence[Shard], tensors: Sequence[Tensor], files: Sequence[StoredFile]) -> bool:
-    """Whether each file has the tensors of the source's file of the same name, all of them as they are."""
-    return sum(len(shard.entries) for shard in shards) == len(tensors) and all(
-        found is not None and files[found.file].path == shard.path and not entry.cast and entry.scale is None
-        for shard in shards
-        for entry in shard.entries
-        for found in [entry.tensor.range]
-    )
+def same_cut(
+    shards: Sequence[Shard], tensors: Sequence[Tensor], files: Sequence[StoredFile], placed: bool = False
+) -> bool:
+    """Whether each file has the tensors of the source's file of the same name, all of them as they are.
+
+    ``placed``: and at the same bytes of it.
+    """
+
+    def same(shard: Shard) -> bool:
+        at = len(shard.header)
+        for entry in shard.entries:
+            found = entry.tensor.range
+            if found is None or files[found.file].path != shard.path or entry.cast or entry.scale is not None:
+                return False
+            if placed and found.start != at:
+                return False
+            at += entry.tensor.size
+        return True
+
+    return sum(len(shard.entries) for shard in shards) == len(tensors) and all(map(same, shards))

@@ -11,7 +11,8 @@ from posixpath import dirname, join
 
 from reshard.pipeline.checkpoint.prefixes import half_wrapped, wrappers_in
 from reshard.pipeline.checkpoint.prefixes import renamed as unwrapped
-from reshard.pipeline.errors import BadExperts, RenameCollision
+from reshard.pipeline.checkpoint.prefixes import unwrapped as unwrapped_name
+from reshard.pipeline.errors import BadExperts, PrefixUnused, RenameCollision
 from reshard.pipeline.planning.experts import arranged
 from reshard.pipeline.planning.model import Entry
 from reshard.pipeline.planning.scales import MODELOPT, dequantised, plain_config
@@ -120,6 +121,14 @@ def _renamed(selection: Selection, rules: Sequence[Rule], checkpoint: str) -> Se
         notes=(*selection.notes, *told),
         rules_used={number for number, change in enumerate(changes) if change.names},
     )
+
+
+def check_prefix(checkpoints: Sequence[Checkpoint], prefix: str | None) -> None:
+    """Raises PrefixUnused for one that no name of any checkpoint has; ``auto`` may find none."""
+    if prefix is None or prefix == AUTO:
+        return
+    if not any(unwrapped_name(t.name, [prefix]) != t.name for checkpoint in checkpoints for t in checkpoint.tensors):
+        raise PrefixUnused(prefix=prefix or "''")
 
 
 def _unwrapped(

@@ -8,7 +8,9 @@ import subprocess
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from typer import BadParameter
 
 from reshard.cli.errors import INTERRUPTED, guarded
@@ -94,6 +96,7 @@ def test_a_command_with_nothing_behind_it_shows_its_help_as_it_is(reshard: Run, 
         (["list", "--nope"], "reshard list"),
         (["nonsense"], "reshard"),
         (["status", "--report"], "reshard status"),
+        (["plan", "a/b", "--revision"], "reshard plan"),
         (["catalog", "status", "--report", "x.md"], "reshard catalog status"),
     ],
 )
@@ -101,6 +104,18 @@ def test_a_usage_error_leads_to_the_help_of_the_command_itself(reshard: Run, typ
     done = reshard(*typed, env={"RESHARD_BROKER_URL": "redis://127.0.0.1:1/0"})
     assert done.code == 2
     assert done.err.endswith(f"\nhint: see `{command} --help`\n")
+
+
+@pytest.mark.parametrize(
+    "typed", [["--for", "x"], ["--single", "--size", "1GB"], ["--for", "ep8", "--single"], ["--tensor-hashes"], ["--x"]]
+)
+def test_a_usage_error_about_an_option_that_the_short_help_leaves_out_leads_to_all_of_them(
+    reshard: Run, tmp_path: Path, typed: list[str]
+) -> None:
+    save_file({"a": np.zeros(9, np.uint8)}, tmp_path / "model.safetensors")
+    done = reshard("plan", tmp_path, *typed)
+    assert done.code == 2
+    assert done.err.endswith("\nhint: see `reshard plan --help-all`\n"), done.err
 
 
 def test_an_unexpected_exception_is_one_line_that_says_where_its_traceback_is(

@@ -14,6 +14,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from docs.generate import commands
+from reshard.cli.errors import SHORT_HELP
 from reshard.cli.main import app, main
 from reshard.pipeline.places import parse_place
 
@@ -35,6 +36,10 @@ SCREENS = dict(screens(typer.main.get_command(app)))
 def takes_all(command: Any) -> bool:
     """Whether its help shows only some options at first."""
     return any("--help-all" in param.opts for param in command.params)
+
+
+def test_errors_know_which_commands_show_only_some_options() -> None:
+    assert {" ".join(["reshard", *words]) for words, command in SCREENS.items() if takes_all(command)} == SHORT_HELP
 
 
 def options(shown: str) -> list[str]:
@@ -144,5 +149,5 @@ def test_as_an_extension_it_is_called_what_is_typed(
     assert typed("plan", "--help").startswith("Usage: hf reshard plan ")
     assert "\n  Example: hf reshard plan " in typed("plan", "--help")
     assert typed().startswith("Usage: hf reshard ")
-    assert "hint: see `hf reshard plan --help`" in typed("plan", "a/b", "--nothing")
+    assert "hint: see `hf reshard plan --help-all`" in typed("plan", "a/b", "--nothing")
     assert typed("--version") == f"reshard {version('reshard')}\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,28 @@ def test_a_name_makes_no_line_of_its_own() -> None:
     name = f"a\n{BIDI}b"
     for shown in (lines([[name, name]]), *first([name], 1), some([name])):
         assert "\n" not in shown and BIDI not in shown and "a\\x0a" in shown
+
+
+def test_the_name_of_a_folder_makes_no_line_of_its_own(hostile: Path, tmp_path: Path, reshard: Run) -> None:
+    models, out = tmp_path / "all\nforged: line", tmp_path / "out\nforged: line"
+    model = models / "a\nforged: line"
+    shutil.copytree(hostile, model)
+    calls: list[tuple[str | Path, ...]] = [
+        ("plan", model, "--to", out),
+        ("plan", model),
+        ("run", model, "--to", out, "--size", "5000B"),
+        ("run", model, "--to", out, "--size", "5000B"),
+        ("rollback", out),
+        ("verify", model),
+        ("doctor", model),
+        ("doctor", model, "--layout"),
+        ("advise", model),
+        ("audit", models),
+    ]
+    for call in calls:
+        done = reshard(*call)
+        assert done.out + done.err, call
+        assert "\nforged" not in done.out + done.err, call
 
 
 def test_listings_reports_and_errors_show_names_escaped(hostile: Path, tmp_path: Path, reshard: Run) -> None:

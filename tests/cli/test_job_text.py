@@ -122,6 +122,7 @@ def test_the_end_tells_what_a_cast_made_infinite_and_no_other_reason_of_what_pas
         ("us/m", {}, "undo with `reshard rollback us/m@main`"),
         ("us/m", {"branch": "cut"}, "undo with `reshard rollback us/m@cut`"),
         ("/us/m", {}, "undo with `reshard rollback /us/m` before the next run"),
+        ("/us/my m", {}, "undo with `reshard rollback '/us/my m'` before the next run"),
         ("us/m", {"pr": True}, None),
     ],
 )

@@ -133,8 +133,8 @@ def test_advice_is_a_table_of_five_layouts_and_the_command_for_one(reshard: Run,
     assert reshard("advise", mixture, "--link", "8Mbit/s", "--ranks", "ep4", "--quiet").out.startswith("reshard run ")
 
 
-@pytest.mark.parametrize("rate", ["1Gbit", "fast", "0Mbit/s", "5", "1gbit/s"])
+@pytest.mark.parametrize("rate", ["1Gbit", "fast", "0Mbit/s", "5", "1gbit/s", "0MB/s", "1XB/s"])
 def test_a_link_is_a_rate_with_its_unit(rate: str, reshard: Run, mixture: Path) -> None:
     done = reshard("advise", mixture, "--link", rate)
     assert (done.code, done.out) == (2, "")
-    assert done.err.startswith(f"error[usage]: --link {rate}: use a rate such as 1Gbit/s")
+    assert done.err.startswith(f"error[usage]: --link {rate}: use a rate above zero, such as 1Gbit/s")

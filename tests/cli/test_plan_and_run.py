@@ -91,6 +91,11 @@ def test_a_size_that_changes_nothing_is_told(reshard: Run, model: Path, tmp_path
     reshard("run", model, "--to", one, "--size", "1TB")
     (facts,) = reshard("plan", one, "--size", "1TB", "--json").documents
     assert said in facts["notes"]
+    padded = tmp_path / "padded"
+    reshard("run", one, "--to", padded, "--size", "1TB", "--align", "4096")
+    for source, same in ((one, False), (padded, True)):
+        (facts,) = reshard("plan", source, "--size", "1TB", "--align", "4096", "--json").documents
+        assert (said in facts["notes"]) is same
     rules = tmp_path / "rules.yaml"
     rules.write_text('- ["^", "other."]')
     (facts,) = reshard("plan", one, "--size", "1TB", "--rename", rules, "--json").documents

@@ -383,10 +383,11 @@ def test_a_job_that_a_catalog_has_not_noted_yet_is_kept(queue: Queue, url: str, 
     assert queue("delete", job, "-q").out == f"{job}\n"
 
 
-def test_a_job_that_nobody_knows_is_one_line(queue: Queue) -> None:
-    done = queue("watch", "nobody")
+@pytest.mark.parametrize(("job", "shown"), [("nobody", "nobody"), ("", "''")])
+def test_a_job_that_nobody_knows_is_one_line(queue: Queue, job: str, shown: str) -> None:
+    done = queue("watch", job)
     assert done.code == 11
-    assert done.err.splitlines()[0] == "error[job.not_found]: job not found: nobody"
+    assert done.err.splitlines()[0] == f"error[job.not_found]: job not found: {shown}"
 
 
 def test_the_service_is_shown_with_who_is_missing(queue: Queue, url: str) -> None:

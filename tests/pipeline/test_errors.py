@@ -61,7 +61,7 @@ def test_numbers_in_errors_are_told_with_their_thousands_apart_and_kept_as_they_
     assert str(full) == "not enough disk space on /scratch: 210 MB needed, 1.0 kB free"
     assert kept(full).facts["needed"] == 209_715_200 and str(kept(full)) == str(full)
     tight = Oversize(tensor="w", bytes=5_000_000, size=2_000)
-    assert tight.next_step.startswith("raise --size above 5,000,000 bytes, ")
+    assert tight.next_step.startswith("raise --size to at least 5,000,000 bytes, ")
     assert "m.yaml, line 1200: " in str(
         BadCatalog(file="m.yaml", line=1200, key="to", why="it is empty", fix="fill it")
     )

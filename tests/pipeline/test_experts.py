@@ -141,8 +141,6 @@ STACK = {"mlp.experts.gate_up_proj": (2, 12, 4), "mlp.experts.down_proj": (2, 4,
         ("separate", STACK | {"mlp.experts.gate_up_proj": (2, 11, 4)}, "F32", "shapes"),
         ("separate", STACK | {"mlp.experts.down_proj": (3, 4, 6)}, "F32", "shapes"),
         ("separate", STACK, "I8", "quantized"),
-        ("separate", expert(0), "F32", "no experts to convert to separate"),
-        ("fused", STACK, "F32", "no experts to convert to fused"),
     ],
 )
 def test_experts_that_are_no_plain_stack_are_refused(
@@ -154,6 +152,38 @@ def test_experts_that_are_no_plain_stack_are_refused(
     )
     with pytest.raises(BadExperts, match=why):
         go(tmp_path, tmp_path.with_name(f"{tmp_path.name}-out"), experts=experts)
+
+
+MIXTRAL = {f"block_sparse_moe.experts.{n}.{w}.weight": (4, 4) for n in range(8) for w in ("w1", "w2", "w3")}
+DENSE: dict[str, tuple[int, ...]] = {"mlp.gate_proj.weight": (6, 4)}
+PACKED = {"mlp.experts.gate_up_proj_blocks": (2, 12, 1, 4), "mlp.experts.down_proj_blocks": (2, 4, 1, 6)}
+
+
+@pytest.mark.parametrize(
+    ("experts", "shapes", "why", "hint"),
+    [
+        ("separate", expert(0), "they are already separate$", "the result is the same without it"),
+        ("separate-mixtral", MIXTRAL, "they are already separate-mixtral$", "the result is the same without it"),
+        ("fused", STACK, "they are already fused$", "the result is the same without it"),
+        (
+            "separate",
+            MIXTRAL,
+            "already separate, under the names of separate-mixtral",
+            "only the names differ (w1 to gate_proj, w3 to up_proj, w2 to down_proj)",
+        ),
+        ("separate-mixtral", expert(0), "already separate, under the names of separate$", "(gate_proj to w1, "),
+        ("fused", DENSE, "no experts to convert to fused", "remove --experts"),
+        ("separate", DENSE, "no experts to convert to separate", "remove --experts"),
+        ("separate", PACKED, "no experts to convert to separate", "not convert quantized ones"),
+    ],
+)
+def test_experts_that_nothing_is_done_to_are_refused_with_the_reason(
+    experts: str, shapes: dict[str, tuple[int, ...]], why: str, hint: str, tmp_path: Path, go: Run
+) -> None:
+    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, tmp_path / "model.safetensors")
+    with pytest.raises(BadExperts, match=why) as refused:
+        go(tmp_path, tmp_path.with_name(f"{tmp_path.name}-out"), experts=experts)
+    assert hint in refused.value.next_step
 
 
 def test_quantised_weights_are_made_plain_in_a_run_of_their_own(tmp_path: Path, go: Run) -> None:

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from reshard.pipeline import Options, verify
 from reshard.pipeline.check import Check
-from reshard.pipeline.errors import RenameCollision, RenameUnused
+from reshard.pipeline.errors import PrefixUnused, RenameCollision, RenameUnused
 from reshard.pipeline.planning.model import MANIFEST
 from tests.pipeline.conftest import Run
 
@@ -85,6 +85,16 @@ def test_rules_that_make_one_name_of_two_or_change_none_are_errors(source: Path,
     with pytest.raises(RenameUnused, match="norm"):  # the second of two alike finds nothing that is left
         go(source, tmp_path / "out", rename=[{"^norm$": "n"}, {"^norm$": "n"}])
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("prefix", "shown"), [("nothere.", r"nothere\."), ("", "''")])
+def test_a_prefix_that_no_name_has_is_an_error(prefix: str, shown: str, source: Path, tmp_path: Path, go: Run) -> None:
+    with pytest.raises(PrefixUnused, match=f"^--strip-prefix {shown} does not change any name"):
+        go(source, tmp_path / "out", strip_prefix=prefix)
+    go(source, tmp_path / "out", strip_prefix="auto")
+    (source / "vae").mkdir()
+    save_file({"decoder.w": np.zeros(10, np.uint8)}, source / "vae" / "diffusion_pytorch_model.safetensors")
+    go(source, tmp_path / "vae", strip_prefix="decoder.")
 
 
 def test_a_rule_for_one_checkpoint_of_several_is_used(source: Path, tmp_path: Path, go: Run) -> None:

@@ -220,7 +220,7 @@ class JobStore:
         if start in found:
             return start
         if not start or not found:
-            raise JobNotFound(job=start)
+            raise JobNotFound(job=start or "''")
         if len(found) > 1:
             raise Ambiguous(job=start, jobs=", ".join(found))
         return found[0]

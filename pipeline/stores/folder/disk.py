@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from reshard.pipeline.errors import FolderNotWritable, ResourceError
-from reshard.pipeline.stores.scratch import FULL, full_disk_errors
+from reshard.pipeline.errors import FolderNotWritable, ResourceError, TargetFilled, TargetFull
+from reshard.pipeline.stores.scratch import FULL, free_at
 
 _FORBIDDEN = frozenset({
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EBUSY, errno.ENAMETOOLONG, errno.ELOOP,
@@ -67,12 +67,15 @@ def remove_if_empty(folder: Path) -> None:
 
 
 @contextmanager
-def disk_errors(path: Path, needed: int) -> Iterator[None]:
-    """A full disk and a forbidden folder in our own words."""
+def disk_errors(path: Path, needed: int | None) -> Iterator[None]:
+    """A full disk and a forbidden folder in our own words; ``needed`` is None for many small writes."""
     try:
-        with full_disk_errors(path, needed):
-            yield
+        yield
     except OSError as error:
+        if error.errno in FULL and needed is not None:
+            raise TargetFull(path=str(path), needed=needed, free=free_at(path)) from error
+        if error.errno in FULL:
+            raise TargetFilled(path=str(path), free=free_at(path)) from error
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise ResourceError(what=f"{error.filename or path}: {error.strerror}") from error
         if error.errno in _FORBIDDEN:

@@ -19,11 +19,29 @@ Owns = Callable[[Path], bool]  # whether a file, by its real path, is the cache'
 
 _REPO = re.compile(r"(?:models|datasets|spaces|kernels)--.+")
 _HASH = re.compile(r"[0-9a-f]{64}")
+_REF_MAX = 1000  # bytes of a file with the name of a snapshot
 _MARK, _MARKED = ".huggingface-shared-blobs", b"1\n"  # of the one layout there is
 
 
 def _is_snapshot(folder: Path) -> bool:
     return folder.parent.name == "snapshots" and _REPO.fullmatch(folder.parent.parent.name) is not None
+
+
+def snapshot_in(real: Path) -> Path | None:
+    """A snapshot of the repository whose folder in a cache ``real`` is, or whose ``snapshots``; None where it is none.
+
+    The one of the branch main, or the newest.
+    """
+    root = real.parent if real.name == "snapshots" else real
+    if _REPO.fullmatch(root.name) is None:
+        return None
+    snapshots, main = root / "snapshots", root / "refs" / "main"
+    try:
+        found = sorted((path for path in snapshots.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
+        named = main.read_bytes().decode().strip() if main.is_file() and main.stat().st_size < _REF_MAX else ""
+    except (OSError, ValueError):
+        return None
+    return next((path for path in found if path.name == named), found[-1] if found else None)
 
 
 def is_moved_snapshot(typed: Path, real: Path) -> bool:

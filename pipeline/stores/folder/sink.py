@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from pathlib import Path
 
-from reshard.pipeline.errors import DiskFull
+from reshard.pipeline.errors import TargetFull
 from reshard.pipeline.protocols import Traffic
 from reshard.pipeline.stores.carry import check_written
 from reshard.pipeline.stores.folder.blocks import BlockFile, Disk
@@ -39,7 +39,7 @@ class FolderBatch:
             mine = self._claim()
             free = shutil.disk_usage(mine).free
             if free < size:
-                raise DiskFull(path=str(mine), needed=size, free=free)
+                raise TargetFull(path=str(mine), needed=size, free=free)
             self._number += 1
         temporary = mine / f"{os.getpid()}-{id(self)}-{self._number}"
         file = self._disk.create(temporary, size)

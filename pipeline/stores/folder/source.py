@@ -13,6 +13,8 @@ from typing import NamedTuple
 from reshard.pipeline.checkpoint.discover import is_index, is_weights, part_by
 from reshard.pipeline.checkpoint.tool_files import is_tool_folder
 from reshard.pipeline.errors import (
+    BadPlace,
+    CacheFolder,
     FolderLink,
     FolderNotFound,
     LinkLoop,
@@ -25,9 +27,12 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.limits import CHUNK, FOLDER_DEPTH_MAX
 from reshard.pipeline.places import Folder, resolved
 from reshard.pipeline.protocols import Visibility
-from reshard.pipeline.stores.folder.hf_cache import Owns, is_moved_snapshot, owned_by_cache
+from reshard.pipeline.stores.folder.hf_cache import Owns, is_moved_snapshot, owned_by_cache, snapshot_in
 from reshard.pipeline.stores.record import digest_of
 from reshard.pipeline.tensors import Pin, StoredFile
+
+# A folder may be a download, whose links are its author's, or one that its owner made.
+_OWN_LINK = UnsafePath.defaults["cure"] + "; if the link is your own, replace it with a copy of the {}"
 
 
 class FileStat(NamedTuple):
@@ -68,9 +73,19 @@ def list_folder(root: Path) -> dict[str, FileStat]:
     return dict(sorted(found.items()))
 
 
+def _followed(root: Path) -> Path:
+    """Raises LinkLoop, and BadPlace for any other path that no system call takes."""
+    try:
+        return resolved(str(root))
+    except BadPlace as error:
+        if isinstance(cause := error.__cause__, OSError) and cause.errno == errno.ELOOP:
+            raise _unreadable(cause, root) from error
+        raise
+
+
 def _real(root: Path) -> Path:
     """Where ``root`` leads; raises UnsafePath for what only looks like a snapshot of huggingface_hub's cache."""
-    real = resolved(str(root))
+    real = _followed(root)
     if is_moved_snapshot(root, real):
         raise UnsafePath(file=str(root), path=str(real))
     return real
@@ -80,7 +95,7 @@ def _folder_link(link: os.DirEntry[str], real: Path, root: Path, path: str) -> U
     to = Path(os.path.realpath(link))
     if to.is_relative_to(real):
         return FolderLink(file=str(root), path=path, to=str(to))
-    return UnsafePath(file=str(root), path=path)
+    return UnsafePath(file=str(root), path=path, cure=_OWN_LINK.format("folder"))
 
 
 def _stat(file: os.DirEntry[str] | Path, real: Path, owns: Owns, root: Path, path: str) -> FileStat | None:
@@ -92,7 +107,7 @@ def _stat(file: os.DirEntry[str] | Path, real: Path, owns: Owns, root: Path, pat
     if file.is_symlink():
         to = Path(os.path.realpath(file))
         if not to.is_relative_to(real) and not owns(to):
-            raise UnsafePath(file=str(root), path=path)
+            raise UnsafePath(file=str(root), path=path, cure=_OWN_LINK.format("file"))
     status = file.stat()
     return FileStat(status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
 
@@ -122,14 +137,16 @@ class FolderSource:
 
     @classmethod
     def open(cls, place: Folder) -> FolderSource:
-        """The folder as it is now; raises FolderNotFound, UnsafePath."""
+        """The folder as it is now; raises FolderNotFound, CacheFolder, UnsafePath."""
         root = Path(place.path)
-        resolved(place.path)
+        _followed(root)
         if root.is_file() and is_weights(root.name):
             return cls._of_file(place, root)
         if not root.is_dir():
             why = "it is a file, but not a weight file" if root.exists() else "no such folder"
             raise FolderNotFound(path=str(root), why=why)
+        if snapshot := snapshot_in(resolved(place.path)):
+            raise CacheFolder(path=str(root), snapshot=str(snapshot))
         listing = list_folder(root)
         return cls(place, listing, digest_of(listing))
 

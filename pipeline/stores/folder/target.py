@@ -147,7 +147,7 @@ class FolderTarget(RecordedTarget):
     # -------------------------------------------------------------------------------------------------- commit
 
     def commit(self, change: Change, parent: str) -> str:
-        with self._swap.lock(wait=True), disk_errors(self._root, 0):
+        with self._swap.lock(wait=True), disk_errors(self._root, None):
             self._swap.complete()
             if self._now() != parent:
                 raise HeadMoved(parent)

@@ -16,6 +16,7 @@ from reshard.pipeline.checkpoint.formats.safetensors import build_header
 from reshard.pipeline.checkpoint.names import index_path, shard_path
 from reshard.pipeline.checkpoint.open import open_checkpoints
 from reshard.pipeline.errors import (
+    AbsentFile,
     AmbiguousWeights,
     BadHeader,
     BadIndex,
@@ -98,6 +99,20 @@ def test_numbered_files_without_an_index_must_be_complete(folder: Path) -> None:
     (folder / "model-00002-of-00003.safetensors").unlink()
     with pytest.raises(BadIndex, match="file 2 of 3 is missing"):
         checkpoints(folder)
+
+
+def test_an_index_is_skipped_where_that_helps_and_not_for_a_shard_that_is_missing(folder: Path) -> None:
+    save_sharded(folder, numbered(arrays(4, 100), 3))
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(AbsentFile, match="refers to a missing file: model-00002-of-00003.safetensors") as one:
+        checkpoints(folder)
+    assert "--exclude" not in one.value.next_step and "download the model again" in one.value.next_step
+    for path in folder.glob("model-*"):
+        path.unlink()
+    save_single(folder, arrays(4, 100))
+    with pytest.raises(AbsentFile, match="refers to a missing file: model-00001-of-00003.safetensors") as stale:
+        checkpoints(folder)
+    assert "skip the index with --exclude" in stale.value.next_step
 
 
 def test_of_a_single_file_and_an_equal_set_the_single_file_is_taken_as_loaders_do(folder: Path) -> None:

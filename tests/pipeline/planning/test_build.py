@@ -139,7 +139,7 @@ def test_a_single_tensor_goes_without_the_names_of_dropped_ties_where_they_alone
     plan = make_plan(known)
     (shard,) = plan.shards
     assert (b"tied.5" in shard.header) is named and (shard.size <= size) is not bool(notes)
-    assert sum("larger than --size" in note for note in plan.notes) == notes
+    assert sum("kept (300 bytes) with its header is larger than --size" in note for note in plan.notes) == notes
 
 
 def test_what_decides_the_bytes_decides_the_digests() -> None:

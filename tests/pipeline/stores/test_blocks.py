@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from xxhash import xxh3_128_hexdigest
 
-from reshard.pipeline.errors import DiskFull
+from reshard.pipeline.errors import TargetFull
 from reshard.pipeline.limits import DISK_BLOCK, MIB
 from reshard.pipeline.stores.folder import blocks
 from reshard.pipeline.stores.folder.blocks import BlockFile, Disk
@@ -179,14 +179,14 @@ def test_few_files_are_open_however_many_are_finished(
 
 def test_what_the_disk_says_is_raised_by_a_later_call(disk: Disk, tmp_path: Path) -> None:
     with closing(disk.create(tmp_path / "file", 4 * DISK_BLOCK)) as file, files_of_at_most(DISK_BLOCK + 1000):
-        with pytest.raises(DiskFull, match="8.4 MB needed") as refused:
+        with pytest.raises(TargetFull, match="8.4 MB needed") as refused:
             fill(file, bytes(4 * DISK_BLOCK))
         assert refused.value.facts["needed"] == 4 * DISK_BLOCK
         assert not file.on_disk
 
 
 @pytest.mark.parametrize(
-    ("code", "kind", "told"), [(errno.ENOSPC, DiskFull, "3 bytes needed"), (errno.EIO, OSError, "file")]
+    ("code", "kind", "told"), [(errno.ENOSPC, TargetFull, "3 bytes needed"), (errno.EIO, OSError, "file")]
 )
 def test_what_a_sync_says_is_raised_with_the_files_name(
     disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[Exception], told: str

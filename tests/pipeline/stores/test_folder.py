@@ -20,11 +20,12 @@ from typing import Any
 import pytest
 
 from reshard.pipeline.errors import (
-    DiskFull,
     FolderNotFound,
     FolderNotWritable,
     SourceChanged,
     TargetConflict,
+    TargetFilled,
+    TargetFull,
     UnsafePath,
     UsageError,
 )
@@ -581,7 +582,7 @@ def test_marks_of_another_form_vouch_for_nothing(target: FolderTarget, root: Pat
 def test_a_disk_that_fills_up_while_staging(target: FolderTarget, root: Path) -> None:
     batch = target.sink("t").batch([])
     writer = batch.open("w.safetensors", 1000)
-    with files_of_at_most(100), pytest.raises(DiskFull, match="1.0 kB needed") as refused:
+    with files_of_at_most(100), pytest.raises(TargetFull, match="1.0 kB needed") as refused:
         writer.write(memoryview(bytes(1000)))
         writer.finish()
         batch.seal()
@@ -593,13 +594,14 @@ def test_a_disk_that_fills_up_while_staging(target: FolderTarget, root: Path) ->
 
 def test_a_disk_that_fills_up_in_the_commit(target: FolderTarget, root: Path) -> None:
     base = target.head()
-    with files_of_at_most(100), pytest.raises(DiskFull):
+    with files_of_at_most(100), pytest.raises(TargetFilled, match="the disk became full") as refused:
         target.commit(Change("T", "", (Addition("x", content=bytes(1000)),), ()), base)
+    assert "needed" not in str(refused.value) and "RESHARD_" not in refused.value.next_step
     assert contents(root) == OLD and target.head() == base
 
 
 def test_a_shard_larger_than_the_disk_is_refused_before_a_byte(target: FolderTarget) -> None:
-    with pytest.raises(DiskFull):
+    with pytest.raises(TargetFull):
         target.sink("t").batch([]).open("w.safetensors", 1 << 60)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from reshard.pipeline.errors import FolderLink, FolderNotFound, UnsafePath
+from reshard.pipeline.errors import CacheFolder, FolderLink, FolderNotFound, UnsafePath
 from reshard.pipeline.places import Folder
 from reshard.pipeline.stores.folder.source import FolderSource
 from tests.pipeline.stores.conftest import read, write_files
@@ -53,6 +54,23 @@ def test_a_snapshot_is_read_through_its_own_blobs_and_shared_ones(hub: Path) -> 
 def test_a_link_to_a_snapshot_is_a_place_too(hub: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").symlink_to(snapshot_of(hub))
     assert read(opened(tmp_path / "mine"), "unet/model.safetensors") == b"weights"
+
+
+def test_a_repository_of_the_cache_is_refused_and_the_snapshot_of_main_named(hub: Path) -> None:
+    """Whose blobs would be copied beside the weights in its snapshots."""
+    other = hub / REPO / "snapshots" / "beef"
+    write_files(other, {"config.json": b"{}"})
+    os.utime(other, (1, 1))
+    for place in (hub / REPO, hub / REPO / "snapshots"):
+        with pytest.raises(CacheFolder, match="huggingface_hub cache") as newest:
+            opened(place)
+        assert newest.value.next_step == f"pass the folder of one version instead: {snapshot_of(hub)}"
+    write_files(hub / REPO, {"refs/main": b"beef"})
+    with pytest.raises(CacheFolder) as main:
+        opened(hub / REPO)
+    assert main.value.facts["snapshot"] == str(other)
+    write_files(hub / "models--mine", {"model.safetensors": b"weights"})
+    assert read(opened(hub / "models--mine"), "model.safetensors") == b"weights", "only its name is alike"
 
 
 def own_blob_leads_out(hub: Path) -> None:
@@ -181,4 +199,11 @@ def test_a_link_to_a_folder_inside_gets_a_hint_that_fits_and_one_out_of_it_a_war
     (tmp_path / "run" / "latest").symlink_to(tmp_path)
     with pytest.raises(UnsafePath, match="points outside the repository") as outside:
         opened(tmp_path / "run")
-    assert "trust its author" in outside.value.next_step
+    cure = "do not use this checkpoint unless you trust its author; if the link is your own, replace it with a copy of"
+    assert outside.value.next_step == f"{cure} the folder"
+    (tmp_path / "run" / "latest").unlink()
+    write_files(tmp_path, {"elsewhere.safetensors": b"weights"})
+    (tmp_path / "run" / "model.safetensors").symlink_to("../elsewhere.safetensors")
+    with pytest.raises(UnsafePath, match="model.safetensors: points outside the repository") as outside:
+        opened(tmp_path / "run")
+    assert outside.value.next_step == f"{cure} the file"
