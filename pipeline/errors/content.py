@@ -107,7 +107,7 @@ class ModelCheckRequired(
     code="proof.model_required",
     cure="use a model that transformers has a class for, or remove --require to check only the structure",
 ):
-    message = "--require model is set, but only the structure can be checked: {why}"
+    message = "--require model is set, but only the structure check passed: {why}"
     hint = "{cure}"
 class ReadBackDiffers(ProofError, code="proof.read_back"):
     message = "{place} at {commit} differs from the plan: {why}"

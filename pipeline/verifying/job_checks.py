@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 
 from reshard.pipeline.check import Check, Result, failed, first, prior_checks
-from reshard.pipeline.checkpoint.discover import read_file
+from reshard.pipeline.checkpoint.discover import find_checkpoints, read_file
 from reshard.pipeline.checkpoint.formats.gguf import GgufHeader, Keys
 from reshard.pipeline.checkpoint.formats.headers import parse_header
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX, Header
 from reshard.pipeline.checkpoint.indexes import parse_index
-from reshard.pipeline.checkpoint.open import Opened
+from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
 from reshard.pipeline.errors import ModelCheckRequired, ProofError, ReadBackDiffers, ReloadFailed
 from reshard.pipeline.limits import CONFIG_MAX
+from reshard.pipeline.planning.beside import excluded
 from reshard.pipeline.planning.model import CARD, Entry, Output, Plan, Receipt, Shard, index_bytes
 from reshard.pipeline.planning.select import select
 from reshard.pipeline.protocols import Source, Target
@@ -21,7 +22,8 @@ from reshard.pipeline.publishing.commit import Published
 from reshard.pipeline.publishing.manifest import recorded, root_of
 from reshard.pipeline.tensors import Name
 from reshard.pipeline.text import counted
-from reshard.pipeline.verifying.meta_load import NO_CLASS, MetaLoader
+from reshard.pipeline.verifying.meta_load import NO_CLASS, MetaLoader, Own
+from reshard.pipeline.verifying.opened import own_of, renames
 from reshard.pipeline.verifying.published import Expected, differences
 from reshard.pipeline.verifying.structure import (
     Signature,
@@ -134,9 +136,9 @@ def check_model(plan: Plan, shards: Sequence[Shard], source: Source, meta_loader
     where the request says that no class may go unchecked.
     """
     checks: list[Check] = []
-    for output in plan.outputs:
+    for number, output in enumerate(plan.outputs):
         name = f"reload {output.name}"
-        verdict = _ask_class(plan, shards, output, source, meta_loader)
+        verdict = _ask_class(plan, shards, number, source, meta_loader)
         figures = verdict.figures()
         with prior_checks(checks):
             if verdict.result == "failed":
@@ -146,20 +148,22 @@ def check_model(plan: Plan, shards: Sequence[Shard], source: Source, meta_loader
                 )
             result: Result = "passed" if verdict.result == "clean" or verdict.result == "report" else verdict.result
             told = [verdict.reason, *verdict.notes]
-            if plan.options.rename and verdict.level == "model":
-                # Both sides have the new names, so the complaints may be of those and none of the source's.
-                told.append("checked with the names from --rename")
             told += ["cached"] if verdict.known else []
             made = Check(name, result, verdict.level, "; ".join(told), figures)
             if plan.options.require == "model" and verdict.level != "model":
-                raise ModelCheckRequired(why=verdict.reason, checks=[made.to_dict()], **_cure(output, verdict.reason))
+                raise ModelCheckRequired(why=verdict.reason, checks=[made.to_dict()], **_cure(output, verdict))
         checks.append(made)
     meta_loader.enough()
     return checks
 
 
-def _cure(output: Output, why: str) -> dict[str, str]:
+def _cure(output: Output, verdict: ModelCheck) -> dict[str, str]:
     """What else helps than another model, where something does."""
+    why = verdict.reason
+    if verdict.class_name:  # it was asked, and does not take enough of the tensors
+        return {
+            "cure": "use options that keep the names the class expects and the model's own config, or remove --require"
+        }
     if output.name.suffix != SUFFIX:
         return {"cure": "remove --require"}
     if output.config is None:
@@ -169,18 +173,29 @@ def _cure(output: Output, why: str) -> dict[str, str]:
     return {"cure": "install the missing package, or remove --require"} if "install" in why else {}
 
 
-def _ask_class(
-    plan: Plan, shards: Sequence[Shard], output: Output, source: Source, meta_loader: MetaLoader
-) -> ModelCheck:
+def _ask_class(plan: Plan, shards: Sequence[Shard], number: int, source: Source, meta_loader: MetaLoader) -> ModelCheck:
+    output = plan.outputs[number]
     if output.name.suffix != SUFFIX:
         return ModelCheck("skipped", NO_CLASS)
     if output.config is None:
         return ModelCheck("skipped", "no config.json, so its class is unknown")
     edited = {edit.path: edit.content.encode() for edit in plan.edits}
-    config = edited.get(output.config) or read_file(source, source.files()[output.config], CONFIG_MAX)
-    ours = [shards[number] for number in output.shards]
-    planned = _planned([entry for shard in ours for entry in shard.entries])
-    return meta_loader.check(config, planned, signature(_headers(ours)))
+    its_config = read_file(source, source.files()[output.config], CONFIG_MAX)
+    ours = [shards[index] for index in output.shards]
+    entries = [entry for shard in ours for entry in shard.entries]
+
+    def own() -> Own:
+        """The plan has only the new names, so this reads the source's headers again."""
+        found = find_checkpoints(source, lambda path: excluded(plan.options, path))
+        tensors = open_checkpoints(source, found).checkpoints[number].tensors
+        return own_of(its_config, tensors, (entry.tensor for entry in entries))
+
+    return meta_loader.check(
+        edited.get(output.config) or its_config,
+        _planned(entries),
+        signature(_headers(ours)),
+        own=own if renames(plan.options) else None,
+    )
 
 
 def confirm(

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
@@ -71,6 +71,15 @@ class Orphan:
     pipe: int  # our end's file descriptor: the child ends when nobody has it open
 
 
+@dataclass(frozen=True, slots=True)
+class Own:
+    """A source as it is, before options changed the names or the layout of its tensors."""
+
+    config: bytes
+    tensors: Signature
+    origins: Mapping[str, str]  # new name -> the source's own one of the tensor with these bytes, where it is another
+
+
 class MetaLoader:
     """The child process, started when first needed and kept warm; safe to share between threads."""
 
@@ -108,13 +117,16 @@ class MetaLoader:
         source: Signature,
         output: Signature | None = None,
         *,
+        own: Callable[[], Own] | None = None,
         allowed: Allowed | None = None,
     ) -> ModelCheck:
         """Whether the class that ``config`` (a config.json) names reports the same for ``output`` as for ``source``.
 
         ``output`` None means headers equal to the source's. Names and dtypes that the user asked to change must
-        already be changed in ``source``. Blocks for at most the limits' times; never raises for what it checks, and
-        TempDirUnusable where the folder for temporary files cannot be used.
+        already be changed in ``source``. Then both sides may lack the same for that reason alone, so a report that is
+        not clean must also be no worse than that on the source as it is, which ``own`` opens when it is needed. Blocks
+        for at most the limits' times; never raises for what it checks, and TempDirUnusable where the folder for
+        temporary files cannot be used.
         """
         try:
             text = _naming(config)
@@ -122,7 +134,17 @@ class MetaLoader:
             return ModelCheck("skipped", str(why))
         ours = _packed(source)
         theirs = "null" if output is None or (packed := _packed(output)) == ours else packed
-        arguments = f'{{"config":{json.dumps(text)},"source":{ours},"output":{theirs}}}'
+        arguments = f'"config":{json.dumps(text)},"source":{ours},"output":{theirs}'
+        verdict = self._verdict(f"{{{arguments}}}", allowed)
+        if own is None or verdict.result != "report":
+            return verdict
+        try:
+            return self._verdict(f'{{{arguments},"own":{_packed_own(own())}}}', allowed)
+        except NotChecked as why:
+            reason = f"{verdict.class_name} cannot be compared with the source: {why}"
+            return replace(verdict, result="inconclusive", level="structural", reason=reason)
+
+    def _verdict(self, arguments: str, allowed: Allowed | None) -> ModelCheck:
         key = self._verdicts.key(arguments)
         with self._verdicts_lock:
             known = self._verdicts.get(key)
@@ -130,7 +152,7 @@ class MetaLoader:
             return replace(known, known=True)
         verdict = self.ask("check", ModelCheck, arguments, allowed)
         # What was cut short, or did not begin, may end otherwise next time; what was skipped or failed, on another day.
-        if verdict.result != "inconclusive" and verdict.peak_rss:
+        if (verdict.result != "inconclusive" or verdict.class_name) and verdict.peak_rss:
             with self._verdicts_lock:
                 self._verdicts.keep(key, verdict, lasting=verdict.result in {"clean", "report"})
         return verdict
@@ -360,6 +382,12 @@ def _environment(home: Path) -> dict[str, str]:
 
 def _packed(specs: Signature) -> str:
     return json.dumps({name: specs[name] for name in sorted(specs)}, separators=(",", ":"))
+
+
+def _packed_own(own: Own) -> str:
+    """Raises NotChecked where the config can name no class."""
+    text, origins = json.dumps(_naming(own.config)), json.dumps(own.origins, sort_keys=True)
+    return f'{{"config":{text},"tensors":{_packed(own.tensors)},"origins":{origins}}}'
 
 
 def _naming(config: bytes | None) -> str | None:

@@ -5,7 +5,8 @@ Neither needs to be ours, to have the same files, or the same format.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from posixpath import join
 from typing import NamedTuple
@@ -21,9 +22,11 @@ from reshard.pipeline.planning.scales import MODELOPT
 from reshard.pipeline.planning.select import select
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.request import Options
-from reshard.pipeline.tensors import Checkpoint, Name, StoredFile
+from reshard.pipeline.tensors import Checkpoint, Name, StoredFile, Tensor
+from reshard.pipeline.verifying.meta_load import Own
 
 UNCHANGED = Options()
+_RENAMING = ("rename", "strip_prefix", "experts", "ties", "dequantize")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,7 @@ class OpenedSide:
     opened: Opened
     changed: Mapping[Name, Mapping[str, Entry]] = field(default_factory=dict)  # what is compared as another dtype
     exchanged: Mapping[str, str] = field(default_factory=dict)  # name of one tensor -> whose bytes it is to stand for
+    own: Mapping[Name, Checkpoint] = field(default_factory=dict)  # before names or layout were changed, if they were
     error: CheckpointError | None = None  # why the pipeline would not take it; then nothing of it is opened
 
     @classmethod
@@ -56,7 +60,8 @@ class OpenedSide:
         changed = [replace(c, tensors=tuple(entry.tensor for entry in chosen[c.name])) for c in opened.checkpoints]
         casts = {name: {e.name: e for e in entries if e.cast} for name, entries in chosen.items()}
         exchanged = {new: old for pair in zip(opened.checkpoints, changed, strict=True) for new, old in _taken(*pair)}
-        return cls(source, found, replace(opened, checkpoints=tuple(changed)), casts, exchanged)
+        own = {c.name: c for c in opened.checkpoints} if renames(changes) else {}
+        return cls(source, found, replace(opened, checkpoints=tuple(changed)), casts, exchanged, own)
 
     @classmethod
     def attempt(cls, source: Source) -> OpenedSide:
@@ -90,6 +95,26 @@ class OpenedSide:
         changed = self.changed.get(checkpoint.name, {})
         kinds = {tensor.name: (tensor.dtype, tensor.shape) for tensor in checkpoint.tensors}
         return kinds | {name: (entry.as_dtype, entry.tensor.shape) for name, entry in changed.items()}
+
+
+def renames(options: Options) -> bool:
+    """Whether they change the names of tensors, or which ones there are."""
+    return any(getattr(options, name) != getattr(UNCHANGED, name) for name in _RENAMING)
+
+
+def own_of(config: bytes, before: Sequence[Tensor], after: Iterable[Tensor]) -> Own:
+    """The source as it is, for what became of it by options."""
+    return Own(config, {tensor.name: (tensor.dtype, tensor.shape) for tensor in before}, _origins(before, after))
+
+
+def _origins(before: Iterable[Tensor], after: Iterable[Tensor]) -> dict[str, str]:
+    """Each tensor after options changed names or layout -> the one before that it begins in, unless that is itself."""
+    were = {tensor.name: tensor.pieces for tensor in before}
+    starts = sorted((piece.file, piece.offset, name) for name, pieces in were.items() for piece in pieces)
+    places = [start[:2] for start in starts]
+    new = [t for t in after if t.pieces and were.get(t.name) != t.pieces]
+    first = {t.name: bisect_right(places, (t.pieces[0].file, t.pieces[0].offset)) for t in new}
+    return {name: starts[number - 1][2] for name, number in first.items() if number}
 
 
 def _taken(before: Checkpoint, after: Checkpoint) -> Iterator[tuple[str, str]]:

@@ -32,9 +32,10 @@ class ModelCheck:
     """What the load on the meta device found.
 
     ``model``: the class was built; ``clean``: it takes both sides without complaint, ``report``: with the same
-    complaints, ``failed``: with others. ``structural``: the class was not checked, and ``reason`` says why:
-    ``skipped`` where it cannot be, ``inconclusive`` where the attempt was cut short. The lists are the output's, and
-    hold REPORT_NAMES_MAX names each; ``counts`` has how many there are.
+    complaints, ``failed``: with others. ``structural``: the class does not confirm the output, and ``reason`` says
+    why: ``skipped`` where it cannot be asked, ``inconclusive`` where the attempt was cut short, where changed names
+    made complaints that the source does not get, or where the class finds hardly any of its tensors on both sides.
+    The lists are the output's, and hold REPORT_NAMES_MAX names each; ``counts`` has how many there are.
     """
 
     result: Literal["clean", "report", "failed", "inconclusive", "skipped"]

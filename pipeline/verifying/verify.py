@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from posixpath import basename, join
 from typing import Any
@@ -30,8 +30,8 @@ from reshard.pipeline.verifying.compare import check_bytes, check_headers, check
 from reshard.pipeline.verifying.files import check_files
 from reshard.pipeline.verifying.index_rules import check_rules
 from reshard.pipeline.verifying.manifest_check import Recorded, attested_by, check_manifest, check_manifest_bytes
-from reshard.pipeline.verifying.meta_load import NO_CLASS, MetaLoader
-from reshard.pipeline.verifying.opened import UNCHANGED, OpenedSide, paired
+from reshard.pipeline.verifying.meta_load import NO_CLASS, MetaLoader, Own
+from reshard.pipeline.verifying.opened import UNCHANGED, OpenedSide, own_of, paired
 from reshard.pipeline.verifying.tokenizer import check_tokenizers
 from reshard.pipeline.verifying.verdicts import ModelCheck
 
@@ -184,9 +184,17 @@ def ask_class(
     if file.size > CONFIG_MAX:
         return ModelCheck("skipped", f"{file.path} has {file.size:,} bytes, and the limit is {CONFIG_MAX:,}")
     config, ours = read_file(source, file, CONFIG_MAX), side.signature(checkpoint)
-    if theirs and before:
-        return loader.check(config, theirs.signature(before), ours)
-    return loader.check(config, ours)
+    if not (theirs and before):
+        return loader.check(config, ours)
+    own = partial(_own, theirs, before, config) if before.name in theirs.own else None
+    return loader.check(config, theirs.signature(before), ours, own=own)
+
+
+def _own(theirs: OpenedSide, before: Checkpoint, config: bytes) -> Own:
+    """The source as it is, with its own config where it has one: that of the output may say that it is unquantised."""
+    file = theirs.source.files().get(join(before.name.folder, "config.json"))
+    its_config = read_file(theirs.source, file, CONFIG_MAX) if file and file.size <= CONFIG_MAX else config
+    return own_of(its_config, theirs.own[before.name].tensors, before.tensors)
 
 
 def _check_model(name: Name, verdict: ModelCheck, alone: bool) -> Check:

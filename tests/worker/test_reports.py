@@ -99,7 +99,7 @@ class Forgetful(MetaLoader):
         super().__init__()
         self._reload = meta_loader
 
-    def check(self, config: Any, source: Any, output: Any = None, *, allowed: Any = None) -> ModelCheck:
+    def check(self, config: Any, source: Any, output: Any = None, **how: Any) -> ModelCheck:
         return self._reload.check(config, source, dict(list(output.items())[:-1]))
 
 

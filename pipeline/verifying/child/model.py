@@ -6,7 +6,8 @@ and building its class runs a hundred thousand lines that were not written for s
 Meta tensors made from headers go to ``from_pretrained`` as ``state_dict``, so the loader's renaming, fusing and tying
 run as they would on the weights. The loader does not prove completeness: it says nothing of dtypes, of keys that
 the class ignores, or of the index; and honest checkpoints are often not clean. So the verdict is a difference: its
-report on the output must be its report on the source.
+report on the output must be its report on the source, and where names were changed, no worse than that on the source
+under its own names. Where the class finds hardly any of its tensors on both sides, that they are alike shows nothing.
 """
 
 from __future__ import annotations
@@ -70,8 +71,13 @@ class Report(NamedTuple):
     errors: tuple[str, ...] = ()
 
 
-def check(config: str | None, source: Specs, output: Specs | None, scratch: Path) -> dict[str, Any]:
-    """The verdict as ``ModelCheck`` wants it; ``output`` None: both have equal headers. Raises NotChecked."""
+def check(
+    config: str | None, source: Specs, output: Specs | None, scratch: Path, own: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The verdict as ``ModelCheck`` wants it; ``output`` None: both have equal headers. Raises NotChecked.
+
+    ``own``: the source before options changed its names, as `meta_load.Own` has it.
+    """
     model_class, model_config, notes = resolve(config, scratch)
     expected, model = load_report(model_class, model_config, source)
     ties: dict[str, str] = dict(getattr(model, "all_tied_weights_keys", None) or {})
@@ -102,9 +108,22 @@ def check(config: str | None, source: Specs, output: Specs | None, scratch: Path
         return {**verdict, "result": "failed", "reason": _difference(expected, report)}
     if not any(report):
         return {**verdict, "result": "clean", "reason": f"{model_class.__name__} accepts all tensors, none missing"}
+    undecided = {**verdict, "result": "inconclusive", "level": "structural"}
+    if hollow := _hollow(model, report):
+        return {**undecided, "reason": f"{model_class.__name__} {hollow}"}
     listed = ", ".join(f"{count} {field}" for field, count in counts.items() if count)
-    reason = f"{model_class.__name__} reports the same for output and source: {listed}"
-    return {**verdict, "result": "report", "reason": reason}
+    told = "reports the same for output and source"
+    if own is not None:
+        try:
+            worse = _worse(report, _own_report(own, scratch), _origins(model, own["origins"]))
+        except NotChecked as why:
+            reason = f"{model_class.__name__} reports {_counted(report)}, but cannot be compared with the source: {why}"
+            return {**undecided, "reason": reason}
+        if any(worse):
+            reason = f"{model_class.__name__} accepts less of the output than of the source: {_counted(worse)}"
+            return {**undecided, "reason": reason}
+        told = "reports no more for the output than for the source"
+    return {**verdict, "result": "report", "reason": f"{model_class.__name__} {told}: {listed}"}
 
 
 # ---------------------------------------------------------------------------------------------------- class and config
@@ -307,18 +326,23 @@ def _stored_twice(model: Any, specs: Specs, ties: Mapping[str, str]) -> dict[str
 
 def parameters_of(model: Any, specs: Specs) -> dict[str, str]:
     """Each stored tensor's parameter of the model, by the loader's own renaming; without those it has no place for."""
-    transforms = get_model_conversion_mapping(model)
-    renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
-    converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
     state = model.state_dict()
     found = {}
-    for name in specs:
-        renamed, _ = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
+    for name, renamed in _by_loader(model, state, specs).items():
         if renamed not in state and name in state:
             renamed = name
         if renamed in state:
             found[name] = renamed
     return found
+
+
+def _by_loader(model: Any, state: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
+    """What the loader calls each of them, in its report as well."""
+    transforms = get_model_conversion_mapping(model)
+    renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
+    converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
+    prefix = model.base_model_prefix
+    return {name: rename_source_key(name, renamings, converters, prefix, state)[0] for name in names}
 
 
 def _notes(model: Any, specs: Specs, twice: Mapping[str, str]) -> list[str]:
@@ -352,6 +376,53 @@ def _difference(expected: Report, report: Report) -> str:
         if gone := [text for text in before if text not in set(after)]:
             parts.append(f"{field} only in the source: {_few(gone)}")
     return "; ".join(parts)
+
+
+def _hollow(model: Any, report: Report) -> str:
+    """What is said of a class that would not find half of its tensors; "" where it finds them."""
+    if model is None:  # the loader stopped at a few tensors that it cannot fuse, and counted nothing
+        return ""
+    wanted = model.state_dict().keys() - (getattr(model, "all_tied_weights_keys", None) or {}).keys()
+    found = len(wanted - _lacking(report))
+    return "" if 2 * found >= len(wanted) else f"finds only {found} of its {len(wanted)} tensors: {_counted(report)}"
+
+
+def _own_report(own: Mapping[str, Any], scratch: Path) -> Report:
+    """What the loader says to the source as it is; raises NotChecked."""
+    model_class, model_config, _ = resolve(own["config"], scratch)
+    return load_report(model_class, model_config, own["tensors"])[0]
+
+
+def _origins(model: Any, origins: Mapping[str, str]) -> Mapping[str, str]:
+    """The same by the names in reports."""
+    if model is None:
+        return origins
+    called = _by_loader(model, model.state_dict(), {*origins, *origins.values()})
+    return {called[new]: called[old] for new, old in origins.items()}
+
+
+def _worse(report: Report, before: Report, origins: Mapping[str, str]) -> Report:
+    """What of the report on the output is not so for the source, by whose names what the class expects is the same."""
+    lacked, unused, errors = _lacking(before), {*before.unexpected}, {*before.errors}
+    return Report(
+        tuple(name for name in report.missing if name not in lacked),
+        tuple(name for name in report.unexpected if origins.get(name, name) not in unused),
+        tuple(text for text in report.mismatched if _parameter(text) not in lacked),
+        tuple(text for text in report.errors if text not in errors),
+    )
+
+
+def _lacking(report: Report) -> set[str]:
+    return {*report.missing, *map(_parameter, report.mismatched)}
+
+
+def _parameter(mismatch: str) -> str:
+    return mismatch.partition(": [")[0]
+
+
+def _counted(report: Report) -> str:
+    listed = zip(Report._fields, report, strict=True)
+    return ", ".join(f"{len(names)} {field} ({_few([*names], 2)})" for field, names in listed if names)
 
 
 def _few(texts: list[str], most: int = 5) -> str:
