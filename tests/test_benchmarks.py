@@ -175,14 +175,17 @@ def test_one_benchmark_is_recorded_by_itself(pages: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(benchmarks, "BENCHMARKS", (faster,))
     monkeypatch.setattr("sys.argv", ["benchmarks", "--record", "faster"])
+    before = json.loads((pages / "DATA").read_text()) | {"missing": {"faster": "did not run", "slower": "failed"}}
+    (pages / "DATA").write_text(json.dumps(before))
     assert benchmarks.main() == 0
     page = (pages / "PAGE").read_text()
     assert "| slow | 1 x | 2 x (aim) | met |" in page and "| fast <enough> | 1.5 x |" in page
     assert "## Missed" not in page and "## Profile: new" in page and "## a & b" in page
     other = json.loads((pages / "DATA").read_text())
+    assert other["missing"] == {"slower": "failed"}
     other["machine"]["cores"] += 1
     with pytest.raises(ValueError, match="measure all of them"):
-        report.amended(other, json.loads(benchmarks.OUT.read_text()))
+        report.amended(other, json.loads(benchmarks.OUT.read_text()), [])
 
 
 def test_without_the_race_of_folders_the_readme_claims_nothing(pages: Path) -> None:

@@ -105,7 +105,7 @@ def main() -> int:
     if writes:
         report.publish(facts)
     elif asked.record:
-        report.publish(report.amended(json.loads(report.DATA.read_text()), report.keep(found, OUT)))
+        report.publish(report.amended(json.loads(report.DATA.read_text()), report.keep(found, OUT), asked.names))
     return 0 if found.met else 1
 
 

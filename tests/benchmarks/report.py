@@ -8,7 +8,7 @@ import re
 import sys
 import tempfile
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from html import escape
@@ -97,11 +97,15 @@ def keep(found: Found, path: Path) -> dict[str, Any]:
     return facts
 
 
-def amended(before: Mapping[str, Any], news: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts of ``before`` with those of ``news`` in place of what has their names; raises on another machine."""
+def amended(before: Mapping[str, Any], news: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """The facts of ``before`` with those of ``news``, by the benchmarks ``names``, in place of what has their names.
+
+    Raises ValueError on another machine.
+    """
     if {**before["machine"], "memory_gb": 0} != {**news["machine"], "memory_gb": 0}:
         raise ValueError(f"measured on {before['machine']}, and now on {news['machine']}: measure all of them")
-    facts = {**before, "measured": news["measured"]}
+    missing = {name: why for name, why in before["missing"].items() if name not in {*names}}
+    facts = {**before, "measured": news["measured"], "missing": missing | news["missing"]}
     for kind in ("figures", "races"):
         found = {one["name"]: one for one in news[kind]}
         there = [found.pop(one["name"], one) for one in before[kind]]
