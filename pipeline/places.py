@@ -224,6 +224,8 @@ class Folder(_Place):
     def typed(cls, text: str) -> Self | None:
         if not text.startswith(("./", "../", "/", "~/")) and text not in {".", ".."}:
             return None
+        if re.search("[\ud800-\udfff]", text):
+            raise BadPlace(value=repr(text), why="name is not UTF-8", cure="rename the folder")
         # `./~` is a folder of that name, which Path would make `~`.
         path = (Path(text).expanduser() if text.startswith("~/") else Path(text)).absolute()
         real = str(resolved(str(path)) if ".." in path.parts else path)
@@ -313,8 +315,6 @@ def parse_place(value: str | os.PathLike[str] | AnyPlace) -> AnyPlace:
     if isinstance(value, AnyPlace):
         return value
     text = (value if isinstance(value, str) else str(Path(value).absolute())).strip()
-    if not text.isprintable() and re.search("[\ud800-\udfff]", text):
-        raise BadPlace(value=repr(text), why="name is not UTF-8", cure="rename the folder")
     if not text:
         raise BadPlace(value=repr(value), why="empty; is a shell variable unset?")
     try:

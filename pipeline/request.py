@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypedDict, Unpack
 
@@ -240,9 +241,13 @@ class Options(Strict):
     transport: Transport = _option("auto", "How to transfer weights; auto uses Xet where the Hub offers it.", ACCESS)
 
     @classmethod
-    @in_python()
     def of(cls, called: Callable[[str], str] = str, /, **options: Any) -> Options:
         """Those that are given; raises BadSize, and UsageError for others that make no sense, as ``called``."""
+        with in_python() if called is str else nullcontext():
+            return cls._of(called, options)
+
+    @classmethod
+    def _of(cls, called: Callable[[str], str], options: Mapping[str, Any]) -> Options:
         try:
             return cls(**options)
         except ValidationError as error:

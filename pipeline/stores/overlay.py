@@ -43,6 +43,11 @@ class Borrowing(Over):
         return (self.lender if file.path in self._lent else self.own).read(file, start, stop)
 
 
+def is_lent(source: Source, path: str) -> bool:
+    """Whether the file there is the lender's, or of neither."""
+    return path not in (source.own if isinstance(source, Borrowing) else source).files()
+
+
 def _is_weights(path: str) -> bool:
     return path.endswith(".safetensors") or foreign_format(path) is not None or is_weight_index(path)
 

@@ -20,6 +20,7 @@ from reshard.pipeline.planning.select import select
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.publishing.commit import Published
 from reshard.pipeline.publishing.manifest import recorded, root_of
+from reshard.pipeline.stores.overlay import is_lent
 from reshard.pipeline.tensors import Name
 from reshard.pipeline.text import counted
 from reshard.pipeline.verifying.meta_load import NO_CLASS, MetaLoader, Own
@@ -195,6 +196,7 @@ def _ask_class(plan: Plan, shards: Sequence[Shard], number: int, source: Source,
         _planned(entries),
         signature(_headers(ours)),
         own=own if renames(plan.options) else None,
+        lent=is_lent(source, output.config),
     )
 
 

@@ -118,15 +118,16 @@ class MetaLoader:
         output: Signature | None = None,
         *,
         own: Callable[[], Own] | None = None,
+        lent: bool = False,
         allowed: Allowed | None = None,
     ) -> ModelCheck:
         """Whether the class that ``config`` (a config.json) names reports the same for ``output`` as for ``source``.
 
         ``output`` None means headers equal to the source's. Names and dtypes that the user asked to change must
         already be changed in ``source``. Then both sides may lack the same for that reason alone, so a report that is
-        not clean must also be no worse than that on the source as it is, which ``own`` opens when it is needed. Blocks
-        for at most the limits' times; never raises for what it checks, and TempDirUnusable where the folder for
-        temporary files cannot be used.
+        not clean must also be no worse than that on the source as it is, which ``own`` opens when it is needed. Of a
+        ``lent`` config the class must find half of its tensors. Blocks for at most the limits' times; never raises for
+        what it checks, and TempDirUnusable where the folder for temporary files cannot be used.
         """
         try:
             text = _naming(config)
@@ -135,6 +136,7 @@ class MetaLoader:
         ours = _packed(source)
         theirs = "null" if output is None or (packed := _packed(output)) == ours else packed
         arguments = f'"config":{json.dumps(text)},"source":{ours},"output":{theirs}'
+        arguments += ',"lent":true' if lent else ""
         verdict = self._verdict(f"{{{arguments}}}", allowed)
         if own is None or verdict.result != "report":
             return verdict

@@ -24,6 +24,7 @@ from reshard.pipeline.limits import CONFIG_MAX, EXCHANGED_SHOWN
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.publishing.history import Publication
 from reshard.pipeline.request import Options
+from reshard.pipeline.stores.overlay import is_lent
 from reshard.pipeline.tensors import Checkpoint, Name
 from reshard.pipeline.text import printable
 from reshard.pipeline.verifying.compare import check_bytes, check_headers, check_stored, check_ties, read, read_both
@@ -187,7 +188,8 @@ def ask_class(
     if not (theirs and before):
         return loader.check(config, ours)
     own = partial(_own, theirs, before, config) if before.name in theirs.own else None
-    return loader.check(config, theirs.signature(before), ours, own=own)
+    lent = is_lent(theirs.source, join(before.name.folder, "config.json"))
+    return loader.check(config, theirs.signature(before), ours, own=own, lent=lent)
 
 
 def _own(theirs: OpenedSide, before: Checkpoint, config: bytes) -> Own:

@@ -70,7 +70,7 @@ def nights(folder: Path, scale: Scale) -> Iterator[Figure]:
             yield Figure(f"{name}: calls each new", (night.calls - night.idle) / changed, "calls", 30, "aim")
             yield Figure(f"{name}: resolver calls each new", night.resolved / changed, "calls", 40, "aim")
             yield Figure(f"{name}: until submit returns", night.submitting, "s", 3, "must")
-            yield Figure(f"{name}: control's processor time", night.control, "s", 60, "aim")
+            yield Figure(f"{name}: processor time of the control process", night.control, "s", 60, "aim")
             yield Figure(f"{name}: the broker's memory", night.memory / MB, "MB", 100, "must")
 
 

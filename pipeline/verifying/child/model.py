@@ -7,7 +7,7 @@ Meta tensors made from headers go to ``from_pretrained`` as ``state_dict``, so t
 run as they would on the weights. The loader does not prove completeness: it says nothing of dtypes, of keys that
 the class ignores, or of the index; and honest checkpoints are often not clean. So the verdict is a difference: its
 report on the output must be its report on the source, and where names were changed, no worse than that on the source
-under its own names. Where the class finds hardly any of its tensors on both sides, that they are alike shows nothing.
+under its own names. Where a lent config's class finds hardly any of its tensors, that both are alike shows nothing.
 """
 
 from __future__ import annotations
@@ -72,11 +72,17 @@ class Report(NamedTuple):
 
 
 def check(
-    config: str | None, source: Specs, output: Specs | None, scratch: Path, own: Mapping[str, Any] | None = None
+    config: str | None,
+    source: Specs,
+    output: Specs | None,
+    scratch: Path,
+    own: Mapping[str, Any] | None = None,
+    lent: bool = False,
 ) -> dict[str, Any]:
     """The verdict as ``ModelCheck`` wants it; ``output`` None: both have equal headers. Raises NotChecked.
 
-    ``own``: the source before options changed its names, as `meta_load.Own` has it.
+    ``own``: the source before options changed its names, as `meta_load.Own` has it. ``lent``: the config came from
+    elsewhere, so it may be another model's.
     """
     model_class, model_config, notes = resolve(config, scratch)
     expected, model = load_report(model_class, model_config, source)
@@ -109,7 +115,7 @@ def check(
     if not any(report):
         return {**verdict, "result": "clean", "reason": f"{model_class.__name__} accepts all tensors, none missing"}
     undecided = {**verdict, "result": "inconclusive", "level": "structural"}
-    if hollow := _hollow(model, report):
+    if lent and (hollow := _hollow(model, report)):
         return {**undecided, "reason": f"{model_class.__name__} {hollow}"}
     listed = ", ".join(f"{count} {field}" for field, count in counts.items() if count)
     told = "reports the same for output and source"

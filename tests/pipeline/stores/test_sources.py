@@ -78,7 +78,8 @@ def test_a_backward_range_is_a_mistake_of_the_caller(source: Source) -> None:
 
 def test_a_read_may_be_left_early_and_the_source_goes_on(source: Source) -> None:
     views = source.read(source.files()["unet/model.safetensors"], 0, len(BIG))
-    assert bytes(next(iter(views))) == BIG[: 1 << 20]
+    first = bytes(next(iter(views)))
+    assert first and BIG.startswith(first)
     views.close()  # type: ignore[attr-defined]
     assert read(source, "config.json") == FILES["config.json"]
 

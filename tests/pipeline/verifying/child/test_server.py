@@ -99,7 +99,7 @@ def test_a_hostile_config_ends_inconclusive_and_hurts_nobody(
     assert reason in found.reason
     assert found.peak_rss < 1_000_000_000
     assert child_of(meta_loader) == warm
-    assert meta_loader.check(llama(), NORM, allowed=STRICT).class_name == "LlamaForCausalLM"
+    assert meta_loader.check(llama(), NORM, allowed=STRICT).result == "report"
 
 
 def test_a_config_that_nests_too_deeply_is_inconclusive(meta_loader: MetaLoader) -> None:
@@ -110,7 +110,7 @@ def test_a_config_that_nests_too_deeply_is_inconclusive(meta_loader: MetaLoader)
 @pytest.mark.slow
 def test_five_thousand_tiny_layers_end_within_the_default_limits(meta_loader: MetaLoader) -> None:
     found = meta_loader.check(llama(num_hidden_layers=5000, hidden_size=2, intermediate_size=2), NORM)
-    assert found.class_name == "LlamaForCausalLM", "what takes longer is inconclusive"
+    assert found.result == "report", "what takes longer is inconclusive"
     assert len(found.missing) <= limits.REPORT_NAMES_MAX + 1
 
 
@@ -209,7 +209,7 @@ def test_an_adopted_child_ends_like_ones_own(moment: str) -> None:
     with closing(MetaLoader(grace=0.5)) as meta_loader:
         meta_loader.adopt(orphan)
         assert child_of(meta_loader) == warm
-        assert meta_loader.check(llama(), NORM).class_name == "LlamaForCausalLM"
+        assert meta_loader.check(llama(), NORM).result == "report"
         if moment == "busy":
             found, fork = ended_at_work(meta_loader, warm, lambda fork: warm.kill())
             assert (found.result, found.reason) == ("inconclusive", "the reload child ended")
@@ -221,7 +221,7 @@ def test_an_adopted_child_ends_like_ones_own(moment: str) -> None:
         elif moment == "idle":
             warm.kill()
             warm.wait(30)
-            assert meta_loader.check(llama(hidden_size=32), NORM).class_name == "LlamaForCausalLM"
+            assert meta_loader.check(llama(hidden_size=32), NORM).result == "report"
             assert meta_loader.pid != warm.pid
         else:
             meta_loader.close()
@@ -344,7 +344,7 @@ def test_nothing_that_a_config_names_is_run(
 ) -> None:
     meta_loader, canary = planted
     found = meta_loader.check(llama(**changes), NORM)
-    assert (found.class_name is not None) == (level == "model"), found
+    assert found.level == level, found
     assert not canary.exists()
 
 
@@ -556,7 +556,7 @@ def test_the_same_question_is_answered_from_memory_and_a_cut_short_one_is_asked_
     late = Allowed(seconds=0.01)
     cut_short = meta_loader.check(llama(attempt=2), NORM, allowed=late)
     assert cut_short.result == "inconclusive"
-    assert meta_loader.check(llama(attempt=2), NORM).class_name == "LlamaForCausalLM"
+    assert meta_loader.check(llama(attempt=2), NORM).result == "report"
 
 
 def test_threads_may_share_one_reload(saved: GetSaved, meta_loader: MetaLoader) -> None:
