@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -202,11 +203,11 @@ def test_one_question_about_other_sources_has_other_answers(saved: GetSaved, met
     renamed = {name.replace("model.norm", "model.last"): spec for name, spec in model.specs.items()}
     origins = {"model.last.weight": "model.norm.weight"}
     owns = {
-        "inconclusive": Own(model.config, model.specs, origins),
-        "report": Own(model.config, renamed, {}),
+        "inconclusive": partial(Own, model.config, model.specs, origins),
+        "report": partial(Own, model.config, renamed, {}),
     }
     for result, own in owns.items():
-        assert meta_loader.check(model.config, renamed, own=lambda own=own: own).result == result  # type: ignore[misc]
+        assert meta_loader.check(model.config, renamed, own=own).result == result
 
 
 @pytest.mark.parametrize(
