@@ -11,7 +11,7 @@ from reshard.pipeline.checkpoint.formats.safetensors import build_header
 from reshard.pipeline.limits import GB, MB, MEMORY_FLOOR
 from tests.hub.fixtures import Namespace
 from tests.support.giants import deepseek_v3_fp8, save_sparse
-from tests.support.measured import measured, slowness
+from tests.support.measured import measured, within
 
 JOBS = "tests.pipeline.jobs"
 
@@ -54,7 +54,7 @@ def test_planning_671b_takes_headers_only_and_fits(tmp_path: Path) -> None:
     cost = measured(f"{JOBS}:do_plan", str(tmp_path / "giant"), str(tmp_path / "out"), {"size": 5 * GB})
     assert cost.result["tensors"] == tensors > 90_000
     assert cost.peak <= 600 * MB
-    assert cost.cpu <= 20
+    assert within(cost.cpu, 20)
     blocks = sum(path.stat().st_blocks * 512 for path in (tmp_path / "giant").iterdir())
     assert blocks < 100 * MB, "the files are holes: nothing of them could have been read"
 
@@ -99,4 +99,4 @@ def test_planning_half_a_million_tensors_of_one_file_is_linear(
     of_a_tensor = 1330 if cost.result["shards"] > 1 else 1140  # bytes
     assert cost.peak <= 80 * MB + tensors * of_a_tensor
     # Half a million in 10 s, and the interpreter's start. It was 300 s and more.
-    assert cost.cpu <= (tensors / 50_000 + 1) * min(slowness(), 2)
+    assert within(cost.cpu, tensors / 50_000 + 1)

@@ -40,10 +40,11 @@ def measured(function: str, *arguments: Any, env: dict[str, str] | None = None, 
     return Measured(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def slowness() -> float:
-    """How many times longer than on the machine that bounds were taken on a fixed loop takes here now, at least 1.
+def within(cpu: float, seconds: float) -> bool:
+    """Whether ``cpu`` is at most what the machine that bounds were taken on does in ``seconds`` of processor time.
 
-    A host that is shared or throttled stretches processor time, too, and not evenly: the slowest of three counts.
+    A host that is shared or throttled stretches processor time, too, up to five times and not evenly. So what is above
+    the bound is held against a fixed loop here and now, the slowest of three.
     """
 
     def loop() -> float:
@@ -51,7 +52,7 @@ def slowness() -> float:
         sum(i * i for i in range(5_000_000))
         return time.process_time() - start
 
-    return max(1.0, max(loop() for _ in range(3)) / REFERENCE_LOOP)
+    return cpu <= seconds or cpu <= seconds * max(loop() for _ in range(3)) / REFERENCE_LOOP
 
 
 def peak() -> int:

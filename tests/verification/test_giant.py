@@ -12,7 +12,7 @@ from reshard.pipeline.limits import MB
 from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.pipeline.verifying.models import deepseek_fp8
 from tests.support.giants import save_sparse
-from tests.support.measured import measured
+from tests.support.measured import measured, within
 
 __all__ = ["hub", "hub_process", "namespace"]
 
@@ -44,7 +44,7 @@ def test_it_is_verified_against_its_source(giants: dict[str, str], namespace: Na
     assert {check["result"] for check in cost.result} == {"passed"}, json.dumps(cost.result)[:2000]
     assert results["same tensors"]["figures"]["tensors"] > 90_000
     assert results["class of model"]["level"] == "model"
-    assert cost.cpu <= CPU
+    assert within(cost.cpu, CPU)
     assert cost.peak <= MEMORY
 
 
@@ -52,5 +52,5 @@ def test_it_is_planned(giants: dict[str, str], namespace: Namespace) -> None:
     source, target = namespace.repo("source"), namespace.repo("target")
     cost = measured("tests.pipeline.jobs:do_plan", source, target, {"size": 5_000_000_000}, env=giants)
     assert cost.result["tensors"] > 90_000
-    assert cost.cpu <= CPU
+    assert within(cost.cpu, CPU)
     assert cost.peak <= MEMORY

@@ -24,6 +24,7 @@ from reshard.pipeline.planning.pack import (
     layers,
 )
 from reshard.pipeline.tensors import Piece, Tensor
+from tests.support.measured import within
 
 METADATA = Heading({"format": "pt"})
 
@@ -191,7 +192,7 @@ def test_half_a_million_tensors_are_packed_in_seconds(packing: Packing, count: i
     entries = [entry(f"h.{i // 5000}.t{i % 5000}", 3, dtypes[i % len(dtypes)], offset=i) for i in range(count)]
     start = time.process_time()
     bins = packing(entries, 2 * count, METADATA)
-    assert time.process_time() - start < count / 50_000
+    assert within(time.process_time() - start, count / 50_000)
     assert sum(map(len, bins)) == len(entries) and len(bins) > 30
 
 
