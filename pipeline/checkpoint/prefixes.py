@@ -45,7 +45,7 @@ def half_wrapped(names: Sequence[str]) -> tuple[str, str] | None:
     return None
 
 
-def unwrapped(name: str, wrappers: Sequence[str]) -> str:
+def unwrapped_name(name: str, wrappers: Sequence[str]) -> str:
     """``name`` without ``wrappers``: those that torch writes between dots anywhere, any other only in front."""
     inside = {wrapper.rstrip(".") for wrapper in wrappers} & set(_INSIDE)
     *path, last = name.split(".")
@@ -56,12 +56,12 @@ def unwrapped(name: str, wrappers: Sequence[str]) -> str:
     return name
 
 
-def renamed(names: Iterable[str], wrappers: Sequence[str], file: str) -> dict[str, str]:
+def unwrapped_names(names: Iterable[str], wrappers: Sequence[str], file: str) -> dict[str, str]:
     """Old name -> new name; raises DuplicateTensor when two names would become one. ``file`` is for the message."""
     found: dict[str, str] = {}
     taken: dict[str, str] = {}
     for name in names:
-        found[name] = new = unwrapped(name, wrappers)
+        found[name] = new = unwrapped_name(name, wrappers)
         if (other := taken.setdefault(new, name)) != name:
             again = f"the same file (as {name}), once prefixes are removed"
             raise DuplicateTensor(tensor=new, file=f"{file} (as {other})", other=again)

@@ -9,9 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from posixpath import dirname, join
 
-from reshard.pipeline.checkpoint.prefixes import half_wrapped, wrappers_in
-from reshard.pipeline.checkpoint.prefixes import renamed as unwrapped
-from reshard.pipeline.checkpoint.prefixes import unwrapped as unwrapped_name
+from reshard.pipeline.checkpoint.prefixes import half_wrapped, unwrapped_name, unwrapped_names, wrappers_in
 from reshard.pipeline.errors import BadExperts, PrefixUnused, RenameCollision
 from reshard.pipeline.planning.experts import arranged
 from reshard.pipeline.planning.model import Entry
@@ -142,7 +140,7 @@ def _unwrapped(
         )
         return checkpoint.tensors, checkpoint.ties, notes
     wrappers = shown if options.strip_prefix == AUTO else (options.strip_prefix,)
-    new = unwrapped(names, wrappers, str(checkpoint.name))
+    new = unwrapped_names(names, wrappers, str(checkpoint.name))
     changed = sum(1 for old in names if new[old] != old)
     tensors = [tensor._replace(name=new[tensor.name]) for tensor in checkpoint.tensors]
     ties = [tuple(new[name] for name in tie) for tie in checkpoint.ties]

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reshard.pipeline.checkpoint.prefixes import renamed, unwrapped, wrappers_in
+from reshard.pipeline.checkpoint.prefixes import unwrapped_name, unwrapped_names, wrappers_in
 from reshard.pipeline.errors import DuplicateTensor
 
 
@@ -24,7 +24,7 @@ def test_real_wrappers_are_found_and_taken_out() -> None:
     wrappers = wrappers_in(names)
     assert wrappers == ("module.", "_orig_mod.")
     plain = torch.nn.Sequential(Block(), Block())
-    assert list(renamed(names, wrappers, "x.bin").values()) == list(plain.state_dict())
+    assert list(unwrapped_names(names, wrappers, "x.bin").values()) == list(plain.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ def test_wrappers_are_told_from_names(names: list[str], wrappers: tuple[str, ...
 
 
 def test_any_prefix_that_a_user_names_is_taken_from_the_front_only() -> None:
-    assert unwrapped("student.student.w", ["student."]) == "student.w"
-    assert unwrapped("a.student.w", ["student."]) == "a.student.w"
-    assert unwrapped("module.module.w", ["module."]) == "module.w"
+    assert unwrapped_name("student.student.w", ["student."]) == "student.w"
+    assert unwrapped_name("a.student.w", ["student."]) == "a.student.w"
+    assert unwrapped_name("module.module.w", ["module."]) == "module.w"
 
 
 PARTS = st.sampled_from(["a", "w", "module", "_orig_mod", "_fsdp_wrapped_module", "0"])
@@ -65,16 +65,16 @@ def test_taking_out_what_was_found_loses_no_other_part(names: list[str]) -> None
     wrappers = wrappers_in(names)
     taken = {wrapper.rstrip(".") for wrapper in wrappers}
     for name in names:
-        left = unwrapped(name, wrappers).split(".")
+        left = unwrapped_name(name, wrappers).split(".")
         assert left[-1] == name.split(".")[-1]
         assert [part for part in left if part not in taken] == [p for p in name.split(".") if p not in taken] or (
             left[-1] in taken
         )
     if not wrappers:
-        assert [unwrapped(name, wrappers) for name in names] == names
+        assert [unwrapped_name(name, wrappers) for name in names] == names
 
 
 def test_two_names_that_would_become_one_are_refused() -> None:
     again = r"a\.w: in x\.bin \(as a\.w\) and again in the same file \(as a\._orig_mod\.w\)"
     with pytest.raises(DuplicateTensor, match=again):
-        renamed(["a.w", "a._orig_mod.w"], ["_orig_mod."], "x.bin")
+        unwrapped_names(["a.w", "a._orig_mod.w"], ["_orig_mod."], "x.bin")
