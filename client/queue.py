@@ -197,7 +197,7 @@ NAMES = {"worker": "worker", "control": "control process"}  # of the kinds of pr
 
 def missing(kinds: Collection[str]) -> list[str]:
     """The kinds of process that no job moves without, and that are not among the ``kinds`` that run."""
-    return [kind for kind in ("worker", "control") if kind not in kinds]
+    return [kind for kind in NAMES if kind not in kinds]
 
 
 def _lacking(processes: Sequence[Process], silent: Callable[[], list[Silent]]) -> str | None:

@@ -174,12 +174,10 @@ def _look(request: Request, source: Source, target: Target) -> There:
 
 def _key(request: Request, source: Source, target: Target, commit: str) -> str:
     """Of ``request`` with its source at ``commit``. A folder is one, by whichever links it is named."""
-    pin, address = replace(source.pin, commit=commit), publication.address(target)
+    pin, into = replace(source.pin, commit=commit), target.place.local
     if source.place.local:
         pin = replace(pin, repo=str(resolved(pin.repo)))
-    if target.place.local:
-        address = address.replace(str(target.place), str(resolved(str(target.place))), 1)
-    return request_key(request, pin, _lender(source), address)
+    return request_key(request, pin, _lender(source), publication.address(target, into and resolved(str(into))))
 
 
 def _named_alike(last: publication.Publication, source: Source) -> publication.Publication:

@@ -10,7 +10,6 @@ import sys
 import time
 import warnings
 from dataclasses import replace
-from importlib.metadata import version
 from multiprocessing import current_process
 from typing import Any
 
@@ -31,10 +30,10 @@ from reshard.worker import health, logs, tracing, transport
 from reshard.worker.broker import broker_url
 from reshard.worker.fleet import drain
 from reshard.worker.fleet.fleet import Fleet
-from reshard.worker.fleet.heartbeat import announce, withdraw
+from reshard.worker.fleet.heartbeat import announce, this_process, withdraw
 from reshard.worker.fleet.self_check import SelfCheck
 from reshard.worker.fleet.usage import measured
-from reshard.worker.queue.jobs import HEALTH_CHECK, JobStore, Process, open_redis
+from reshard.worker.queue.jobs import HEALTH_CHECK, JobStore, open_redis
 from reshard.worker.queue.scripts import PREFIX
 from reshard.worker.queue.wakes import QUEUES, WAKE
 from reshard.worker.settings import HEARTBEAT, PRESUMED_DEAD, settings
@@ -212,11 +211,8 @@ class Heartbeat(BootStep):
     requires = ("celery.worker.components:Timer", Drained)
 
     def start(self, worker: Any) -> None:
-        host, pid = socket.gethostname(), os.getpid()
-        self._process = Process(
-            f"{host}:{pid}", "worker", version("reshard"), host, pid, worker.concurrency, time.time(), False,
-            queues=[name.removeprefix(PREFIX) for name in consumed()],
-        )  # fmt: skip
+        queues = [name.removeprefix(PREFIX) for name in consumed()]
+        self._process = this_process("worker", worker.concurrency, queues)
         self._client = _store().redis
         self._told = float("-inf")
         if (port := settings().health_port) is not None:

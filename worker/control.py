@@ -7,16 +7,13 @@ Two may run: each step that takes what is due is atomic in Redis, and the rest d
 from __future__ import annotations
 
 import logging
-import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 from types import FrameType
 
 import redis
@@ -26,7 +23,7 @@ from reshard.pipeline.errors import QueueError
 from reshard.pipeline.stores.connect import Context
 from reshard.worker import logs, tracing
 from reshard.worker.broker import broker_url
-from reshard.worker.fleet.heartbeat import announce, withdraw
+from reshard.worker.fleet.heartbeat import announce, this_process, withdraw
 from reshard.worker.fleet.policy import endpoints
 from reshard.worker.fleet.rate_limit import rate_limiters
 from reshard.worker.fleet.usage import measured
@@ -43,7 +40,7 @@ from reshard.worker.followers.spending import Spending
 from reshard.worker.followers.submissions import Submissions
 from reshard.worker.local import check_installed
 from reshard.worker.queue.events import Follower, Reader, follow, relay
-from reshard.worker.queue.jobs import JobStore, Process, open_redis
+from reshard.worker.queue.jobs import JobStore, open_redis
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.listing import ended
 from reshard.worker.queue.scripts import BROKER_UNAVAILABLE, PREFIX
@@ -88,9 +85,7 @@ class Control:
         self._settings = settings
         self._keep = settings.keep_days * 86400
         self._ending = threading.Event()
-        host, pid = socket.gethostname(), os.getpid()
-        name, release = f"control@{host}:{pid}", version("reshard")
-        self._self = Process(name, "control", release, host, pid, 0, time.time(), False, queues=[])
+        self._self = this_process("control", concurrency=0, queues=[])
         self._contained = Contained("the control process's work on")
         self._readable = False
         self._sent = 0

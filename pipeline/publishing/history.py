@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from reshard.pipeline.limits import CLOCK_SKEW_MAX, HISTORY_MAX
 from reshard.pipeline.planning.model import Plan
@@ -51,9 +52,9 @@ class Publication:
         return submitted < self.submitted <= (now + CLOCK_SKEW_MAX) * 1000
 
 
-def address(target: Target) -> str:
-    """The target as it is part of a request's key."""
-    return f"{target.place}#{target.branch}"
+def address(target: Target, path: Path | None = None) -> str:
+    """The target as it is part of a request's key; a folder, which links give several names, by the one of ``path``."""
+    return f"{path or target.place}#{target.branch}"
 
 
 def title(plan: Plan) -> str:

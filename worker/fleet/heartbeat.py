@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
 import time
 from contextlib import suppress
 from dataclasses import asdict
+from importlib.metadata import version
 from typing import Literal, NamedTuple
 
 import redis
@@ -26,6 +28,22 @@ SEEN = f"{PREFIX}seen"  # hash: name -> a process, with when it was heard last; 
 REMEMBERED = 3600.0  # seconds in which a process of another machine may come back
 
 Why = Literal["stopped", "hangs", "unknown"]
+
+
+def this_process(kind: Literal["worker", "control"], concurrency: int, queues: list[str]) -> Process:
+    """The one that asks, as it tells of itself."""
+    host, pid = socket.gethostname(), os.getpid()
+    return Process(
+        name=f"{'' if kind == 'worker' else f'{kind}@'}{host}:{pid}",
+        kind=kind,
+        version=version("reshard"),
+        host=host,
+        pid=pid,
+        concurrency=concurrency,
+        started=time.time(),
+        draining=False,
+        queues=queues,
+    )
 
 
 def announce(client: redis.Redis, process: Process) -> None:
