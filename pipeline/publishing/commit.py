@@ -140,6 +140,8 @@ def publish(
     ]
     additions = [Addition(file.path, stored=file) for file in stored]
     additions += target.carry(missing(plan.carried, already), source, token, made)
+    # What the target has already and has to keep, for the result to be whole.
+    counted_on = {*plan.reused, *(file.path for file in plan.carried)} - {a.path for a in additions} - {CARD}
     begin()
     goal = target.request(plan.digest, title, message)
 
@@ -148,6 +150,8 @@ def publish(
             return found
         state = goal.at(head)
         there = state.files()
+        if head != plan.base:
+            _refuse_conflict(plan, goal, counted_on, there)
         card = card_for(plan, source, goal, head, lambda: next(publication.publications(goal, head, None), None))
         if card.content is not None:
             cards = [Addition(CARD, content=card.content)]
@@ -163,7 +167,7 @@ def publish(
         if not news and not deletes:
             return head  # also where a Hub's history does not keep the messages that we look for
         if head != plan.base:
-            _refuse_conflict(plan, goal, news, there)
+            _refuse_conflict(plan, goal, {a.path for a in news if a.path != CARD} | {*plan.deletes}, there)
         return Change(title, message, news, deletes, takes=plan.takes)
 
     return commit_on_head(goal, plan.digest, attempt)
@@ -175,7 +179,8 @@ def _published_by_another(plan: Plan, stored: Sequence[StoredFile], target: Targ
     if (found := find(plan, target, head)) is not None:
         return Published(found, target.branch, found=True)
     if head != plan.base:
-        _refuse_conflict(plan, target, [Addition(file.path, stored=file) for file in stored], target.at(head).files())
+        paths = {file.path for file in stored} | {*plan.deletes}
+        _refuse_conflict(plan, target, paths, target.at(head).files())
     return None
 
 
@@ -267,11 +272,9 @@ def find(plan: Plan, target: Target, at: str) -> str | None:
     return commit
 
 
-def _refuse_conflict(
-    plan: Plan, target: Target, additions: Sequence[Addition], there: Mapping[str, StoredFile]
-) -> None:
-    """Others may commit beside us as long as they leave the paths alone that we write or delete."""
-    before = target.at(plan.base).files()
-    for path in sorted({a.path for a in additions if a.path != CARD} | set(plan.deletes)):
+def _refuse_conflict(plan: Plan, target: Target, paths: Set[str], there: Mapping[str, StoredFile]) -> None:
+    """Others may commit beside us as long as they leave ``paths`` alone: what we write, delete, or count on."""
+    before = target.at(plan.base).files() if paths else {}
+    for path in sorted(paths):
         if differ(before.get(path), there.get(path)):
             raise TargetConflict(target=str(target.place), what=f"{path} was changed")

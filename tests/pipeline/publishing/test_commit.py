@@ -197,6 +197,26 @@ def test_a_commit_of_others_to_a_file_that_we_would_delete_is_a_conflict(replaci
     assert on_hub.admin.head(on_hub.repo("target")) == theirs
 
 
+@pytest.mark.parametrize("theirs", [b"junk", None], ids=["replaced", "deleted"])
+@pytest.mark.parametrize("kind", ["weights", "config.json"])
+def test_a_commit_of_others_to_a_file_that_is_to_stay_is_a_conflict(
+    job: Job, repo: str, on_hub: Namespace, meta_loader: MetaLoader, kind: str, theirs: bytes | None
+) -> None:
+    target = on_hub.repo("target")
+    job.publish()
+    on_hub.admin.put_files(repo, {"notes.txt": b"new"})
+    next_one = Job(repo, target, meta_loader)
+    path = next_one.plan.reused[0] if kind == "weights" else kind
+    if theirs is None:
+        HfApi(on_hub.endpoint, on_hub.token).delete_file(path, target)
+    else:
+        on_hub.admin.put_files(target, {path: theirs})
+    head = on_hub.admin.head(target)
+    with pytest.raises(TargetConflict, match=path):
+        next_one.publish()
+    assert on_hub.admin.head(target) == head
+
+
 def test_another_publication_of_ours_is_not_taken_for_this_one(
     job: Job, repo: str, on_hub: Namespace, meta_loader: MetaLoader
 ) -> None:
