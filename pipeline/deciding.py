@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from reshard.pipeline.check import first, some
+from reshard.pipeline.checkpoint.discover import is_weight_index
 from reshard.pipeline.errors import MadeTooLarge, TargetDrifted, TargetOccupied
 from reshard.pipeline.limits import INDEX_MAX, MANIFEST_MAX, OCCUPIED_SHOWN
 from reshard.pipeline.planning.estimate import of_our_own
 from reshard.pipeline.planning.existing import Before, drift
-from reshard.pipeline.planning.model import MANIFEST, Plan
+from reshard.pipeline.planning.model import MANIFEST, STATEMENTS, Plan
 from reshard.pipeline.protocols import Leave, Source, TargetState, more_visible, reach
 from reshard.pipeline.publishing.history import Publication
 from reshard.pipeline.request import Request
@@ -62,14 +63,16 @@ def replaces_others(
 def held_against(request: Request, made: Plan, others: tuple[str, ...], there: There, replaces: bool) -> Plan:
     """``made`` with what it would take of ``others``; raises TargetOccupied unless it ``replaces`` that.
 
-    A pull request takes nothing, and a source that is resharded in place is its owner's to change.
+    A pull request takes nothing, and a source that is resharded in place is its owner's to change: what the result
+    has not is kept, as what others put there is.
     """
     made = replace(made, occupied=others)
     if made.replaced and there.is_source:
         stays = {file.path for file in made.carried} - {edit.path for edit in made.edits}
         changes = tuple(file for file in made.replaced if file.path not in stays)
         occupied = tuple(path for path in others if path not in stays)
-        made = replace(made, in_place=True, replaced=changes, occupied=occupied)
+        takes = made.takes or _loses(made)
+        made = replace(made, in_place=True, replaced=changes, occupied=occupied, takes=takes)
     if not made.occupied or replaces or made.in_place or request.options.pr:
         return made
     what = "files that reshard did not publish"
@@ -78,6 +81,14 @@ def held_against(request: Request, made: Plan, others: tuple[str, ...], there: T
     ends = {file.path: "deleted" if file.path in made.deletes else "overwritten" for file in made.replaced}
     paths = [f"{path} (would be {ends[path]})" for path in made.occupied if path in ends] or made.occupied
     raise TargetOccupied(target=str(request.target), what=what, paths=", ".join(some(paths, OCCUPIED_SHOWN)))
+
+
+def _loses(made: Plan) -> bool:
+    """Whether values or whole files of a source are in its result no more."""
+    rewritten = {MANIFEST, *STATEMENTS, *(file.path for file in made.files)}
+    gone = (path for path in made.deletes if path not in rewritten and not is_weight_index(path))
+    changed = (entry.cast or entry.scale is not None for shard in made.shards for entry in shard.entries)
+    return any(gone) or any(changed)
 
 
 def refuse_too_large(made: Plan) -> None:

@@ -313,7 +313,7 @@ def _ties(
 
 def _make(known: Known, source: Source, target: Target, there: There, replaces: bool) -> Plan:
     """The plan, held against what others have in the target, and with what becomes of the card."""
-    made = make_plan(known)
+    made = make_plan(replace(known, in_place=there.is_source))
     made = held_against(known.request, made, _of_others(made, target, there.last), there, replaces)
     return replace(made, notes=(*made.notes, *card_for(made, source, target, made.base, lambda: there.last).notes))
 

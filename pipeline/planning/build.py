@@ -134,6 +134,7 @@ class Known:
     configs: Mapping[str, str] = field(default_factory=dict)  # the texts that follow a change of dtype
     layers: Mapping[Name, int] = field(default_factory=dict)  # as configs count them, where stages are cut
     notes: tuple[str, ...] = ()  # of the target
+    in_place: bool = False  # the target is the source itself
 
 
 def make_plan(known: Known) -> Plan:
@@ -181,8 +182,9 @@ def make_plan(known: Known) -> Plan:
     notes += told
     beside = {f.path for f in carried} | {edit.path for edit in edits} | {CARD}
     stays = written | {*reused} | beside
-    deletes = deletes_of(outputs, before, stays, options)
-    pruned = {*deletes} - {*deletes_of(outputs, before, stays, options.model_copy(update={"prune": False}))}
+    theirs = {one.path for one in left_out if known.in_place} - {*STATEMENTS}
+    deletes = deletes_of(outputs, before, stays, theirs, options)
+    pruned = {*deletes} - {*deletes_of(outputs, before, stays, theirs, options.model_copy(update={"prune": False}))}
     taken = pruned - before.published.keys()
     kept = before.files.keys() - stays - {*deletes}
     if options.sign and (foreign := sorted(path for path in kept if not is_tool_file(path))):

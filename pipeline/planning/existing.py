@@ -36,11 +36,16 @@ class Before:
 NOTHING = Before("", {}, {}, {})
 
 
-def deletes_of(outputs: Iterable[Output], before: Before, stays: Set[str], options: Options) -> tuple[str, ...]:
-    """What our commit removes: the weights it supersedes, what we published and no longer do, and with --prune all."""
+def deletes_of(
+    outputs: Iterable[Output], before: Before, stays: Set[str], theirs: Set[str], options: Options
+) -> tuple[str, ...]:
+    """What our commit removes: the weights it supersedes, what we published and no longer do, and with --prune all.
+
+    ``theirs`` is what a publication in place left of its own source: no longer to publish that is not to delete it.
+    """
     names = {output.name for output in outputs}
     doomed = {path for path in before.files if _belongs_to(path, names) or path == MANIFEST}
-    doomed |= before.published.keys() & before.files.keys()
+    doomed |= (before.published.keys() & before.files.keys()) - theirs
     for index, content in before.indexes.items():
         if _belongs_to(index, names):
             doomed |= _named_by(index, content)

@@ -128,7 +128,7 @@ def publish(
         raise ObjectLost([file.sha256 for file in lost], repo=str(target.place), what=lost[0].path)
     levels = {path: level for group in attested for path, level in group.files.items()}
     manifest = manifest_of(plan, receipts, levels)
-    title, message = publication.title(plan), publication.message(plan, manifest)
+    title = publication.title(plan)
     root = manifest.root if manifest else None
     hashed = plan.options.tensor_hashes and bool(plan.shards)
     already = target.at(plan.base).files() if plan.base else {}
@@ -143,7 +143,7 @@ def publish(
     # What the target has already and has to keep, for the result to be whole.
     counted_on = {*plan.reused, *(file.path for file in plan.carried)} - {a.path for a in additions} - {CARD}
     begin()
-    goal = target.request(plan.digest, title, message)
+    goal = target.request(plan.digest, title, publication.message(plan, manifest))
 
     def attempt(head: str) -> Change | str:
         if (found := find(plan, goal, head)) is not None:
@@ -168,7 +168,8 @@ def publish(
             return head  # also where a Hub's history does not keep the messages that we look for
         if head != plan.base:
             _refuse_conflict(plan, goal, {a.path for a in news if a.path != CARD} | {*plan.deletes}, there)
-        return Change(title, message, news, deletes, takes=plan.takes)
+        added = there.keys() - already.keys() - {a.path for a in (*everything, *news)}
+        return Change(title, publication.message(plan, manifest, added), news, deletes, takes=plan.takes)
 
     return commit_on_head(goal, plan.digest, attempt)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,8 +65,10 @@ def title(plan: Plan) -> str:
     return f"Weights of {plan.pin} in {count}"
 
 
-def message(plan: Plan, manifest: Manifest | None = None) -> str:
+def message(plan: Plan, manifest: Manifest | None = None, added: Iterable[str] = ()) -> str:
     """The description of our commit: a line of JSON behind a trailer's name, and more trailers.
+
+    ``added`` are the paths that others put there since the plan: they are theirs, and no later publication's to delete.
 
     The sha256 of ``manifest`` and the time are no part of the JSON because its keys are what every release knows.
     """
@@ -78,7 +80,7 @@ def message(plan: Plan, manifest: Manifest | None = None) -> str:
         "source_commit": plan.pin.commit,
         "endpoint": plan.pin.endpoint,
         "layout": LAYOUT,
-        "kept": plan.kept,
+        "kept": sorted({*plan.kept, *added}),
         "manifest": manifest.root if manifest else None,
     }
     return (

@@ -323,6 +323,36 @@ def test_the_only_copy_of_what_was_excluded_and_pruned_goes_by_an_explicit_word(
     assert not kept.exists()
 
 
+@pytest.fixture
+def resharded(tmp_path: Path, go: Run) -> Path:
+    """A folder that was resharded in place, with a second set of weights and files that were only carried."""
+    model = tmp_path / "model"
+    save_single(model, arrays(4, 4000))
+    save_single(model / "vae", arrays(2, 4000, prefix="vae"))
+    write_files(model, {"tok.json": b"{}", ".env": b"x=1", "q.gguf": b"other weights"})
+    go(model, model, size=SIZE, include=(".env", "*.gguf"))
+    return model
+
+
+@pytest.mark.parametrize("options", [{}, {"exclude": ("vae/*", "tok*"), "include": (".env", "*.gguf")}])
+def test_what_a_later_run_in_place_leaves_out_stays(resharded: Path, go: Run, options: dict[str, Any]) -> None:
+    vae = {path: content for path, content in contents(resharded).items() if path.startswith("vae/")}
+    made = go(resharded, resharded, size=2 * SIZE, **options).plan
+    assert {"tok.json", ".env", "q.gguf"} <= contents(resharded).keys() and not {"tok.json", *vae} & {*made.deletes}
+    if options:
+        assert vae and vae.items() <= contents(resharded).items()
+
+
+@pytest.mark.parametrize("options", [{"dtype": "float16"}, {"exclude": ("vae/*",), "prune": True}])
+def test_what_only_a_later_run_in_place_takes_away_is_kept(resharded: Path, go: Run, options: dict[str, Any]) -> None:
+    before, kept = contents(resharded), resharded.with_name(".model.reshard.last")
+    go(resharded, resharded, size=2 * SIZE, **options)
+    assert contents(kept) == before
+    with pytest.raises(KeptOriginal):
+        go(resharded, resharded, size=3 * SIZE)
+    assert contents(kept) == before
+
+
 def test_tensors_under_other_names_are_not_lost_and_one_that_is_missing_besides_them_is(
     tmp_path: Path, go: Run
 ) -> None:

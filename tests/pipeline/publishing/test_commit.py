@@ -147,7 +147,9 @@ def test_two_finishers_at_once_make_one_commit(job: Job, on_hub: Namespace) -> N
     assert sorted(result.found for result in results) == [False, True]
 
 
-def test_a_commit_of_others_to_other_files_is_built_upon(job: Job, on_hub: Namespace) -> None:
+def test_a_commit_of_others_to_other_files_is_built_upon_and_theirs_in_the_next_publication(
+    job: Job, repo: str, on_hub: Namespace, meta_loader: MetaLoader
+) -> None:
     target = on_hub.repo("target")
     theirs = on_hub.admin.put_files(target, {"notes.txt": b"theirs"})
     published = job.publish()
@@ -155,6 +157,8 @@ def test_a_commit_of_others_to_other_files_is_built_upon(job: Job, on_hub: Names
     fetch = from_hub(on_hub.endpoint, target)
     assert fetch("notes.txt") == b"theirs"
     assert read_checkpoint(fetch) == read_checkpoint(from_hub(on_hub.endpoint, on_hub.repo("source")))
+    after = Job(repo, target, meta_loader, manifest=False).plan
+    assert after.deletes and "notes.txt" not in after.deletes and "notes.txt" in after.kept
 
 
 def test_a_commit_of_others_between_our_look_and_our_commit_is_built_upon(job: Job, on_hub: Namespace) -> None:
