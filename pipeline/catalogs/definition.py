@@ -229,11 +229,14 @@ def schema() -> dict[str, Any]:
 
 
 def request_for(catalog: Catalog, entry: CatalogEntry, repo: str) -> Request:
-    """What is asked for the model ``repo`` of ``entry``; raises BadPlace when the template gives no repository."""
+    """What is asked for the model ``repo`` of ``entry``; raises BadPlace when the template gives no repository.
+
+    What ``repo`` and ``to`` name themselves, as `them/m@v2` and URLs do, comes before the defaults.
+    """
     cut = merged(catalog.defaults, entry)
     place = _hub(repo)
     owner, _, name = place.repo.partition("/")
-    revision = cut.revision or place.revision
+    revision = entry.revision or place.revision or cut.revision
     options = {field: value for field in Options.model_fields if (value := getattr(cut, field, None)) is not None}
     size = cut.size or f"{Options().size // 10**9}GB"
     fields = {"owner": owner, "name": name, "size": size, "revision": revision or "main"}
@@ -242,10 +245,12 @@ def request_for(catalog: Catalog, entry: CatalogEntry, repo: str) -> Request:
     except ValueError as error:
         why = str(error).removeprefix(f"{shortened(cut.to or '')}: ")
         raise BadPlace(value=cut.to, why=why) from None
-    source = {"revision": revision, "endpoint": cut.endpoint or place.endpoint, "credential": cut.credential}
+    endpoint = entry.endpoint or place.endpoint or cut.endpoint
+    to_endpoint = entry.to_endpoint or target.endpoint or cut.to_endpoint
+    source = {"revision": revision, "endpoint": endpoint, "credential": cut.credential}
     return Request(
         source=place.model_copy(update=source),
-        target=target.model_copy(update={"endpoint": cut.to_endpoint, "credential": cut.to_credential}),
+        target=target.model_copy(update={"endpoint": to_endpoint, "credential": cut.to_credential}),
         options=Options(**options),
         priority="bulk",
     )

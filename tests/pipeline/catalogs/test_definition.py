@@ -53,6 +53,30 @@ def test_endpoints_of_source_and_target_may_differ() -> None:
     assert (found.source.endpoint, found.target.endpoint) == ("http://a", "http://b")
 
 
+DEFAULTS = """
+name: n
+defaults: {revision: main, endpoint: 'http://a', to_endpoint: 'http://b', to: 'us/{name}'}
+entries:
+"""
+
+
+@pytest.mark.parametrize(
+    ("entry", "source", "target"),
+    [
+        ("{repo: them/m}", ("main", "http://a"), "http://b"),
+        ("{repo: them/m@v2}", ("v2", "http://a"), "http://b"),
+        ("{repo: them/m@v2, revision: v3}", ("v3", "http://a"), "http://b"),
+        ("{repo: 'http://c/them/m'}", ("main", "http://c"), "http://b"),
+        ("{repo: them/m, to: 'http://d/us/{name}'}", ("main", "http://a"), "http://d"),
+        ("{repo: them/m, to: 'http://d/us/{name}', to_endpoint: 'http://e'}", ("main", "http://a"), "http://e"),
+    ],
+)
+def test_what_an_entry_names_itself_comes_before_the_defaults(entry: str, source: tuple[str, str], target: str) -> None:
+    (found,) = requests(f"{DEFAULTS}- {entry}")
+    assert ((found.source.revision, found.source.endpoint), found.target.endpoint) == (source, target)
+    assert str(found.target) == "us/m"
+
+
 def test_an_entry_names_who_reads_and_who_writes() -> None:
     plain, own = requests(
         "name: n\ndefaults: {to: 'us/{name}', credential: reader, to_credential: writer}\nentries:\n"
