@@ -2,7 +2,7 @@
 
 A change is written down whole before the first file changes; whoever comes next finishes what a crash cut off:
 
-    .reshard/lock.json          one publication at a time, as far as the store can say so
+    .reshard/lock.json          one publication at a time, as far as the store can say so; its holder renews it
     .reshard/pending.json       the whole change: from here on it is finished, by this process or by the next
     the files                   weights and all others, then the indexes, then deletions
     .reshard/publications.json  what was published, as a folder keeps it; the change is no longer pending
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,8 +21,8 @@ from uuid import uuid4
 
 from pydantic import ConfigDict, NonNegativeInt, ValidationError
 
-from reshard.pipeline.errors import ObjectLost, TargetConflict, UnsafePath
-from reshard.pipeline.limits import KEPT_MAX, LOCK_AGE
+from reshard.pipeline.errors import ObjectLost, ReshardError, TargetConflict, TargetLocked, UnsafePath
+from reshard.pipeline.limits import KEPT_MAX, LOCK_AGE, LOCK_RENEW
 from reshard.pipeline.places import AnyPlace
 from reshard.pipeline.protocols import Change, Commit, HeadMoved, Leave, Sink, Source, TargetState, Visibility
 from reshard.pipeline.stores.carry import send_own
@@ -123,6 +124,52 @@ class _Pending(Strict):
         return [StoredFile(path, size, sha256=sha256, xet=xet) for path, size, sha256, xet in self.files]
 
 
+class _Lock:
+    """The right to publish, renewed inside ``with`` and then released, unless another has taken it over."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self._id = uuid4().hex
+        self._ended = threading.Event()
+        self._renewing = threading.Thread(target=self._renew, name="lock", daemon=True)
+
+    @staticmethod
+    def lives(text: bytes) -> bool:
+        """Whether the holder of the lock that says ``text`` has renewed it lately."""
+        try:
+            return abs(time.time() - float(json.loads(text)["time"])) <= LOCK_AGE
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):  # none of us wrote it
+            return False
+
+    def _text(self) -> bytes:
+        return json.dumps({"id": self._id, "time": round(time.time())}).encode()
+
+    def claim(self) -> bool:
+        return self._objects.claim(LOCK, self._text())
+
+    def is_ours(self) -> bool:
+        return self._id.encode() in (self._objects.read(LOCK) or b"")
+
+    def _renew(self) -> None:
+        while not self._ended.wait(LOCK_RENEW):
+            try:
+                if not self.is_ours():
+                    return
+                self._objects.write(LOCK, self._text())
+            except ReshardError as error:  # the publication goes on, and notices where the lock is lost
+                log.warning("cannot renew %s: %s", LOCK, error)
+
+    def __enter__(self) -> _Lock:
+        self._renewing.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._renewing.join()
+        if self.is_ours():
+            self._objects.delete([LOCK])
+
+
 class ObjectTarget(RecordedTarget):
     """A Target of one prefix."""
 
@@ -213,24 +260,25 @@ class ObjectTarget(RecordedTarget):
             deletes=tuple(change.deletes),
             texts={path: data for path, data in own.items() if len(data) <= KEPT_MAX},
         )
-        if not self.objects.claim(LOCK, json.dumps({"id": id_, "time": round(time.time())}).encode()):
-            self._unlock()
+        lock = _Lock(self.objects)
+        if not lock.claim():
+            self._recover()
+            self._free()
             raise HeadMoved(parent)
-        try:
-            if digest_of(self._listed()) != parent:
+        with lock:
+            if self._pending() is not None or digest_of(self._listed()) != parent:
                 raise HeadMoved(parent)
             self.objects.write(PENDING, pending.model_dump_json().encode())
-        except BaseException:
-            self.objects.delete([LOCK])
-            raise
-        if (made := self._finish(pending)) is None:
-            raise HeadMoved(parent)  # where it is found, if another has finished it
+            made = self._finish(pending, lock)
+        if made is None:
+            raise HeadMoved(parent)  # where it is found, once another has finished it
+        self.objects.clear(pending.stored)
         return made
 
-    def _finish(self, pending: _Pending) -> str | None:
-        """The commit; None where it is no longer pending, as another has finished it, and may have begun the next.
+    def _finish(self, pending: _Pending, lock: _Lock) -> str | None:
+        """The commit; None where another has taken over the lock, and may have begun the next.
 
-        Every step may be done twice, and by two at the same time. Raises ObjectLost while it is pending.
+        Every step may be done twice. Raises ObjectLost while it is pending.
         """
         files = pending.stored
         indexes = [file for file in files if file.path.endswith(".index.json")]
@@ -238,11 +286,11 @@ class ObjectTarget(RecordedTarget):
             try:
                 self.objects.put(part)
             except ObjectLost:
-                if self._pending() == pending:
+                if lock.is_ours():
                     raise
-            if self._pending() != pending:
+            if not lock.is_ours():
                 return None
-        self.objects.delete([path for path in pending.deletes if path in self._listed()])
+        self.objects.delete(pending.deletes)
         listing, record = self._listed(), self._record()
         commit = digest_of(listing)
         last = record.publications[-1] if record.publications else None
@@ -251,10 +299,9 @@ class ObjectTarget(RecordedTarget):
             sha256 = {file.path: file.sha256 or "" for file in files if file.path not in pending.texts}
             made = pending.mark if is_mark(pending.mark) else None
             self.objects.write(PUBLISHED, record.after(ours, made, listing, sha256, pending.texts).text())
-        if self._pending() == pending:
-            self.objects.delete([PENDING])
-            self.objects.delete([LOCK])
-        self.objects.clear(files)
+        if not lock.is_ours():
+            return None
+        self.objects.delete([PENDING])
         return commit
 
     def _pending(self) -> _Pending | None:
@@ -262,24 +309,34 @@ class ObjectTarget(RecordedTarget):
         return None if text is None else _Pending.parse(text, str(self.place))
 
     def _recover(self) -> None:
-        """Finish what was begun; what has lost an object meanwhile is given up, as others have written there since."""
-        pending = self._pending()
-        if pending is None:
-            return
-        try:
-            self._finish(pending)
-        except ObjectLost as error:
-            log.warning("gave up an interrupted publication: %s", error)
-            self.objects.delete([PENDING])
-            self.objects.delete([LOCK])
+        """Finish what a dead process began; what has lost an object is given up, as others have written there since.
 
-    def _unlock(self) -> None:
-        """Finish or break off what holds the lock, if that has stopped."""
-        self._recover()
-        try:
-            held = json.loads(self.objects.read(LOCK) or b"{}")
-            since = float(held.get("time", time.time()))
-        except (ValueError, TypeError, AttributeError):
-            since = 0.0
-        if time.time() - since > LOCK_AGE:
-            self.objects.delete([LOCK])
+        Raises TargetLocked while the process that began it lives: to join in would change what it is about to record.
+        """
+        if self._pending() is None:
+            return
+        lock, held = _Lock(self.objects), TargetLocked(target=str(self.place), age=round(LOCK_AGE))
+        if not (self._free() and lock.claim()):
+            raise held
+        with lock:
+            pending = self._pending()
+            if pending is None:  # its owner has just finished it
+                return
+            try:
+                if self._finish(pending, lock) is None:
+                    raise held
+            except ObjectLost as error:
+                log.warning("gave up an interrupted publication: %s", error)
+                self.objects.delete([PENDING])
+                return
+        self.objects.clear(pending.stored)
+
+    def _free(self) -> bool:
+        """Break the lock of a dead process; False where its holder lives."""
+        text = self.objects.read(LOCK)
+        if text is None:
+            return True
+        if _Lock.lives(text):
+            return False
+        self.objects.delete([LOCK])
+        return True

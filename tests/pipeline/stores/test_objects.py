@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
-from reshard.pipeline.errors import TargetConflict, UnsafePath
+from reshard.pipeline.errors import HubUnreachable, TargetConflict, TargetLocked, UnsafePath
 from reshard.pipeline.limits import LOCK_AGE
 from reshard.pipeline.protocols import Addition, Change, HeadMoved, Target
 from reshard.pipeline.stores.objects import LOCK, OWN, PENDING, PUBLISHED, Objects, ObjectTarget
-from reshard.pipeline.stores.record import EMPTY, PUBLICATIONS
+from reshard.pipeline.stores.record import EMPTY, PUBLICATIONS, Listing
 from reshard.pipeline.tensors import StoredFile
 from tests.pipeline.stores.conftest import MakeTarget, noise, read
 
@@ -29,13 +30,14 @@ class Mortal:
     """A store whose process is killed before its next call of a kind, once ``spared`` of them were made."""
 
     def __init__(self, objects: Objects, kind: str, spared: int = 0) -> None:
-        self._objects, self._kind, self._left = objects, kind, spared
+        self._objects, self._kind, self._left, self._dead = objects, kind, spared, False
 
     def __getattr__(self, name: str) -> object:
         if name == self._kind:
-            if not self._left:
-                raise Killed
+            self._dead |= not self._left
             self._left -= 1
+        if self._dead:  # and makes no further call
+            raise Killed
         return getattr(self._objects, name)
 
 
@@ -59,25 +61,105 @@ def change(*additions: Addition, index: bytes = b"{}", deletes: tuple[str, ...] 
     return Change("Weights", "digest 123", (Addition(INDEX, content=index), *additions), deletes)
 
 
+def age_lock(target: ObjectTarget) -> None:
+    """As if its holder had not renewed it for long."""
+    held = json.loads(target.objects.read(LOCK) or b"")
+    target.objects.write(LOCK, json.dumps(held | {"time": held["time"] - LOCK_AGE - 1}).encode())
+
+
 def listed(target: Target) -> dict[str, bytes]:
     source = target.at(target.head())
     return {path: read(source, path) for path in source.files()}
 
 
 @pytest.mark.parametrize(
-    ("kind", "spared"), [("put", 0), ("put", 1), ("delete", 0), ("read", 1), ("write", 1), ("clear", 0)]
+    ("kind", "spared"), [("put", 0), ("put", 1), ("delete", 0), ("delete", 1), ("read", 1), ("write", 1)]
 )
-def test_what_a_kill_cuts_off_is_finished_by_whoever_looks_next(target: ObjectTarget, kind: str, spared: int) -> None:
+def test_what_a_kill_cuts_off_is_finished_by_whoever_finds_its_lock_old(
+    target: ObjectTarget, kind: str, spared: int
+) -> None:
     base = target.commit(change(stored(target, OLD), index=b"old", deletes=()), EMPTY)
     coming = change(stored(target, NEW, "model-2.safetensors"), index=b"new", deletes=("model-1.safetensors",))
     objects: Any = Mortal(target.objects, kind, spared)
     with pytest.raises(Killed):
         ObjectTarget(objects).commit(coming, base)
+    before = target.objects.listed()
+    for look in (target.state, target.head, lambda: target.prepare(True), lambda: target.commit(coming, base)):
+        with pytest.raises(TargetLocked):
+            look()
+    assert target.objects.listed().items() >= {path: before[path] for path in before if OWN not in path}.items()
+    age_lock(target)
     assert listed(target) == {INDEX: b"new", "model-2.safetensors": NEW}
     head = target.head()
     assert [commit.id for commit in target.history(head, None)] == [head, base]
     assert {PENDING, LOCK} & set(target.objects.listed()) == set()
     assert target.commit(change(index=b"newer"), head) == target.head()
+
+
+def test_a_kill_after_the_publication_leaves_nothing_to_finish(target: ObjectTarget) -> None:
+    objects: Any = Mortal(target.objects, "clear")
+    with pytest.raises(Killed):
+        ObjectTarget(objects).commit(change(stored(target, OLD)), EMPTY)
+    assert {PENDING, LOCK} & set(target.objects.listed()) == set()
+    assert target.commit(change(index=b"newer"), target.head()) == target.head()
+
+
+def test_a_living_publication_is_left_alone_however_long_it_takes(
+    target: ObjectTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reshard.pipeline.stores.objects.LOCK_RENEW", 0.01)
+    renewed = threading.Event()
+
+    class Slow(Mortal):
+        def write(self, path: str, content: bytes) -> None:
+            target.objects.write(path, content)
+            if path == LOCK:
+                renewed.set()
+
+        def put(self, files: Sequence[StoredFile]) -> None:
+            age_lock(target)
+            renewed.clear()
+            assert renewed.wait(60)
+            with pytest.raises(TargetLocked):
+                target.head()
+            target.objects.put(files)
+
+    slow: Any = Slow(target.objects, "")
+    made = ObjectTarget(slow).commit(change(stored(target, OLD)), EMPTY)
+    assert target.head() == made
+    assert read(target.at(made), "model-1.safetensors") == OLD
+    assert {PENDING, LOCK} & set(target.objects.listed()) == set()
+
+
+def test_what_fails_in_a_publication_is_finished_by_the_next_run_at_once(target: ObjectTarget) -> None:
+    class Failing(Mortal):
+        def put(self, files: Sequence[StoredFile]) -> None:
+            raise HubUnreachable(endpoint="s3://somewhere", what="no response")
+
+    failing: Any = Failing(target.objects, "")
+    with pytest.raises(HubUnreachable):
+        ObjectTarget(failing).commit(change(stored(target, OLD)), EMPTY)
+    assert listed(target) == {INDEX: b"{}", "model-1.safetensors": OLD}
+
+
+def test_the_files_are_listed_as_often_however_many_are_deleted(target: ObjectTarget) -> None:
+    class Counting(Mortal):
+        count = 0
+
+        def listed(self) -> Listing:
+            self.count += 1
+            return target.objects.listed()
+
+    counts, head = [], EMPTY
+    for many in (1, 5):
+        files = [stored(target, OLD, f"model-{n}.safetensors") for n in range(many)]
+        head = target.commit(change(*files, index=b"%d" % many), head)
+        counting: Any = Counting(target.objects, "")
+        gone = (*(file.path for file in files), "gone already")
+        head = ObjectTarget(counting).commit(change(index=b"without %d" % many, deletes=gone), head)
+        assert set(listed(target)) == {INDEX}
+        counts.append(counting.count)
+    assert counts[0] == counts[1]
 
 
 def test_one_object_can_be_the_content_of_several_files(target: ObjectTarget) -> None:
@@ -169,18 +251,21 @@ def test_one_who_comes_late_leaves_the_next_publication_alone(target: ObjectTarg
     killed: Any = Mortal(target.objects, "put")
     with pytest.raises(Killed):
         ObjectTarget(killed).commit(coming, base)
+    age_lock(target)
 
     class Overtaken(Mortal):
         def put(self, files: Sequence[StoredFile]) -> None:
             if not target.objects.read(PENDING):
                 return target.objects.put(files)
+            age_lock(target)
             head = target.head()  # finishes it
             assert INDEX in target.objects.listed() and "model-1.safetensors" not in target.objects.listed()
             target.commit(change(stored(target, OLD), index=b"next"), head)
             return target.objects.put(files)
 
     late: Any = Overtaken(target.objects, "")
-    assert ObjectTarget(late).head() == target.head()
+    with pytest.raises(TargetLocked):
+        ObjectTarget(late).head()
     assert listed(target) == {INDEX: b"next", "model-1.safetensors": OLD, "model-2.safetensors": NEW}
     assert len([*target.history(target.head(), None)]) == 3
 
