@@ -24,10 +24,10 @@ from reshard.pipeline.errors import (
     NoConditionalWrites,
     ObjectLost,
     ReshardError,
+    SourceChanged,
 )
 from reshard.pipeline.limits import (
     ATTEMPTS,
-    CHUNK,
     PART_MIN,
     PARTS_MAX,
     STAGING_AGE,
@@ -129,17 +129,26 @@ class StoreObjects:
             with self.writing():
                 self._copy(staged, file)
 
+        in_s3 = self.place.url.startswith("s3://")
+        through_us = [file for file in files if in_s3 and file.size > STORE_COPY_MAX]
         with ThreadPoolExecutor(STORE_COPIES) as pool:
-            list(pool.map(one, files))
+            list(pool.map(one, [file for file in files if file not in through_us]))
+        for file in through_us:  # one at a time: they share this process's line and memory
+            one(file)
 
     def _copy(self, staged: str, file: StoredFile) -> None:
-        """By the store; what is too large for that in S3 comes and goes through this process."""
+        """By the store; what is too large for that in S3 comes and goes through this process, however long it takes."""
         if file.size <= STORE_COPY_MAX or not self.place.url.startswith("s3://"):
             self._obstore.copy(self._store, staged, file.path)
             return
+        there = self.listed()
+        source = BucketSource(self.place, self._limiter, {path: there[path] for path in there if path == staged})
         writer = self.upload(file.path, file.size)
-        for chunk in self._obstore.get(self._store, staged).stream(min_chunk_size=CHUNK):
-            writer.write(chunk)
+        try:
+            for view in source.read(StoredFile(staged, file.size), 0, file.size):
+                writer.write(view)
+        except SourceChanged as error:
+            raise ObjectLost([file.sha256], repo=str(self.place), what=file.path) from error
         writer.close()
 
     def delete(self, paths: Sequence[str]) -> None:

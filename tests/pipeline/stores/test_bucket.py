@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 
 import pytest
@@ -27,6 +28,7 @@ from reshard.pipeline.protocols import Addition, Change, Source
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores import bucket_target
 from reshard.pipeline.stores.bucket import BucketSource
+from reshard.pipeline.stores.bucket_target import StoreObjects
 from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.tensors import StoredFile
 from tests.pipeline.stores.conftest import Impatient, noise, read
@@ -289,6 +291,22 @@ def test_a_store_that_we_may_not_write_to_says_so(odd: Source, context: Context)
     with pytest.raises(BucketReadOnly, match="no permission to write to s3://odd: HTTP 403, Refused") as refused:
         target.prepare(private=True)
     assert "AWS_* variables" in refused.value.next_step and "SECRET" not in str(refused.value)
+
+
+def test_a_file_too_large_for_the_stores_own_copy_goes_on_where_its_connection_broke(
+    odd_store: OddStore, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket_target, "STORE_COPY_MAX", len(DATA) - 1)
+    sha256 = hashlib.sha256(DATA).hexdigest()
+    odd_store.writable = True
+    odd_store.objects = {
+        f"{bucket_target.DATA}t/b-1": (DATA, "v1"),
+        f"{bucket_target.SEALED}{sha256}/{len(DATA)}/t/b-1": (b"", "empty"),
+    }
+    odd_store.faults = [("cut", 1_500_000), ("cut", 1_000_000)]
+    objects = StoreObjects(Bucket(url="s3://odd"), Impatient())
+    objects.put([StoredFile("model.safetensors", len(DATA), sha256=sha256)])
+    assert odd_store.objects["model.safetensors"][0] == DATA and len(odd_store.asked) == 3
 
 
 def test_what_nobody_went_on_with_is_removed_in_time(
