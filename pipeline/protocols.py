@@ -255,5 +255,8 @@ class Target(Protocol):
     def commit(self, change: Change, parent: str) -> str:
         """Commit ``change`` on top of ``parent`` and return the new commit; raises HeadMoved or AnswerLost."""
 
+    def show(self) -> None:
+        """What was committed is complete: a pull request is a draft until then. Doing it again changes nothing."""
+
     def discard(self, token: str) -> None:
         """Free whatever the sink of ``token`` still holds."""

@@ -258,7 +258,10 @@ class Step:
         goal = target.request(plan.digest, title, message)
         commit = find(plan, goal, goal.head())
         self._looked = True
-        return None if commit is None else Published(commit, goal.branch, found=True)
+        if commit is None:
+            return None
+        goal.show()
+        return Published(commit, goal.branch, found=True)
 
     def _confirm(self) -> None:
         plan, target = self._load(), self._target()

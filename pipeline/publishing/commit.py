@@ -202,6 +202,7 @@ def commit_on_head(target: Target, what: str, attempt: Callable[[str], Change | 
             if isinstance(change, str):
                 if lost is not None:
                     _refuse_overwritten(target, change, lost)
+                target.show()
                 return Published(change, target.branch, found=True)
         if refused is not None:
             raise refused
@@ -219,6 +220,7 @@ def commit_on_head(target: Target, what: str, attempt: Callable[[str], Change | 
             continue
         with _read_after(True, target, (ChangeOverwritten,)):
             _refuse_overwritten(target, commit, head)
+        target.show()
         return Published(commit, target.branch, found=False)
     if raced:
         raise TargetRaced(target=str(target.place), races=COMMIT_RACES)

@@ -344,7 +344,6 @@ class HubTarget:
                 raise AnswerLost(str(error)) from error
             else:
                 if response.is_success:
-                    self._show()
                     return self._made(response)
                 if response.status_code in (409, 412):  # 409: a Hub that takes one commit at a time
                     raise HeadMoved(parent)
@@ -371,8 +370,8 @@ class HubTarget:
             error.lost = frozenset(object_.sha256 for object_ in lost)
         return error
 
-    def _show(self) -> None:
-        """Take our pull request out of its draft state now that it is complete; the commit stands in any case."""
+    def show(self) -> None:
+        """Take our pull request out of its draft state; where that fails, the commit stands all the same."""
         if not self._ref.startswith("refs/pr/"):
             return
         try:

@@ -143,6 +143,9 @@ class RecordedTarget(ABC):
     def request(self, digest: str, title: str, message: str) -> Self:
         return self
 
+    def show(self) -> None:
+        return None
+
     def is_shared(self, commit: str) -> bool:
         return False
 

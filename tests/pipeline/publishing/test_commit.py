@@ -304,6 +304,17 @@ def test_a_pull_request_whose_creation_was_answered_by_silence_is_found(
     assert job.publish().commit == published.commit
 
 
+def test_a_pull_request_whose_commit_was_answered_by_silence_is_no_draft(
+    repo: str, on_hub: Namespace, meta_loader: MetaLoader
+) -> None:
+    on_hub.admin.create_repo(on_hub.repo("target"))
+    job = Job(repo, on_hub.repo("target"), meta_loader, pr=True)
+    on_hub.admin.fault(COMMIT, "lost_response", times=1)
+    assert job.publish().found
+    details = HfApi(endpoint=on_hub.endpoint, token=on_hub.token).get_discussion_details(on_hub.repo("target"), 1)
+    assert details.status == "open"
+
+
 def test_a_file_that_came_back_after_it_was_deleted_is_named(replacing: Job, on_hub: Namespace) -> None:
     replacing.publish()
     back = Published(on_hub.admin.put_files(on_hub.repo("target"), NEW, lfs=list(NEW)), "main", found=False)

@@ -435,6 +435,7 @@ def test_a_pull_request_carries_the_commit_and_main_stays(
     base = proposal.head()
     goal = proposal.request("d1", "Small files", "digest d1")
     commit = goal.commit(SMALL, goal.head())
+    goal.show()
     assert goal.branch == "refs/pr/1" and goal.head() == commit
     assert hub.head(repo) == base and read(goal.at(commit), "x.json") == b"{}"
     details = HfApi(endpoint=namespace.endpoint, token=namespace.token).get_discussion_details(repo, 1)
