@@ -148,6 +148,7 @@ STORE_COPIES = 8  # copies that a store makes at a time: while they last, its fo
 BUCKET_BATCH = 1000  # operations of one call on a bucket; what huggingface_hub sends at once
 STAGING_AGE = 7 * 24 * 3600.0  # seconds; what a folder target staged for a job that nobody went on with is removed then
 MARK_KEY = 32  # bytes; of the key by which a machine knows its own records in folders, as long as a sha256
+RECORD_MAX = 100 * MB  # bytes; of the record of our publications: a thousand, of 1,000 shards and 100 texts, have 10 MB
 KEPT_MAX = 64 * KIB  # bytes; of a published text that a folder target remembers, to tell an edit by its owner later
 
 # --------------------------------------------------------------------------------------------------------- reload

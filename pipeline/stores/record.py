@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
+from pydantic import BaseModel, NonNegativeInt
+
 from reshard.pipeline.errors import TargetConflict
 from reshard.pipeline.limits import KEPT_MAX
 from reshard.pipeline.protocols import Addition, Commit, HistoryRewritten, Sink, Source, Traffic
@@ -54,16 +56,15 @@ class Record:
 
     @staticmethod
     def parse(text: bytes, target: str, file: str) -> Record:
+        """Raises TargetConflict for what none of us wrote."""
         try:
-            data: dict[str, Any] = json.loads(text)
-            return Record(
-                [RecordedPublication(**item) for item in data["publications"]],
-                {path: (size, seen, sha256) for path, (size, seen, sha256) in data["files"].items()},
-                data["kept"],
-                {id: given for id, given in dict(data.get("marks") or {}).items() if is_mark(given)},
-            )
-        except (ValueError, KeyError, TypeError) as error:
+            found = _Written.model_validate_json(text, strict=True)
+            for kept in found.kept.values():
+                base64.b64decode(kept, validate=True)
+            marks = {id: given for id, given in dict(found.marks or {}).items() if is_mark(given)}
+        except (ValueError, TypeError) as error:
             raise TargetConflict(target=target, what=f"{file} was changed") from error
+        return Record(found.publications, found.files, found.kept, marks)
 
     def text(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -114,6 +115,15 @@ class Record:
     def sha256(self, listing: Listing) -> dict[str, str]:
         """The sha256 of those of our files that are unchanged."""
         return {path: sha256 for path, (*seen, sha256) in self.files.items() if listing.get(path) == tuple(seen)}
+
+
+class _Written(BaseModel):
+    """A record as it is stored, by this release or a later one."""
+
+    publications: list[RecordedPublication]
+    files: dict[str, tuple[NonNegativeInt, int | str, str]]
+    kept: dict[str, str]
+    marks: Any = None  # whatever it is: what is no mark vouches for nothing
 
 
 class Remembered(Over):

@@ -6,8 +6,10 @@ import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
+from stat import S_ISREG
 
 from reshard.pipeline.errors import FolderNotWritable, ObjectLost, TargetConflict, UnsafePath
+from reshard.pipeline.limits import RECORD_MAX
 from reshard.pipeline.places import Folder, resolved
 from reshard.pipeline.protocols import Addition, Change, Commit, HeadMoved, Leave, Source, TargetState
 from reshard.pipeline.stores.carry import SinkOf
@@ -99,7 +101,9 @@ class FolderTarget(RecordedTarget):
         if digest_of(listing) == commit:
             return FolderSource(self.place, listing, commit, record.sha256(listing))
         if record.publications and record.publications[-1].id == commit:
-            then = {path: FileStat(size, int(mtime_ns)) for path, (size, mtime_ns, _) in record.files.items()}
+            # An object store that was copied here has tags in its record, which are no times.
+            times = {path: (size, at if isinstance(at, int) else 0) for path, (size, at, _) in record.files.items()}
+            then = {path: FileStat(size, mtime_ns) for path, (size, mtime_ns) in times.items()}
             return Remembered(FolderSource(self.place, then, commit, record.sha256(then)), record.kept)
         if (kept := self._kept(record)) is not None and kept.pin.commit == commit:
             return kept
@@ -201,11 +205,24 @@ class FolderTarget(RecordedTarget):
 
 
 def _load(root: Path) -> Record:
+    """Raises TargetConflict for what none of us wrote, whatever it is: nothing is followed or waited for."""
     file = root / RECORD / PUBLICATIONS
     try:
-        return Record.parse(file.read_bytes(), str(root), str(file))
+        number = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            if not S_ISREG(os.fstat(number).st_mode):
+                raise TargetConflict(target=str(root), what=f"{file} is not a file")
+            with open(number, "rb", closefd=False) as opened:
+                text = opened.read(RECORD_MAX + 1)
+        finally:
+            os.close(number)
     except FileNotFoundError:
         return Record()
+    except OSError as error:
+        raise TargetConflict(target=str(root), what=f"{file}: {error.strerror}") from error
+    if len(text) > RECORD_MAX:
+        raise TargetConflict(target=str(root), what=f"{file} has more than {RECORD_MAX:,} bytes")
+    return Record.parse(text, str(root), str(file))
 
 
 def _save(record: Record, root: Path) -> None:

@@ -29,7 +29,7 @@ from reshard.pipeline.errors import (
     UnsafePath,
     UsageError,
 )
-from reshard.pipeline.limits import KEPT_MAX, STAGING_AGE
+from reshard.pipeline.limits import KEPT_MAX, RECORD_MAX, STAGING_AGE
 from reshard.pipeline.places import Folder
 from reshard.pipeline.protocols import Addition, Change, HeadMoved, HistoryRewritten
 from reshard.pipeline.request import Options
@@ -558,11 +558,57 @@ def test_what_we_published_last_can_be_compared_with_what_is_there(target: Folde
         read(then, "long.txt")
 
 
-def test_a_broken_record_is_named(target: FolderTarget, root: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{", "[]", "[" * 100_000, b"\xff", '{"publications": []}', '{"publications": [], "files": [], "kept": {}}',
+        '{"publications": [], "files": {}, "kept": []}',
+        '{"publications": [], "files": {}, "kept": {"a": "no base64!"}}',
+        '{"publications": [], "files": {"a": ["1", 1, ""]}, "kept": {}}',
+        '{"publications": [{"id": 1, "parent": "", "title": "", "message": ""}], "files": {}, "kept": {}}',
+    ],
+)  # fmt: skip
+def test_a_broken_record_is_named(target: FolderTarget, root: Path, text: str | bytes) -> None:
     target.commit(CHANGE, target.head())
-    (root / ".reshard" / "publications.json").write_text("{")
+    (root / ".reshard" / "publications.json").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(TargetConflict, match=r"publications\.json"):
         target.at(target.head())
+
+
+@pytest.mark.parametrize("what", ["folder", "pipe", "link", "too large", "no folder"])
+def test_what_is_no_record_in_its_place_is_named_and_not_waited_for(
+    target: FolderTarget, root: Path, what: str
+) -> None:
+    target.commit(CHANGE, target.head())
+    file = root / ".reshard" / "publications.json"
+    file.rename(root.parent / "publications.json")
+    if what == "folder":
+        file.mkdir()
+    elif what == "pipe":
+        os.mkfifo(file)
+    elif what == "link":
+        file.symlink_to(root.parent / "publications.json")
+    elif what == "too large":
+        file.touch()
+        os.truncate(file, RECORD_MAX + 1)
+    else:
+        file.parent.rmdir()
+        file.parent.touch()
+    with pytest.raises(TargetConflict, match=r"publications\.json"):
+        target.at(target.head())
+
+
+def test_the_record_of_an_object_store_that_was_copied_here_vouches_for_no_hash(
+    target: FolderTarget, root: Path
+) -> None:
+    """Its files have tags where a folder has times."""
+    ours = target.commit(CHANGE, target.head())
+    file = root / ".reshard" / "publications.json"
+    record = json.loads(file.read_text())
+    record["files"] = {path: (size, "0123abcd", sha256) for path, (size, _, sha256) in record["files"].items()}
+    file.write_text(json.dumps(record))
+    (root / "theirs.txt").write_text("x")
+    assert {file.sha256 for file in target.at(ours).files().values()} == {None}
 
 
 @pytest.mark.parametrize("marks", [[], None, {"a": 5}, {"a": "é"}])
