@@ -56,7 +56,8 @@ def _text(pattern: str, most: int) -> dict[str, Any]:
     return {"type": "string", "pattern": f"^(?:{pattern})$", "maxLength": most}
 
 
-Endpoint = Annotated[str, Field(max_length=URL_MAX), Matching("[!-~]*", "use a URL without spaces")] | None
+_URL = "use a URL without spaces, user name or password"
+Endpoint = Annotated[str, Field(max_length=URL_MAX), Matching("[!-?A-~]*", _URL)] | None
 
 
 def _told_apart(schema: dict[str, Any]) -> None:

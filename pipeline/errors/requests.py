@@ -193,9 +193,14 @@ class FolderNotWritable(
 ):
     message = "cannot write to {path}: {why}"
     hint = "{cure}"
-class BadCredentials(AccessError, code="access.credentials", blames_worker=True):
+class BadCredentials(
+    AccessError,
+    code="access.credentials",
+    blames_worker=True,
+    cure="each [[credential]] needs an endpoint, and either `env` (the name of a variable) or `file` (a path)",
+):
     message = "{file}: {why}"
-    hint = "each [[credential]] needs an endpoint, and either `env` (the name of a variable) or `file` (a path)"
+    hint = "{cure}"
 class CredentialUnknown(AccessError, code="access.credential_unknown", blames_worker=True):
     message = "RESHARD_CREDENTIALS on the worker has no credential {name} (available: {known})"
     hint = 'use an available credential, or ask the operator to add a [[credential]] with `name = "{name}"`'

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ from reshard.pipeline.validation import Strict, first_problem
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 Use = Literal["read", "write"]
+_TOKEN = re.compile("[!-~]+")  # what a header can carry
 
 
 def default_endpoint() -> str:
@@ -101,7 +103,9 @@ class _Entry(Strict):
                 value, name = self.file.read_text(), str(self.file)
             except OSError as error:
                 raise BadCredentials(file=str(self.file), why=error.strerror or str(error)) from error
-        return Credential(name, SecretStr(value.strip())) if value.strip() else None
+            except UnicodeDecodeError:
+                raise _no_token(str(self.file)) from None  # which has all that was read
+        return _credential(name, value.strip())
 
 
 class _File(Strict):
@@ -186,6 +190,8 @@ def _read(file: Path) -> tuple[_Entry, ...]:
         return _File.model_validate(tomllib.loads(file.read_text())).credential
     except OSError as error:
         raise BadCredentials(file=str(file), why=error.strerror or str(error)) from error
+    except UnicodeDecodeError:
+        raise BadCredentials(file=str(file), why="not UTF-8") from None  # which has all that was read
     except tomllib.TOMLDecodeError as error:
         raise BadCredentials(file=str(file), why=f"not TOML: {error}") from error
     except ValidationError as error:
@@ -200,5 +206,19 @@ def _read(file: Path) -> tuple[_Entry, ...]:
 def _default_token() -> Credential | None:
     from huggingface_hub import get_token
 
-    token = get_token()
-    return Credential("HF_TOKEN", SecretStr(token)) if token else None
+    try:
+        return _credential("HF_TOKEN", get_token() or "")
+    except UnicodeDecodeError:  # of the file that `hf auth login` wrote
+        raise _no_token("HF_TOKEN") from None
+
+
+def _credential(name: str, token: str) -> Credential | None:
+    """None for an empty token; raises BadCredentials for what cannot be sent, before a library repeats it."""
+    if token and not _TOKEN.fullmatch(token):
+        raise _no_token(name)
+    return Credential(name, SecretStr(token)) if token else None
+
+
+def _no_token(name: str) -> BadCredentials:
+    why = "the token contains a space, a line break or a character outside ASCII"
+    return BadCredentials(file=name, why=why, cure="copy the token again, alone and on one line")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from reshard.pipeline.errors import BadCredentials, BadPlace, BadSetting, CredentialScope, CredentialUnknown
-from reshard.pipeline.places import parse_place
+from reshard.pipeline.places import Hub, parse_place
 from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT, Credential, Credentials, Use
 
 SECRET = "hf_verysecret"
@@ -186,6 +188,7 @@ def test_a_named_token_that_is_not_there_is_replaced_by_no_other(
         (f"[[credential]]\nenv = 'A'\ntoken = '{SECRET}'", "token: unknown name"),
         ("[[credential]]\nenv = 'A'\nuse = 'both'", "use: must be 'read' or 'write'"),
         ("[[credential]", "not TOML"),
+        (f"# {SECRET} \udcff", "not UTF-8"),
         (None, "No such file"),
     ],
 )
@@ -194,12 +197,35 @@ def test_a_file_that_cannot_be_used_is_named(
 ) -> None:
     file = tmp_path / "bad.toml"
     if text is not None:
-        file.write_text(text)
+        file.write_bytes(text.encode(errors="surrogateescape"))
     monkeypatch.setenv("RESHARD_CREDENTIALS", str(file))
     with pytest.raises(BadCredentials) as refused:
         Credentials.from_env()
     assert why in str(refused.value) and str(file) in str(refused.value)
     assert SECRET not in f"{refused.value!r} {refused.value.__cause__!r} {refused.value.to_dict()}"
+
+
+UNSENDABLE = [b"hf_a b", b"\xef\xbb\xbfhf_a", b"hf_\xc3\xa9", b"hf_\xff", b"hf_\x00"]
+
+
+@pytest.mark.parametrize(
+    ("where", "token"),
+    # huggingface_hub takes line breaks out of what `hf auth login` wrote.
+    [("file", b"hf_a\nhf_b"), *itertools.product(("file", "login"), UNSENDABLE)],
+)
+def test_a_token_that_no_header_carries_is_refused_and_never_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, token: bytes
+) -> None:
+    (tmp_path / "token").write_bytes(token)
+    (tmp_path / "own.toml").write_text(f"[[credential]]\nfile = '{tmp_path}/token'\n" if where == "file" else "")
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setenv("RESHARD_CREDENTIALS", str(tmp_path / "own.toml"))
+    credentials = Credentials.from_env()
+    with pytest.raises(BadCredentials, match="a space, a line break or a character outside ASCII") as refused:
+        credentials.find(credentials.default_endpoint, "x", "read")
+    assert "hf_" not in f"{refused.value!r} {refused.value.__cause__!r} {refused.value.to_dict()}"
+    assert "copy the token again" in refused.value.next_step
 
 
 def test_a_secret_file_that_is_gone_is_named(tmp_path: Path) -> None:
@@ -235,6 +261,12 @@ def test_a_password_in_a_credentials_endpoint_is_refused_and_never_printed(
     with pytest.raises(BadCredentials) as refused:
         Credentials.from_env()
     assert "secret" not in json.dumps(refused.value.to_dict())
+
+
+def test_a_password_in_the_endpoint_of_a_request_is_refused_and_never_printed() -> None:
+    with pytest.raises(ValidationError, match="without spaces, user name or password") as refused:
+        Hub(repo="user/repo", endpoint="https://me:secret@hub.example")
+    assert "secret" not in str(refused.value)
 
 
 def test_a_password_in_a_place_is_refused_and_never_printed() -> None:
