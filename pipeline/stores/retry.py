@@ -51,7 +51,7 @@ class Retry:
         asked = retry_after(problem) if isinstance(problem, httpx2.Response) else None
         if self._failed >= self._attempts:
             raise self._given_up(problem, asked)
-        if asked is not None:
+        if asked:  # at once, as some servers say, would use up all attempts while they are down
             if asked > WAIT_MAX:
                 raise RateLimited(endpoint=self._endpoint, seconds=round(asked), **request_id(problem, self._endpoint))
             self._limiter.slow_down(asked)
@@ -91,8 +91,13 @@ def request_id(problem: httpx2.TransportError | httpx2.Response, endpoint: str) 
 
 def own(endpoint: str, url: str) -> bool:
     """Whether ``url`` is on the Hub at ``endpoint`` itself."""
-    here, there = urlsplit(endpoint), urlsplit(url)
-    return (here.scheme, here.netloc) == (there.scheme, there.netloc)
+    return _origin(endpoint) == _origin(url)
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    """However it is written: a host in capitals is the same, and so is a port that is the scheme's own."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 def is_transient(response: httpx2.Response) -> bool:

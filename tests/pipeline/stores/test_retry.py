@@ -15,7 +15,7 @@ from reshard.pipeline.errors import HubError, HubUnreachable, RateLimited
 from reshard.pipeline.limits import ATTEMPTS, BACKOFF_FIRST, BACKOFF_MAX, WAIT_MAX
 from reshard.pipeline.stores import pace
 from reshard.pipeline.stores.pace import RateLimiter, RateLimitWindow, Waits
-from reshard.pipeline.stores.retry import Retry, is_transient, rate_limit_window, retry_after
+from reshard.pipeline.stores.retry import Retry, is_transient, own, rate_limit_window, retry_after
 from tests.pipeline.stores.conftest import Impatient
 
 BROKEN = httpx2.ReadError("reset")
@@ -76,6 +76,29 @@ def test_the_host_that_does_not_answer_is_named_and_no_more_of_its_address(
     with pytest.raises(HubUnreachable) as given_up:
         retry.after(httpx2.ConnectError("no route", request=httpx2.Request("GET", url)))
     assert str(given_up.value).startswith(named) and "secret" not in str(given_up.value)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "url", "is_own"),
+    [
+        ("https://Hub.Example", "https://hub.example/api", True),
+        ("https://hub.example:443", "https://hub.example/api", True),
+        ("http://hub.example", "http://hub.example:80/api", True),
+        ("https://hub.example:8443", "https://hub.example/api", False),
+        ("https://hub.example", "http://hub.example/api", False),
+        ("https://hub.example", "https://hub.example.evil/api", False),
+        ("https://hub.example", "https://hub.example@evil/api", False),
+    ],
+)
+def test_a_url_is_on_the_hub_itself_however_its_host_and_port_are_written(
+    endpoint: str, url: str, is_own: bool
+) -> None:
+    assert own(endpoint, url) is is_own
+
+
+def test_a_server_that_asks_for_no_wait_gets_the_usual_one(pace: Impatient) -> None:
+    Retry("https://hub", pace).after(answer(503, **{"Retry-After": "0"}))
+    assert len(pace.slept) == 1 and not pace.slowed
 
 
 def test_progress_begins_a_new_row(pace: Impatient) -> None:
