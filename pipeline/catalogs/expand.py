@@ -217,7 +217,7 @@ def look_up(places: Iterable[Hub], context: Context, use: Use) -> dict[AnyPlace,
             for place in same:
                 known = listed.get(repo) if place.revision is None else None
                 # A source may have been renamed, which only asking for it shows; a target is made where there is none.
-                absent = use == "write" and whole and known is None
+                absent = use == "write" and whole and repo not in listed
                 found[place] = None if absent else known or _ask(api, place)
     return found
 

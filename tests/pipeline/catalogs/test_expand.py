@@ -65,6 +65,13 @@ def test_targets_that_are_there_are_listed_too(space: Namespace) -> None:
     assert len(space.admin.log()) == 2
 
 
+def test_a_target_on_a_branch_is_not_taken_for_missing(space: Namespace) -> None:
+    sources, target = [model(space, name) for name in ("a", "b")], model(space, "a-cut")
+    HfApi(space.endpoint, space.token).create_branch(target, branch="v1")
+    wanted = found(space, "".join(f"- {{repo: {repo}, to: {repo}-cut@v1}}\n" for repo in sources))
+    assert [one.target and one.target.sha for one in wanted] == [space.admin.head(target), None]
+
+
 def test_a_query_is_all_that_it_says(space: Namespace) -> None:
     model(space, "llama-small", size=1000, tags="[chat]", downloads=50)
     model(space, "llama-large", size=9000, tags="[chat]", downloads=90)
