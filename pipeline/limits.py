@@ -93,6 +93,7 @@ COPIES = 3  # times that a group is copied whose bytes arrive damaged, or commit
 COMMIT_RACES = 8  # times that a commit is re-parented because others commit beside us
 COMPONENT_MAX = 255  # bytes; of one component of a path: NAME_MAX of Linux's file systems
 REGULAR_MAX = 10 * MB  # bytes; a carried file above it always goes as an object, never inside the commit
+INLINE_MAX = 64 * MB  # bytes; of carried files inside one commit: all are held in memory until it is made
 
 # -------------------------------------------------------------------------------------- pickles and torch archives
 PICKLE_MAX = 128 * MIB  # bytes; a 91,985-tensor state dict is 15 MB, a DCP metadata of 350,000 chunks 70 MB

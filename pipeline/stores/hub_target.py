@@ -28,7 +28,7 @@ from reshard.pipeline.errors import (
     TargetMoved,
     TokenMissing,
 )
-from reshard.pipeline.limits import DUPLICATE_BATCH, PREUPLOAD_BATCH, REGULAR_MAX, SAMPLE, SHARED_MAX
+from reshard.pipeline.limits import DUPLICATE_BATCH, INLINE_MAX, PREUPLOAD_BATCH, REGULAR_MAX, SAMPLE, SHARED_MAX
 from reshard.pipeline.places import DEFAULT_BRANCH, Hub
 from reshard.pipeline.protocols import (
     Addition,
@@ -265,18 +265,23 @@ class HubTarget:
     def carry(
         self, files: Sequence[StoredFile], source: Source, token: str, made: Sequence[Addition] = ()
     ) -> list[Addition]:
-        """Objects stay objects: copied by the Hub where it has them, sent where it has not. Small files are content."""
+        """Objects stay objects: copied by the Hub where it has them, sent where it has not.
+
+        Small files are content, the smallest first, as many as fit into INLINE_MAX.
+        """
         light = [(StoredFile(one.path, len(one.content or b"")), one.content or b"") for one in made]
         additions: dict[str, Addition] = {}
         unknown = missing(self.api, self.place.repo, [file for file in files if file.sha256])
         uncopied = {file.path for file in self._duplicate(unknown, source)}
         heavy: list[tuple[StoredFile, bytes | None]] = []
-        for file in files:
+        room = INLINE_MAX
+        for file in sorted(files, key=lambda file: file.size):
             if file.sha256 and file.path not in uncopied:
                 additions[file.path] = Addition(file.path, stored=file)
-            elif file.sha256 or file.size > REGULAR_MAX:
+            elif file.sha256 or file.size > min(REGULAR_MAX, room):
                 heavy.append((file, None))
             else:
+                room -= file.size
                 light.append((file, read_whole(file, source)))
         modes = self._modes({file.path: content for file, content in light})
         for file, content in light:

@@ -558,6 +558,20 @@ def test_a_text_that_the_targets_attributes_call_large_becomes_an_object(
     assert config.stored and config.content is None and notes.content == b"n"
 
 
+def test_a_commit_holds_so_many_bytes_of_small_files_and_the_rest_are_objects(
+    carrying: tuple[MakeSource, HubTarget], folder_source: MakeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, target = carrying
+    monkeypatch.setattr("reshard.pipeline.stores.hub_target.INLINE_MAX", 100_000)
+    source = folder_source({**{f"{n}.txt": b"%d" % n * 40_000 for n in range(4)}, "z.json": b"{}"})
+    made = target.carry(list(source.files().values()), source, "t1")
+    assert [one.path for one in made if one.content is not None] == ["0.txt", "1.txt", "z.json"]
+    commit = target.commit(Change("T", "M", tuple(made), ()), target.head())
+    assert {path: read(target.at(commit), path) for path in source.files()} == {
+        path: read(source, path) for path in source.files()
+    }
+
+
 def test_an_unreachable_hub_while_preparing(context: Context, namespace: Namespace, hub: HubAdmin) -> None:
     hub.fault(".", "reset")
     with pytest.raises(HubUnreachable):
