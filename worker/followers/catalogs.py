@@ -5,7 +5,7 @@
      paused   paused   stopped          stopped: too many failed, or too many bytes were read
     failed: could not be expanded;  cancelled     done with failures is shown as failed
 
-    reshard:catalog:<name>   hash: state, since, run, definition, failures, bytes, ...; every change writes to it
+    reshard:catalog:<name>   hash: state, since, run, definition, limits, failures, bytes, ...; every change writes to it
       :entries  hash: entry -> repo, request, and what source and target were when it was expanded
       :todo     sorted set: entry -> its turn
       :again    hash: entry -> the job that is to go on instead of a new one
@@ -171,7 +171,7 @@ class Catalogs:
             limited = definition.model_copy(update={"asked_by": running.asked_by})
             pipe.multi()
             if limited != running:
-                pipe.hset(key(definition.name), "definition", limited.model_dump_json(exclude_defaults=True))
+                pipe.hset(key(definition.name), mapping=limited.stored())
                 if now.state == "running":  # there may be room for more
                     now.tell(pipe, "running")
             return False
@@ -382,13 +382,8 @@ def start(pipe: Pipeline, definition: Definition, now: Snapshot, schedule: str =
     """Begin a run of a catalog that is not busy, in a transaction that read ``now`` of it."""
     name = definition.name
     pipe.delete(key(name), *(key(name, part) for part in RUN_PARTS))
-    begun = {
-        "run": uuid4().hex,
-        "definition": definition.model_dump_json(exclude_defaults=True),
-        "started": now.at,
-        "fired_by": schedule,
-    }
-    pipe.hset(key(name), mapping=begun | {"failures": 0, "bytes": 0})
+    begun = {"run": uuid4().hex, "started": now.at, "fired_by": schedule, "failures": 0, "bytes": 0}
+    pipe.hset(key(name), mapping=begun | definition.stored())
     pipe.sadd(ALL, name)
     pipe.lpush(key(name, "nights"), now.at)
     pipe.ltrim(key(name, "nights"), 0, NIGHTS - 1)

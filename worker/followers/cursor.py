@@ -27,7 +27,7 @@ from reshard.pipeline.errors import (
 from reshard.worker.followers import records
 from reshard.worker.followers.catalogs import LOOKED_AT, Catalogs, Snapshot, asked_by, catalog_of, hash_of, key
 from reshard.worker.followers.contained import Contained
-from reshard.worker.followers.records import UNDER_WAY, Definition, Ended, Entry, State
+from reshard.worker.followers.records import UNDER_WAY, Definition, Ended, Entry, Limits, State
 from reshard.worker.queue.events import Event, Reader
 from reshard.worker.queue.jobs import ACTIVE, JobStore, enqueue, in_the_way, submission
 from reshard.worker.queue.scripts import Pipeline, at_once, job_key, known_fields, ms, texts
@@ -89,7 +89,10 @@ class Cursor(Catalogs):
         return self._change(name, step)
 
     def definition(self, name: str) -> Definition:
-        return self._run(name)[0]
+        """As stored, to be carried out: nothing in it is unknown here."""
+        if (stored := cast("bytes | None", self._redis.hget(key(name), "definition"))) is None:
+            raise CatalogNotFound(name=name)
+        return Definition.model_validate_json(stored)
 
     def delay(self, name: str, run: str, token: str, error: ReshardError) -> None:
         """This run cannot be expanded yet, and why; nothing when it is not this control's to expand any more."""
@@ -156,14 +159,14 @@ class Cursor(Catalogs):
 
         Also where this one's end is noted: by a control that was killed before it admitted the next.
         """
-        definition, state, run = self._run(name)
+        limits, state, run = self._run(name)
         if state == "expanding":
             return
         active = hash_of(self._redis, key(name, "active"))
         mine = {number: id for number, id in active.items() if job in {None, id}}
-        ended = self._collect(definition, run, mine)
+        ended = self._collect(limits, run, mine)
         if state == "running":
-            self._admit(definition, run, definition.at_once - len(active) + ended)
+            self._admit(limits, run, limits.at_once - len(active) + ended)
 
     def _await_again(self, name: str, job: str) -> None:
         """Where its run noted how this job ended, have it await the next end instead, or note it if it came."""
@@ -192,56 +195,56 @@ class Cursor(Catalogs):
             if self._change(name, step):
                 self._advance(name, job)
 
-    def _collect(self, definition: Definition, run: str, active: Mapping[str, str]) -> int:
+    def _collect(self, limits: Limits, run: str, active: Mapping[str, str]) -> int:
         """Note how these jobs ended; returns how many have."""
         states = at_once(self._redis, lambda pipe: [pipe.hget(job_key(job), "state") for job in active.values()])
         pairs = zip(active.items(), states, strict=True)
         ended = [one for one, state in pairs if state is None or JobState.known(state.decode()).ended]
         for number, id in ended:
-            entry = self._entry(definition.name, number)
+            entry = self._entry(limits.name, number)
             try:
                 seen = self.store.get(id)
-                self._end(definition, run, number, entry.repo, records.how(entry, seen), records.kept(entry, seen))
+                self._end(limits, run, number, entry.repo, records.how(entry, seen), records.kept(entry, seen))
             except JobNotFound as error:
-                self._end(definition, run, number, entry.repo, Ended("failed", id, error=error.to_dict()))
+                self._end(limits, run, number, entry.repo, Ended("failed", id, error=error.to_dict()))
         return len(ended)
 
-    def _admit(self, definition: Definition, run: str, room: int) -> None:
+    def _admit(self, limits: Limits, run: str, room: int) -> None:
         """Admit so many of those that wait; others that end at once, as their targets are busy, take no room."""
-        todo, after = key(definition.name, "todo"), "-inf"
+        todo, after = key(limits.name, "todo"), "-inf"
         while room > 0 and (found := texts(self._redis.zrangebyscore(todo, after, "+inf", start=0, num=room))):
             for number in found:
-                if (answer := self._admit_or_end(definition, run, number)) == "stop":
+                if (answer := self._admit_or_end(limits, run, number)) == "stop":
                     return
                 room -= answer == "ok"
             after = f"({found[-1]}"  # its turn is its number
 
-    def _admit_or_end(self, definition: Definition, run: str, number: str) -> str:
+    def _admit_or_end(self, limits: Limits, run: str, number: str) -> str:
         """As ``_admit_one``; an entry that it refuses has ended."""
-        name = definition.name
+        name = limits.name
         entry = self._entry(name, number)
         if entry.request is None:
             error: ReshardError = BadPlace(value=entry.repo, why="it has no target in the file")
-            self._end(definition, run, number, entry.repo, Ended("failed", error=error.to_dict()))
+            self._end(limits, run, number, entry.repo, Ended("failed", error=error.to_dict()))
             return "gone"
         again = cast("bytes | None", self._redis.hget(key(name, "again"), number))
         job = self._go_on(again.decode()) if again else ""
         request = entry.request.submitted_for(asked_by(name))
-        answer = self._admit_one(definition, run, number, job, submission(request))
+        answer = self._admit_one(limits, run, number, job, submission(request))
         if answer not in {"ok", "gone", "stop"}:
             error = TargetBusy(job=answer, target=str(request.target))
-            self._end(definition, run, number, entry.repo, Ended("failed", error=error.to_dict()))
+            self._end(limits, run, number, entry.repo, Ended("failed", error=error.to_dict()))
         return answer
 
-    def _admit_one(self, definition: Definition, run: str, number: str, job: str, submitted: tuple[str, ...]) -> str:
+    def _admit_one(self, limits: Limits, run: str, number: str, job: str, submitted: tuple[str, ...]) -> str:
         """Have ``job``, or a new one, carry out an entry -> ok, stop, gone, or another request's job on its target."""
-        name = definition.name
+        name = limits.name
 
         def step(pipe: Pipeline, now: Snapshot) -> str:
             waits = pipe.zscore(key(name, "todo"), number) is not None
             why, there = ("same", job) if job else in_the_way(pipe, submitted, self.store.most)
             pipe.multi()
-            if now.state != "running" or now.run != run or now.active >= definition.at_once:
+            if now.state != "running" or now.run != run or now.active >= limits.at_once:
                 return "stop"
             if not waits:
                 return "gone"
@@ -273,10 +276,10 @@ class Cursor(Catalogs):
         return job
 
     def _end(
-        self, definition: Definition, run: str, number: str, repo: str, ended: Ended, kept: tuple[str, str] = ("", "")
+        self, limits: Limits, run: str, number: str, repo: str, ended: Ended, kept: tuple[str, str] = ("", "")
     ) -> None:
         """Note how an entry ended, once."""
-        name = definition.name
+        name = limits.name
 
         def step(pipe: Pipeline, now: Snapshot) -> None:
             was_active = pipe.hexists(key(name, "active"), number)
@@ -286,7 +289,7 @@ class Cursor(Catalogs):
                 return
             now = now._replace(active=now.active - was_active, todo=now.todo - waited)
             failures, read = now.failures + (ended.error is not None), now.bytes + ended.read
-            state, note = records.after(definition, cast(State, now.state), now.todo, now.active, failures, read)
+            state, note = records.after(limits, cast(State, now.state), now.todo, now.active, failures, read)
             pipe.hdel(key(name, "active"), number)
             pipe.zrem(key(name, "todo"), number)
             now.note_end(pipe, number, repo, ended)
@@ -304,8 +307,10 @@ class Cursor(Catalogs):
             raise CatalogNotFound(name=name)
         return Entry.model_validate_json(data)
 
-    def _run(self, name: str) -> tuple[Definition, State, str]:
-        definition, state, run = cast("list[bytes]", self._redis.hmget(key(name), "definition", "state", "run"))
+    def _run(self, name: str) -> tuple[Limits, State, str]:
+        limits, state, run = cast("list[bytes]", self._redis.hmget(key(name), "limits", "state", "run"))
         if state is None:
             raise CatalogNotFound(name=name)
-        return Definition.model_validate_json(definition), cast(State, state.decode()), run.decode()
+        # An older release begins runs without these.
+        read = Limits.model_validate_json(limits) if limits is not None else self.definition(name)
+        return read, cast(State, state.decode()), run.decode()

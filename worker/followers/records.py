@@ -46,20 +46,32 @@ FULFILLED: frozenset[Outcome] = frozenset({"published", "same", "unchanged"})  #
 Standing = Literal["unchanged", "source", "target", "unknown"]
 
 
-class Definition(Strict):
-    """A catalog as submitted: its text and limits."""
+class Limits(Strict):
+    """A catalog as submitted, without its text: what each step of its run reads, whose work must not grow with it."""
 
     name: str = Field(max_length=NAME_MAX)
-    text: str = Field(max_length=CATALOG_MAX)
     at_once: int = Field(default=AT_ONCE, ge=1, le=AT_ONCE_MAX)
     max_failures: int | None = Field(default=None, ge=0, le=COUNT_MAX)  # it stops when more have failed
     # It admits no more once so many bytes of weights were read.
     max_bytes: int | None = Field(default=None, ge=0, le=COUNT_MAX)
     asked_by: str = Field(default="", max_length=ASKED_BY_MAX)
 
+
+class Definition(Limits):
+    """A catalog as submitted: its text and limits."""
+
+    text: str = Field(max_length=CATALOG_MAX)
+
     @property
     def digest(self) -> str:
         return key_of(self.text)
+
+    def stored(self) -> dict[str, str]:
+        """The fields of a catalog's hash that have it."""
+        return {
+            "definition": self.model_dump_json(exclude_defaults=True),
+            "limits": self.model_dump_json(exclude_defaults=True, exclude={"text"}),
+        }
 
 
 class Entry(Strict):
@@ -182,14 +194,14 @@ def _default_branch(request: Request) -> bool:
     return not (request.options.pr or request.options.branch)
 
 
-def after(definition: Definition, state: State, todo: int, active: int, failures: int, read: int) -> tuple[State, str]:
+def after(limits: Limits, state: State, todo: int, active: int, failures: int, read: int) -> tuple[State, str]:
     """The state of a run, and the note that says why, once ``todo`` entries wait and ``active`` jobs are at work."""
     if state != "running":
         return state, ""
-    if todo and definition.max_failures is not None and failures > definition.max_failures:
-        return "stopped", f"more than {counted(definition.max_failures, 'model')} failed"
-    if todo and definition.max_bytes is not None and read >= definition.max_bytes:
-        return "stopped", f"read limit of {human_bytes(definition.max_bytes)} reached"
+    if todo and limits.max_failures is not None and failures > limits.max_failures:
+        return "stopped", f"more than {counted(limits.max_failures, 'model')} failed"
+    if todo and limits.max_bytes is not None and read >= limits.max_bytes:
+        return "stopped", f"read limit of {human_bytes(limits.max_bytes)} reached"
     return ("running" if todo or active else "done"), ""
 
 

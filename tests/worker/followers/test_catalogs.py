@@ -21,12 +21,14 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.publishing.commit import Published
 from reshard.worker.followers import catalogs as kept
+from reshard.worker.followers.catalogs import key
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.expander import EXPAND_AGAIN, Expander
 from reshard.worker.followers.records import Definition
+from reshard.worker.followers.spending import DAY, spent
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
-from reshard.worker.queue.scripts import PREFIX
+from reshard.worker.queue.scripts import PREFIX, server_ms
 from reshard.worker.queue.states import JobState
 from tests.support.procs import Broker, wait_for
 from tests.worker.conftest import ask, claimed, copied, followed
@@ -367,6 +369,35 @@ def test_under_way_the_same_file_with_other_limits_goes_on_by_those(catalogs: Cu
     fail(leases, first)
     jobs(catalogs)
     assert catalogs.get("mirror").state == "stopped"
+
+
+def test_no_step_of_a_run_reads_the_file_of_its_catalog(store: JobStore, catalogs: Cursor, leases: Leases) -> None:
+    """It may have megabytes, and what handles an event must not take longer for them."""
+    begin(catalogs, definition(3, at_once=1, max_failures=1, asked_by="ada"))
+    file = store.redis.hget(key("mirror"), "definition") or b""
+    store.redis.hset(key("mirror"), "definition", "what nobody reads")
+    seen = list[str]()
+    for _ in range(2):
+        followed(store)
+        catalogs.reconcile()
+        seen += catalogs.at_work("mirror")
+        fail(leases, seen[-1])
+    followed(store)
+    store.redis.hset(key("mirror"), "definition", file)
+    assert len(set(seen)) == 2
+    assert (catalogs.get("mirror").state, catalogs.get("mirror").todo) == ("stopped", 1)
+    days = [server_ms(store.redis) // 1000 // DAY - back for back in (0, 1)]
+    assert {(one.submitter, one.catalog) for one in spent(store.redis, days)} == {("ada", "mirror")}
+
+
+def test_a_run_that_an_older_release_began_goes_on_by_its_limits(
+    store: JobStore, catalogs: Cursor, leases: Leases
+) -> None:
+    begin(catalogs, definition(3, at_once=2))
+    store.redis.hdel(key("mirror"), "limits")
+    first, _ = jobs(catalogs)
+    finish(leases, first)
+    assert len(jobs(catalogs)) == 2
 
 
 def test_removed_it_leaves_nothing_but_its_jobs(catalogs: Cursor, leases: Leases, store: JobStore) -> None:
