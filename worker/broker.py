@@ -6,6 +6,7 @@ only, asks for a password that lies in a file of this user, keeps its data on di
 
 from __future__ import annotations
 
+import json
 import secrets
 import shutil
 import socket
@@ -68,7 +69,8 @@ def start(settings: Settings) -> str:
         make_folder(needed)
     config = folder / "server.conf"
     config.touch(mode=0o600)
-    config.write_text(CONFIG.format(host=HOST, port=facts["port"], password=password, folder=folder))
+    quoted = json.dumps(str(folder), ensure_ascii=False)  # Redis escapes quotes and backslashes as JSON does
+    config.write_text(CONFIG.format(host=HOST, port=facts["port"], password=password, folder=quoted))
     started = daemon.start([str(server), str(config)], facts, ready=lambda: answers(_url(facts)), timeout=START_TIMEOUT)
     return _url(started)
 

@@ -83,6 +83,18 @@ def test_a_started_broker_is_found_again_and_keeps_its_jobs_when_it_is_killed(ow
     assert broker.stop(own) is False
 
 
+def test_its_data_folder_may_have_any_name(own: Settings) -> None:
+    named = own.model_copy(update={"data_dir": own.data_dir / 'Bob\'s "new" \\ data ü'})
+    with JobStore.at(broker.start(named)) as store:
+        job = store.submit(ask()).id
+    assert broker.stop(named)
+    try:
+        with JobStore.at(broker.start(named)) as store:
+            assert store.get(job).id == job
+    finally:
+        broker.stop(named)
+
+
 def test_it_outlives_the_command_that_started_it(own: Settings) -> None:
     code = (
         "import os, signal; from reshard.worker import broker; from reshard.worker.settings import settings;"
