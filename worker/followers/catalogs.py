@@ -5,7 +5,7 @@
      paused   paused   stopped          stopped: too many failed, or too many bytes were read
     failed: could not be expanded;  cancelled     done with failures is shown as failed
 
-    reshard:catalog:<name>   hash: state, since, run, definition, limits, failures, bytes, ...; every change writes to it
+    reshard:catalog:<name>   hash: state, since, run, definition, limits, failures, ...; every change writes to it
       :entries  hash: entry -> repo, request, and what source and target were when it was expanded
       :todo     sorted set: entry -> its turn
       :again    hash: entry -> the job that is to go on instead of a new one
@@ -304,7 +304,8 @@ class Catalogs:
                     pipe.hset(key(name, "again"), entry, ended.job)
                 now.tally(pipe, ended, -1)
             if again:
-                pipe.hset(key(name), mapping={"failures": 0, "bytes": now.bytes - counted})
+                read = 0 if now.state == "stopped" else now.bytes  # as `resume` forgives it
+                pipe.hset(key(name), mapping={"failures": 0, "bytes": read - counted})
                 pipe.hdel(key(name), "note")
                 if now.state != "paused":
                     now.enter(pipe, "running")

@@ -211,6 +211,8 @@ class Cursor(Catalogs):
 
     def _admit(self, limits: Limits, run: str, room: int) -> None:
         """Admit so many of those that wait; others that end at once, as their targets are busy, take no room."""
+        if room <= 0 or not self._within(limits, run):
+            return
         todo, after = key(limits.name, "todo"), "-inf"
         while room > 0 and (found := texts(self._redis.zrangebyscore(todo, after, "+inf", start=0, num=room))):
             for number in found:
@@ -218,6 +220,21 @@ class Cursor(Catalogs):
                     return
                 room -= answer == "ok"
             after = f"({found[-1]}"  # its turn is its number
+
+    def _within(self, limits: Limits, run: str) -> bool:
+        """Whether it may admit more; it stops where a limit was reached in a pause, or was lowered since."""
+
+        def step(pipe: Pipeline, now: Snapshot) -> bool:
+            pipe.multi()
+            if now.run != run or now.state != "running":
+                return False
+            state, note = records.after(limits, now.state, now.todo, now.active, now.failures, now.bytes)
+            if state == "stopped":
+                pipe.hset(key(limits.name), "note", note)
+                now.enter(pipe, state, note=note)
+            return state == "running"
+
+        return self._change(limits.name, step)
 
     def _admit_or_end(self, limits: Limits, run: str, number: str) -> str:
         """As ``_admit_one``; an entry that it refuses has ended."""

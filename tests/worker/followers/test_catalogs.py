@@ -271,6 +271,37 @@ def test_paused_it_admits_nothing_and_notes_what_ends(catalogs: Cursor, leases: 
     assert len(jobs(catalogs)) == 1
 
 
+def test_a_limit_that_is_reached_in_a_pause_stops_it_once_it_is_resumed(catalogs: Cursor, leases: Leases) -> None:
+    begin(catalogs, definition(3, at_once=1, max_failures=0))
+    (job,) = jobs(catalogs)
+    catalogs.pause("mirror")
+    fail(leases, job)
+    catalogs.reconcile()
+    catalogs.resume("mirror")
+    catalogs.reconcile()
+    assert jobs(catalogs) == []
+    seen = catalogs.get("mirror")
+    assert (seen.state, seen.todo, seen.note) == ("stopped", 2, "more than 0 models failed")
+    catalogs.resume("mirror")
+    assert len(jobs(catalogs)) == 1
+
+
+def test_what_was_read_in_a_pause_counts_and_is_forgiven_by_a_retry(
+    store: JobStore, catalogs: Cursor, leases: Leases
+) -> None:
+    begin(catalogs, definition(3, at_once=1, max_bytes=1000))
+    (job,) = jobs(catalogs)
+    catalogs.pause("mirror")
+    store.redis.hset(f"{PREFIX}job:{job}", "read", 1000)
+    fail(leases, job)
+    catalogs.reconcile()
+    catalogs.resume("mirror")
+    assert jobs(catalogs) == []
+    assert catalogs.get("mirror").note == "read limit of 1.0 kB reached"
+    assert catalogs.retry("mirror") == 1
+    assert jobs(catalogs) == [job]
+
+
 def test_paused_while_it_is_expanded_it_is_expanded_once_it_is_resumed(catalogs: Cursor) -> None:
     wanted = definition(3, at_once=1)
     catalogs.submit(wanted)
