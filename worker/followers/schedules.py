@@ -17,14 +17,22 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
+from math import inf
 from typing import Literal, cast
 
 from pydantic import Field, ValidationError
 
 from reshard.pipeline.catalogs.definition import NAME
-from reshard.pipeline.errors import BadSchedule, ScheduleExists, ScheduleNotFound, ScheduleUnreadable, UsageError
+from reshard.pipeline.errors import (
+    BadSchedule,
+    ReshardError,
+    ScheduleExists,
+    ScheduleNotFound,
+    ScheduleUnreadable,
+    UsageError,
+    shortened,
+)
 from reshard.pipeline.request import Request
 from reshard.pipeline.validation import Strict, first_problem
 from reshard.worker.cron import next_after
@@ -115,6 +123,7 @@ class Schedules:
         self._redis = store.redis
         self._clock = clock or (lambda: server_ms(self._redis) / 1000)
         self._contained = Contained("schedule")
+        self._looked = inf  # by the clock, when `fire_due` looked last
 
     def add(self, schedule: Schedule) -> float:
         """Keep a new one; returns when it fires first. Raises BadSchedule, ScheduleExists."""
@@ -221,12 +230,21 @@ class Schedules:
     def each(self, after: str = "", failing: bool = False) -> Iterator[ScheduleStatus]:
         """By name, those behind ``after``, or of them those in trouble; each is read in its turn: it may be long."""
         for name in sorted(name for name in texts(self._redis.hkeys(TROUBLE if failing else ALL)) if name > after):
-            with suppress(ScheduleNotFound):  # removed since
-                yield self.get(name)
+            try:
+                seen = self.get(name)
+            except ScheduleNotFound:  # removed since
+                continue
+            except ScheduleUnreadable as error:
+                log.warning("%s", error)
+                continue
+            yield seen
 
     def fire_due(self) -> list[tuple[str, Run]]:
         """Fire what is due, as often as it was missed or not once, as each says; returns what became of which."""
         now = self._clock()
+        if now < self._looked:
+            self._bring_forward(now)
+        self._looked = now
         due = cast("list[tuple[bytes, float]]", self._redis.zrangebyscore(DUE, "-inf", ms(now), withscores=True))
         ran = []
         for raw, score in due:
@@ -235,6 +253,23 @@ class Schedules:
                     log.info("schedule %s: %s, job %s", name, run.outcome, run.job)
                     ran.append((name, run))
         return ran
+
+    def _bring_forward(self, now: float) -> None:
+        """Have none wait longer than for its next time: the clock may have been ahead when that was set."""
+        later = cast(
+            "list[tuple[bytes, float]]", self._redis.zrangebyscore(DUE, f"({ms(now)}", "+inf", withscores=True)
+        )
+        for raw, score in later:
+            with self._contained(name := raw.decode(errors="replace")):
+                due = ms(self._whole(name).next_after(now))
+
+                def step(pipe: Pipeline, name: str = name, score: float = score, due: int = due) -> None:
+                    same = pipe.zscore(DUE, name) == score
+                    pipe.multi()
+                    if same and due < score:
+                        pipe.zadd(DUE, {name: due})
+
+                transact(self._redis, step, DUE, ALL)
 
     def preview(self, name: str, edited: Schedule | None = None) -> tuple[Outcome, str | None]:
         """What would become of it now, or of ``edited``, and the job in its way, if there is one. Raises as ``run``."""
@@ -296,15 +331,22 @@ class Schedules:
         return "fired", submitted[0], lambda pipe: enqueue(pipe, submitted)
 
     def _schedule(self, name: str) -> Schedule:
-        return Schedule.known(self._stored(name))[0]
+        """To be shown; raises ScheduleUnreadable for what no release wrote."""
+        return self._read(name, lambda stored: Schedule.known(stored)[0])
 
     def _whole(self, name: str) -> Schedule:
-        """To be fired; raises ScheduleUnreadable for what a newer release wrote."""
+        """To be fired; raises ScheduleUnreadable also for what a newer release wrote."""
+        return self._read(name, Schedule.model_validate_json)
+
+    def _read(self, name: str, parsed: Callable[[bytes], Schedule]) -> Schedule:
+        stored = self._stored(name)
         try:
-            return Schedule.model_validate_json(self._stored(name))
+            return parsed(stored)
         except ValidationError as error:
             problem = first_problem(error)
-            raise ScheduleUnreadable(name=name, where=problem.where, why=problem.why) from error
+            raise ScheduleUnreadable(name=name, where=problem.where or "its record", why=problem.why) from error
+        except (ReshardError, ValueError) as error:
+            raise ScheduleUnreadable(name=name, where="its record", why=shortened(str(error))) from error
 
     def _stored(self, name: str) -> bytes:
         if (stored := cast("bytes | None", self._redis.hget(ALL, name))) is None:

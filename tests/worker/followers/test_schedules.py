@@ -13,6 +13,7 @@ from reshard.client.queue import Queue
 from reshard.pipeline.errors import BadSchedule, ScheduleExists, ScheduleNotFound, ScheduleUnreadable
 from reshard.worker.control import Control
 from reshard.worker.followers.catalogs import Catalogs
+from reshard.worker.followers.pushes import Pushes
 from reshard.worker.followers.records import Definition
 from reshard.worker.followers.schedules import ALL, DUE, KEPT, LATE, Schedule, Schedules
 from reshard.worker.queue.jobs import JobStore
@@ -301,6 +302,39 @@ def test_a_time_that_is_due_is_not_lost_by_an_edit_of_what_it_submits(schedules:
     clock.now = schedules.add(nightly()) + 1
     assert schedules.edit(nightly(request=ask("other"))) == clock.now - 1
     assert outcomes(schedules) == ["fired"]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_one_that_was_set_by_a_clock_ahead_fires_at_its_next_time_once_the_clock_is_right(
+    store: JobStore, schedules: Schedules, clock: Clock, restarted: bool
+) -> None:
+    due = schedules.add(nightly("right", ask("right")))
+    schedules.add(nightly("paused", ask("paused")))
+    schedules.pause("paused")
+    clock.now += 365 * DAY
+    schedules.add(nightly("ahead", ask("ahead")))
+    assert outcomes(schedules) == ["fired"]
+    clock.now -= 365 * DAY
+    control = Schedules(store, clock) if restarted else schedules
+    assert outcomes(control) == []
+    assert {seen.schedule.name: seen.next for seen in schedules.all()} == {"ahead": due, "paused": None, "right": due}
+    clock.now = due
+    assert {name for name, _ in control.fire_due()} == {"ahead", "right"}
+
+
+@pytest.mark.parametrize("record", ["no JSON", "[]", '{"name": "broken"}', b"\xff"])
+def test_one_that_cannot_be_read_stops_no_list_of_the_others(
+    store: JobStore, schedules: Schedules, caplog: pytest.LogCaptureFixture, record: str | bytes
+) -> None:
+    for name in ("a", "broken", "c"):
+        schedules.add(nightly(name, ask(name)))
+    store.redis.hset(ALL, "broken", record)
+    assert [seen.schedule.name for seen in schedules.all()] == ["a", "c"]
+    assert "cannot read schedule broken" in caplog.text
+    assert len(Pushes(store).watches("them/model", {"main", None})) == 2
+    with pytest.raises(ScheduleUnreadable, match="cannot read schedule broken"):
+        schedules.get("broken")
+    schedules.remove("broken")
 
 
 def test_one_that_is_not_kept_yet_is_previewed(store: JobStore, schedules: Schedules) -> None:
