@@ -90,7 +90,13 @@ class Callback(BaseModel):
         return lambda pipe: pipe.lpush(self.options.queue, text)
 
 
-_CALLBACKS = TypeAdapter(dict[str, Callback])
+class Kept(Callback):
+    """One that its job keeps."""
+
+    told: int = 0  # the end that it was told of before that was followed: when the job came to it, in ms
+
+
+_CALLBACKS = TypeAdapter(dict[str, Kept])
 _LINKS = TypeAdapter(Annotated[list[Callback], Field(max_length=CALLBACKS_MAX)])
 
 
@@ -188,7 +194,7 @@ class Submissions:
         if why == "same":
             return job, True, writes + _awaited(pipe, job, key, told)
         writes.append(lambda pipe: enqueue(pipe, submitted))
-        return job, False, writes + _noted(job, {key: told} if told else {})
+        return job, False, writes + _noted(job, {key: Kept(**told.model_dump())} if told else {})
 
 
 def ended(pipe: Pipeline, event: Event) -> list[Write]:
@@ -203,7 +209,8 @@ def ended(pipe: Pipeline, event: Event) -> list[Write]:
     if not (kept := _kept(told)):
         return []
     found = _end(job, state, error, (published or b"").decode())
-    return [one.sent({**found, "key": key}, _id(event.id, key)) for key, one in kept.items()]
+    left = {key: one for key, one in kept.items() if one.told != event.at}
+    return [one.sent({**found, "key": key}, _id(event.id, key)) for key, one in left.items()]
 
 
 def _awaited(pipe: Pipeline, job: str, key: str, told: Callback | None) -> list[Write]:
@@ -214,24 +221,26 @@ def _awaited(pipe: Pipeline, job: str, key: str, told: Callback | None) -> list[
         raise JobNotFound(job=job)
     if told is None:
         return []
-    kept = {**_kept(record.get("callbacks")), key: told}
+    ended = JobState.known(record["state"]).ended
+    one = Kept(**told.model_dump(), told=int(record["since"]) if ended else 0)
+    kept = {**_kept(record.get("callbacks")), key: one}
     if len(kept) > CALLBACKS_MAX:
         raise BadBody(where="callback", why=f"job {job} already has {CALLBACKS_MAX} callbacks")
     writes = _noted(job, kept)
-    if JobState.known(record["state"]).ended:
+    if ended:
         found = _end(job, record["state"], record.get("error", ""), record.get("published", ""))
         writes.append(told.sent({**found, "key": key}, str(uuid4())))
     return writes
 
 
-def _noted(job: str, kept: Mapping[str, Callback]) -> list[Write]:
+def _noted(job: str, kept: Mapping[str, Kept]) -> list[Write]:
     if not kept:
         return []
     text = _CALLBACKS.dump_json(dict(kept), exclude_defaults=True)
     return [lambda pipe: pipe.hset(job_key(job), "callbacks", text)]
 
 
-def _kept(text: str | bytes | None) -> dict[str, Callback]:
+def _kept(text: str | bytes | None) -> dict[str, Kept]:
     """Those that a job keeps; none where a client wrote what we do not."""
     try:
         return _CALLBACKS.validate_json(text) if text else {}

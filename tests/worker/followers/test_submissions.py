@@ -137,6 +137,21 @@ def test_one_key_is_one_job_which_a_sender_who_is_not_sure_is_told_of_again(
     assert len(jobs(store)) == 2
 
 
+def test_who_asks_between_an_end_and_its_event_is_told_of_it_once(store: JobStore, leases: Leases, app: Celery) -> None:
+    send(app)
+    take(store)
+    (job,) = jobs(store)
+    send(app)
+    fail(leases, job)
+    take(store)
+    assert [args[0]["state"] for _, args, _ in told(store)] == ["failed"]
+    followed(store)
+    assert told(store) == []
+    store.retry(job)
+    end(store, leases, job)
+    assert [args[0]["state"] for _, args, _ in told(store)] == ["done"]
+
+
 def test_a_message_that_comes_twice_is_one_job_without_a_key(store: JobStore, leases: Leases, app: Celery) -> None:
     send(app, key="")
     text = store.redis.lindex(QUEUE, 0)
