@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from reshard.worker.followers import catalogs, schedules
-from reshard.worker.followers.notices import NOTICES, keep
+from reshard.worker.followers.notices import NOTICES, NOTIFY_FOR, keep
 from reshard.worker.followers.schedules import ALL, AWAITED, UNMET
 from reshard.worker.queue.events import Event, Reader
-from reshard.worker.queue.scripts import Pipeline, decoded, job_key
+from reshard.worker.queue.scripts import Pipeline, decoded, job_key, ms, server_ms
 from reshard.worker.queue.states import ENDED, JobState
 
 Write = Callable[[Pipeline], Any]
@@ -91,7 +91,7 @@ def _missed(pipe: Pipeline, event: Event) -> Iterator[Write]:
     name = event.fields["name"]
     if pipe.hexists(ALL, name):
         yield _note(event.at, False, [("schedule", name)])
-        yield keep(event.at, kind="missed", what="schedule", **event.fields)
+        yield from _told(pipe, event.at, kind="missed", what="schedule", **event.fields)
 
 
 def _ended(
@@ -101,9 +101,15 @@ def _ended(
     recovered = well and any([pipe.hexists(TROUBLE[what], name) for what, name in subjects])
     yield _note(at, well, subjects)
     if recovered:
-        yield keep(at, kind="recovered", **about)
+        yield from _told(pipe, at, kind="recovered", **about)
     if not well:
-        yield keep(at, kind="failed", **about, **failure)
+        yield from _told(pipe, at, kind="failed", **about, **failure)
+
+
+def _told(pipe: Pipeline, at: int, **fields: str) -> Iterator[Write]:
+    """A notice, unless the event is as old as notices are that nobody took: control was away for long."""
+    if server_ms(pipe) - at <= ms(NOTIFY_FOR):
+        yield keep(at, **fields)
 
 
 def _note(at: int, well: bool, subjects: Subjects) -> Write:

@@ -38,7 +38,7 @@ from reshard.worker.followers.notices import (
     waiting,
 )
 from reshard.worker.followers.schedules import LATE, Schedule, Schedules
-from reshard.worker.queue.events import TOTALS, relay
+from reshard.worker.queue.events import TOTALS, append, relay
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX, server_ms
@@ -436,6 +436,16 @@ def test_after_a_day_a_notice_is_dropped_and_counted(
     assert [record.levelno for record in caplog.records if "dropped after 1 attempt by" in record.message] == [
         logging.ERROR
     ]
+
+
+def test_an_event_that_control_hears_of_after_more_than_a_day_leaves_no_notice(
+    store: JobStore, notifier: Notifier, receiver: Receiver
+) -> None:
+    Schedules(store).add(nightly())
+    for at in (now(store) - NOTIFY_FOR - 1, now(store) - NOTIFY_FOR + 600):
+        append(store.redis, "missed", round(at * 1000), name="nightly", job="", due="0", outcome="missed")
+    (notice,) = told(store, notifier, receiver)
+    assert notice["at"] > now(store) - NOTIFY_FOR
 
 
 def test_only_so_many_are_kept_and_the_oldest_go(store: JobStore, notifier: Notifier, receiver: Receiver) -> None:
