@@ -18,6 +18,7 @@ from celery import Celery, bootsteps, signals
 from celery.apps import worker as worker_program
 from celery.exceptions import SecurityWarning
 from celery.utils.nodenames import default_nodename, host_format
+from celery.worker.state import active_requests
 from kombu.entity import Queue
 from kombu.exceptions import OperationalError
 
@@ -251,7 +252,9 @@ class UntilIdle(BootStep):
 
     def _look(self) -> None:
         try:
-            self._idle = 0 if self._store.left(self._queues) else self._idle + 1
+            # A job of which a child has a unit may be set aside, once another child asked for more of it in vain.
+            busy = active_requests or self._store.left(self._queues)
+            self._idle = 0 if busy else self._idle + 1
         except redis.RedisError as error:
             log.warning("cannot check for remaining work; the broker is unavailable: %s", error)
             return

@@ -5,22 +5,28 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from socket import gethostname
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery, signature
+from celery.worker.state import active_requests
 
 from reshard.client.queue import Queue
 from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.local import worker_command
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.scripts import PREFIX
 from reshard.worker.queue.states import JobState
 from tests.hub.fixtures import hub, hub_process, namespace
-from tests.support.procs import Proc, wait_for
+from tests.support.procs import Broker, Proc, wait_for
+from tests.worker.conftest import ask, claimed
 from tests.worker.sites import SIZE, Site, site
 
 __all__ = ["hub", "hub_process", "namespace", "site"]
@@ -52,6 +58,32 @@ def watched(site: Site) -> Iterator[tuple[list[dict[str, Any]], Any]]:
         finally:
             receiver.should_stop = True
             thread.join()
+
+
+def test_until_idle_waits_for_a_unit_of_a_job_that_is_set_aside(
+    store: JobStore, leases: Leases, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One child copies when another asks for more of the job, after the night's bytes."""
+    monkeypatch.setenv("RESHARD_BROKER_URL", broker.url)  # the module cannot do without
+    from reshard.worker import app
+
+    monkeypatch.setattr(app, "broker_url", lambda settings: broker.url)
+    looks, ended = list[Callable[[], None]](), list[object]()
+    monkeypatch.setattr(app.os, "kill", lambda *arguments: ended.append(arguments))
+    timer = SimpleNamespace(call_repeatedly=lambda seconds, look: looks.append(look))
+    app.UntilIdle(None).start(SimpleNamespace(timer=timer))
+    job = store.submit(ask(priority="bulk")).id
+    claimed(leases, job, "plan")
+    store.redis.zadd(f"{PREFIX}held", {job: 0})
+    at_work = Thread()  # as Celery keeps them: by weak references
+    active_requests.add(at_work)
+    for _ in range(5):
+        looks[0]()
+    assert ended == []
+    active_requests.discard(at_work)
+    for _ in range(5):
+        looks[0]()
+    assert len(ended) == 1
 
 
 def test_a_worker_that_celery_starts_is_the_one_that_reshard_worker_starts(site: Site) -> None:

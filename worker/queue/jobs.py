@@ -287,9 +287,10 @@ class JobStore:
     def left(self, queues: Collection[str] = QUEUES) -> int:
         """How many jobs of these queues are not ended, but for those that wait for the window of bulk work."""
         found = at_once(self.redis, lambda pipe: [pipe.zcard(f"{PREFIX}jobs:{s}") for s in JobState if not s.ended])
+        held = f"{PREFIX}held"
         others = [f"{queue}:{place}" for queue in QUEUES if queue not in queues for place in ("due", "waked")]
-        of_others = len(self.redis.zunion(others)) if others else 0
-        return int(sum(found) - self.redis.zcard(f"{PREFIX}held") - of_others)
+        aside = len(self.redis.zunion([held, *others])) if others else self.redis.zcard(held)
+        return int(sum(found) - aside)
 
     def plan(self, id: str) -> Plan | None:
         """The whole plan; None before it is made, some time after the job is done, and if a newer release made it."""

@@ -427,3 +427,7 @@ def test_what_is_left_are_jobs_that_have_not_ended_and_do_not_wait_for_the_windo
     assert store.left() == 1
     claimed(leases, queued, "plan")
     assert store.left() == 1
+    assert store.left(["reshard:bulk"]) == 0
+    waits = store.submit(ask("waits", priority="bulk")).id
+    store.redis.zadd(f"{PREFIX}held", {waits: 0})  # and is due as well
+    assert store.left(["reshard:interactive"]) == 1
