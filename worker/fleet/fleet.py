@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 FLEET = f"{PREFIX}fleet"
 DRAINED = f"{FLEET}:drained"
+DRAINED_KEPT = 86_400.0  # seconds that it is remembered of a worker that is gone
 RESTING = f"{FLEET}:resting"
 STRETCH = 10.0  # seconds over which the rate is taken
 OFF = "none"  # takes a limit off
@@ -217,11 +218,13 @@ class Fleet:
         """Have one worker hand back what it holds and take nothing more; returns its name. Raises WorkerNotFound."""
         alive = self._workers()
         worker = _one(name, alive)
-        gone = set(texts(self._redis.hkeys(DRAINED))) - set(alive)
+        now, drained = ms(self._now()), decoded(self._redis.hgetall(DRAINED))
+        # Not at once: one that is silent for a moment stays drained.
+        gone = [name for name, since in drained.items() if name not in alive and now - int(since) > ms(DRAINED_KEPT)]
         with self._redis.pipeline(transaction=True) as pipeline:
             if gone:
                 pipeline.hdel(DRAINED, *gone)
-            pipeline.hsetnx(DRAINED, worker, ms(self._now()))
+            pipeline.hsetnx(DRAINED, worker, now)
             pipeline.execute()
         return worker
 
