@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from logging.handlers import QueueHandler
 from typing import Any, cast
 
-from reshard.pipeline.errors import JobNotFound, JobUnreadable
+from reshard.pipeline.errors import JobNotFound, JobUnreadable, ReshardError
 from reshard.pipeline.request import Request
 from reshard.pipeline.text import guard_logs, printable, without_secrets
 from reshard.worker.queue.events import Event
@@ -120,7 +120,7 @@ def at_work(fields: Mapping[str, object]) -> Iterator[None]:
 def job_started(id: str, request: str | bytes, worker: str) -> None:
     """``request`` is as stored; one that this release cannot read fails the step, and not the claim before it."""
     facts: dict[str, object] = {"event": "started", "job": id, "worker": worker}
-    with suppress(ValueError):
+    with suppress(ReshardError, ValueError):
         facts |= _places(Request.known(request)[0])
     _say("job %(job)s started", facts)
 

@@ -18,6 +18,7 @@ import redis
 from pydantic import ValidationError
 
 from reshard.pipeline.copying.loop import Moved
+from reshard.pipeline.errors import ReshardError, shortened
 from reshard.pipeline.limits import COPIES
 from reshard.pipeline.planning.codec import decode_head, decode_shard, encode, outline
 from reshard.pipeline.planning.estimate import forecast
@@ -137,11 +138,13 @@ class Leases(Wakes):
 
     @staticmethod
     def _unknown(request: bytes) -> str:
-        """What of a job's request this release does not know: a newer one's options."""
+        """What of a job's request this release does not know: a newer one's options, or what is none."""
         try:
             Request.model_validate_json(request)
         except ValidationError as error:
             return unknown_names(error)
+        except ReshardError as error:
+            return shortened(str(error))
         return ""
 
     def renew(self, lease: Lease, copied: int, progress: bool, waits: str = "") -> StepAnswer:

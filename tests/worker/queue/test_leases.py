@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -47,6 +48,16 @@ def test_a_log_line_of_a_unit_names_its_job_attempt_and_worker(store: JobStore, 
 def test_a_wake_for_a_job_that_is_not_there_finds_nothing(leases: Leases, wakes: Wakes) -> None:
     assert leases.claim("nosuchjob") is None
     assert wakes.take() == []
+
+
+def test_a_job_whose_size_is_none_holds_up_no_other(store: JobStore, leases: Leases) -> None:
+    odd, other = (store.submit(ask(name)).id for name in ("odd", "other"))
+    asked = json.loads(store.redis.hget(job_key(odd), "request") or b"")
+    store.redis.hset(job_key(odd), "request", json.dumps(asked | {"options": {"size": "12 furlongs"}}))
+    assert leases.due() == 2
+    lease = leases.claim_first("reshard:interactive", odd)
+    assert lease is not None and lease.job == other
+    assert "it asks for --size 12 furlongs" in (store.redis.hget(job_key(odd), "note") or b"").decode()
 
 
 def test_an_expired_lease_goes_to_the_next_who_learns_of_the_dead(store: JobStore, leases: Leases) -> None:
