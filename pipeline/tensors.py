@@ -263,6 +263,7 @@ class Checkpoint:
     file_metadata: dict[str, str] = field(default_factory=dict)  # `__metadata__`, merged over the files
     index_metadata: dict[str, object] = field(default_factory=dict)
     index_path: str | None = None
+    in_parts: bool = False  # whether several processes left its files: no loader of whole ones finds them
     notes: tuple[str, ...] = ()  # what a person should know: tensors that no index names, non-tensors left out
     ties: tuple[tuple[str, ...], ...] = ()  # names that are stored once: the same view of the same storage
     records: tuple[Record, ...] = ()  # what an archive keeps CRCs of

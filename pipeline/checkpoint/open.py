@@ -78,7 +78,10 @@ def _open_safetensors(source: Source, part: FileSet, first: int) -> Checkpoint:
         parts = counted(len(files), "file")
         note = f"merged the parts in {parts} of a torch distributed checkpoint"
         kept = {"format": "pt"}
-        return Checkpoint(part.name, tuple(range(first, first + len(files))), whole, kept, notes=(note,))
+        numbers = tuple(range(first, first + len(files)))
+        unsought = part.index_path is None and is_numbered(part.files[0].path)
+        in_parts = unsought or any(tensor.pieces[1:] for tensor in whole)
+        return Checkpoint(part.name, numbers, whole, kept, in_parts=in_parts, notes=(note,))
     return _checkpoint(part, first, files)
 
 
@@ -112,7 +115,8 @@ def _open_parts(source: Source, part: FileSet, first: int) -> Checkpoint:
         found = (read_ranks if part.format == "ranks" else read_zero)(source.read, part.files)
     tensors = (t._replace(pieces=tuple(p._replace(file=p.file + first) for p in t.pieces)) for t in found.tensors)
     records = (replace(record, file=record.file + first) for record in found.records)
-    return _checkpoint(part, first, [found._replace(tensors=tuple(tensors), records=tuple(records))])
+    made = _checkpoint(part, first, [found._replace(tensors=tuple(tensors), records=tuple(records))])
+    return replace(made, in_parts=True)
 
 
 _OPENERS: dict[Format, Callable[[Source, FileSet, int], Checkpoint]] = {

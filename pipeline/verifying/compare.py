@@ -13,7 +13,6 @@ from typing import NamedTuple
 from reshard.pipeline.check import Check, Result, some
 from reshard.pipeline.checkpoint import discover
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
-from reshard.pipeline.checkpoint.parts import WHOLE
 from reshard.pipeline.copying.hashing import Compared, FileHasher
 from reshard.pipeline.copying.stream import Stream, Tick
 from reshard.pipeline.errors import SourceCorrupt
@@ -131,14 +130,14 @@ def moved(pair: Pair, theirs: OpenedSide, ours: OpenedSide) -> str | None:
     A name that only the source's owner knows may give way to one that loaders look for, and a folder without a config
     to one that has it.
     """
-    if _is_of_parts(ours, pair.output):
+    if pair.output.in_parts and pair.source.in_parts:
         return None
     was, is_ = _called(theirs, pair.source), _called(ours, pair.output)
-    mapped = _has_bare_map(pair.output) and not _has_bare_map(pair.source)
+    unsought = pair.output.in_parts or (_has_bare_map(pair.output) and not _has_bare_map(pair.source))
     freed = not _has_config(theirs, was) and (_has_config(ours, is_) or not is_.folder)
     found = was.folder == is_.folder or freed
     named = was.stem == is_.stem or (was.stem not in discover.SOUGHT_STEMS and is_.stem in discover.SOUGHT_STEMS)
-    if not mapped and (str(was) == str(is_) or (found and named and was.variant == is_.variant)):
+    if not unsought and (str(was) == str(is_) or (found and named and was.variant == is_.variant)):
         return None
     told = f"it is {was} in the source, and loaders that look for that name will not find it"
     return f"{entry(ours, pair.output)}: {told}"
@@ -147,7 +146,7 @@ def moved(pair: Pair, theirs: OpenedSide, ours: OpenedSide) -> str | None:
 def _called(side: OpenedSide, checkpoint: Checkpoint) -> Name:
     """What the files are called, where ``checkpoint.name`` is what they are to be called in safetensors."""
     path, first = entry(side, checkpoint), _first_file(side, checkpoint)
-    if _is_of_parts(side, checkpoint):
+    if checkpoint.in_parts:
         return checkpoint.name
     if first.endswith(SUFFIX):
         torch_name = checkpoint.name.stem == "model" and basename(path).startswith("pytorch_model")
@@ -167,11 +166,6 @@ def entry(side: OpenedSide, checkpoint: Checkpoint) -> str:
 
 def _first_file(side: OpenedSide, checkpoint: Checkpoint) -> str:
     return side.opened.files[checkpoint.files[0]].path
-
-
-def _is_of_parts(side: OpenedSide, checkpoint: Checkpoint) -> bool:
-    """Whether its files are what several processes left: no loader looks for them by their names."""
-    return any(part.name == checkpoint.name and part.format not in WHOLE for part in side.found.sets)
 
 
 def _has_config(side: OpenedSide, name: Name) -> bool:

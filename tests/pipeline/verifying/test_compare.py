@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 from reshard.pipeline.places import Folder
 from reshard.pipeline.stores.folder.source import FolderSource
@@ -61,6 +64,22 @@ def distributed(into: str = "") -> Callable[[Path], None]:
     return save
 
 
+def in_parts(folder: Path) -> None:
+    """Two files with half of each tensor, as DCP writes safetensors."""
+    folder.mkdir()
+    for number in range(2):
+        halves = {name: np.array_split(array, 2)[number] for name, array in TENSORS.items()}
+        starts = {name: number * len(np.array_split(array, 2)[0]) for name, array in TENSORS.items()}
+        at = {name: {"saved_offsets": [start, *[0] * (TENSORS[name].ndim - 1)]} for name, start in starts.items()}
+        metadata = {"format": "pt", "DCP_SHARDING_INFO": json.dumps(at)}
+        save_file(halves, folder / f"model-{number + 1:05}-of-00002.safetensors", metadata=metadata)
+
+
+def ranks(folder: Path) -> None:
+    folder.mkdir()
+    torch.save(as_torch(TENSORS), folder / "model_world_size_1_rank_0.pt")
+
+
 def as_torch(tensors: Arrays) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(array) for name, array in tensors.items()}
 
@@ -95,6 +114,8 @@ SAME: dict[str, tuple[Layout, Layout]] = {
     "accelerate's index of a name": (sharded("own.index.json"), sharded("own.safetensors.index.json")),
     "distributed": (distributed(), single("model.safetensors", None)),
     "distributed in a folder": (distributed("step_100"), single("model.safetensors")),
+    "distributed and in parts": (distributed(), in_parts),
+    "in parts": (in_parts, single("model.safetensors", None)),
     "distributed, one up": (distributed("pytorch_model_fsdp_0"), single("model.safetensors")),
 }
 
@@ -131,6 +152,10 @@ MOVED: dict[str, tuple[Layout, Layout, str]] = {
     ),
     "a torch file": (torch_file("pytorch_model.bin"), torch_file("weights.bin"), "weights.bin"),
     "from torch": (torch_file("pytorch_model.bin"), single("weights.safetensors"), "weights.safetensors"),
+    "to distributed": (single("model.safetensors", None), distributed(), "__0_0.distcp"),
+    "to parts": (single("model.safetensors", None), in_parts, "model-00001-of-00002.safetensors"),
+    "several to parts": (sharded(config=None), in_parts, "model-00001-of-00002.safetensors"),
+    "torch to parts of ranks": (torch_file("pytorch_model.bin", None), ranks, "model_world_size_1_rank_0.pt"),
     "from distributed": (distributed(), single("weights.safetensors", None), "weights.safetensors"),
     "from distributed to a folder": (distributed(), single("sub/model.safetensors", None), "sub/model.safetensors"),
 }

@@ -177,7 +177,13 @@ def test_files_in_parts_that_torch_wrote_are_no_duplicates(tmp_path: Path, look:
     whole = {"a": torch.randn(40, 8), "b": torch.randn(9)}
     save(whole, storage_writer=writer, no_dist=True)
     save_single(tmp_path / "whole", {name: tensor.numpy() for name, tensor in whole.items()})
-    assert failed(look(tmp_path / "parts", tmp_path / "whole", deep=True)) == {}
+    assert failed(look(tmp_path / "parts", deep=True)) == {}
+    assert failed(look(tmp_path / "whole", tmp_path / "parts", deep=True)) == {}
+    assert (
+        failed(look(tmp_path / "parts", Path(shutil.copytree(tmp_path / "parts", tmp_path / "same")), deep=True)) == {}
+    )
+    (finding,) = failed(look(tmp_path / "parts", tmp_path / "whole", deep=True))["same tensors"]
+    assert finding.startswith("shard-00001-model-00001-of-00001.safetensors: it is model in the source")
 
 
 def test_an_output_that_cannot_be_opened_is_a_finding_and_a_source_an_error(
