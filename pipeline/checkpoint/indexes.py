@@ -57,7 +57,10 @@ def parse_index(content: bytes, path: str) -> Index:
         raise BadIndex(file=path, why="weight_map is empty")
     if "metadata" in data and not isinstance(metadata, dict):
         raise BadIndex(file=path, why="metadata is not a JSON object")
-    inside = (file for file in {*weight_map.values()} if not leaves_folder(file))
+    inside = [file for file in {*weight_map.values()} if not leaves_folder(file)]
+    # Loaders join the text as it is, and find no file behind `model.safetensors/`.
+    if folders := [file for file in inside if file.endswith(("/", "/."))]:
+        raise BadIndex(file=path, why=f"weight_map has {min(folders)!r}, which is not the path of a file")
     return Index(path, weight_map, metadata, {file: normpath(join(dirname(path), file)) for file in inside})
 
 

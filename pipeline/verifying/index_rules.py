@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from posixpath import basename, dirname, join
 from typing import NamedTuple, TypeVar
@@ -26,7 +26,15 @@ from reshard.pipeline.limits import INDEX_MAX
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.tensors import Record, StoredFile, Tensor
 from reshard.pipeline.verifying.opened import OpenedSide
-from reshard.pipeline.verifying.structure import REMARKS, Finding, Headers, Total, check_index, check_weight_files
+from reshard.pipeline.verifying.structure import (
+    FORMATS,
+    REMARKS,
+    Finding,
+    Headers,
+    Total,
+    check_index,
+    check_weight_files,
+)
 
 T = TypeVar("T")
 
@@ -39,9 +47,9 @@ class Ruled(NamedTuple):
     headers: Headers
 
 
-def check_rules(side: OpenedSide) -> Check:
+def check_rules(side: OpenedSide, formats: Set[str] = FORMATS) -> Check:
     """``ruled`` as a check."""
-    found, indexes, headers = ruled(side)
+    found, indexes, headers = ruled(side, formats)
     # What files of parts make up has no index, and is judged where it is opened.
     parts = {part.name for part in side.found.sets if part.format not in WHOLE}
     distributed = [checkpoint for checkpoint in side.opened.checkpoints if checkpoint.name in parts]
@@ -74,8 +82,11 @@ def _is_safe(index: str) -> bool:
     return f"{SUFFIX}.index" in basename(index)
 
 
-def ruled(side: OpenedSide) -> Ruled:
-    """Whether listing, indexes and headers of all weights agree, also where the side could not be opened."""
+def ruled(side: OpenedSide, formats: Set[str] = FORMATS) -> Ruled:
+    """Whether listing, indexes and headers of all weights agree, also where the side could not be opened.
+
+    ``formats`` are those that their `__metadata__` may have.
+    """
     indexes = _indexes(side.source)
     headers, totals = _headers(side, [index for index in indexes.values() if isinstance(index, Index)])
     findings: list[Finding] = []
@@ -89,7 +100,7 @@ def ruled(side: OpenedSide) -> Ruled:
             for file, header in headers.items()
             if file.startswith(join(dirname(path), "")) and file.endswith(SUFFIX) == _is_safe(path)
         }
-        findings += check_index(index, beside, side.source.files(), totals)
+        findings += check_index(index, beside, side.source.files(), totals, formats)
         named |= {*index.files.values()}
     stale = {finding.file for finding in findings if finding.rule == "stale_file"}
     unread = {dirname(finding.file) for finding in findings if finding.rule == "index_json" and finding.file}
@@ -99,7 +110,7 @@ def ruled(side: OpenedSide) -> Ruled:
     alone = (free.keys() & side.found.uncut) | in_parts
     findings += [f for path in sorted(alone) for f in check_weight_files({path: free[path]}) if f.rule != "format"]
     for paths in _sets(path for path in free if path not in alone):
-        findings += check_weight_files({path: free[path] for path in paths})
+        findings += check_weight_files({path: free[path] for path in paths}, formats)
         if dirname(paths[0]) not in unread:  # else it may well name them
             findings += _unindexed(paths)
     # What else the pipeline would stop at has no rule here.

@@ -10,7 +10,7 @@ Nothing here raises for a broken checkpoint: every fault is a ``Finding``, and a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter, eq
@@ -41,7 +41,7 @@ Rule = Literal[
     "length",  # a file does not end where its header says
     "split",  # GGUF: the split keys are not those of the parts
     "keys",  # GGUF: a key or its value differs from the source's
-    "format",  # no "format" in the file's `__metadata__`: transformers refuses it or guesses
+    "format",  # in the file's `__metadata__`, none or one that transformers or accelerate refuse
     "unreadable",  # a file or index of another format that cannot be read, or is not safe to
     "lost",  # in the source, not in the output
     "added",  # in the output, not in the source
@@ -56,6 +56,9 @@ Rule = Literal[
 
 # These break no loader that we know of, and are reported as remarks.
 REMARKS: frozenset[Rule] = frozenset({"no_total_size", "total_parameters"})
+
+# The libraries whose tensors transformers and accelerate know, as a file's `__metadata__` names them.
+FORMATS = frozenset({"pt", "tf", "flax", "mlx"})
 
 Headers = Mapping[str, Header | CheckpointError]
 """``{path: its header, or why it cannot be read}``; paths are POSIX and relative to the repository's root."""
@@ -144,8 +147,8 @@ def compare_keys(source: Keys, output: Keys) -> Iterator[Finding]:
             yield Finding("keys", f"the key {key!r} is {where}")
 
 
-def check_weight_files(headers: Headers) -> Iterator[Finding]:
-    """The rules of the files themselves, with or without an index."""
+def check_weight_files(headers: Headers, formats: Set[str] | None = None) -> Iterator[Finding]:
+    """The rules of the files themselves, with or without an index; any of ``formats`` will do, or without them any."""
     for name, paths in _owners(headers).items() if _repeat_names(headers) else ():
         if len(paths) > 1:
             text = f"{name} is in {' and '.join(paths)}; loaders use the one they read last"
@@ -155,6 +158,9 @@ def check_weight_files(headers: Headers) -> Iterator[Finding]:
             yield Finding("length" if isinstance(header, BadLength) else "header", str(header), path)
         elif not isinstance(header, GgufHeader) and not header.metadata.get("format"):
             yield Finding("format", f'{path} has no "format" in its metadata, which transformers requires', path)
+        elif formats and isinstance(header, Header) and (one := header.metadata["format"]) not in formats:
+            text = f"{path} has the format {one!r:.60} in its metadata, which loaders refuse; use 'pt'"
+            yield Finding("format", text, path)
     parts = [header for _, header in sorted(headers.items()) if isinstance(header, GgufHeader)]
     if len(parts) == len(headers):
         for path, why in split_faults(parts):
@@ -162,7 +168,11 @@ def check_weight_files(headers: Headers) -> Iterator[Finding]:
 
 
 def check_index(
-    index: Index, headers: Headers, listing: Iterable[str], totals: Mapping[str, Total] = MappingProxyType({})
+    index: Index,
+    headers: Headers,
+    listing: Iterable[str],
+    totals: Mapping[str, Total] = MappingProxyType({}),
+    formats: Set[str] | None = None,
 ) -> Iterator[Finding]:
     """The rules of an index against the headers of all files that belong to it, and ``check_weight_files`` of those.
 
@@ -184,7 +194,7 @@ def check_index(
     own = {path: header for path, header in headers.items() if path in named}
     if index.metadata is not None and len(_readable(own)) == len(named):
         yield from _check_total(index.path, index.metadata, _readable(own), totals)
-    yield from check_weight_files(own)
+    yield from check_weight_files(own, formats)
 
 
 def _check_names(index: Index, headers: Headers) -> Iterator[Finding]:

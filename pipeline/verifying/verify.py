@@ -7,7 +7,7 @@ model's own class, the tokenizer, and with ``deep`` every byte. A check that can
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from reshard.pipeline.verifying.index_rules import check_rules
 from reshard.pipeline.verifying.manifest_check import Recorded, attested_by, check_manifest, check_manifest_bytes
 from reshard.pipeline.verifying.meta_load import NO_CLASS, MetaLoader, Own
 from reshard.pipeline.verifying.opened import UNCHANGED, OpenedSide, own_of, paired
+from reshard.pipeline.verifying.structure import FORMATS
 from reshard.pipeline.verifying.tokenizer import check_tokenizers
 from reshard.pipeline.verifying.verdicts import ModelCheck
 
@@ -73,7 +74,7 @@ def verify(
     if their_side and their_side.exchanged:
         believed = not told or ours_by_commit()
         checks.append(_exchanged(their_side.exchanged, believed))
-    checks.append(check_rules(side))
+    checks.append(check_rules(side, _formats(their_side)))
     checks += [recorded.check] if recorded.check else []
     if side.error:
         return checks
@@ -114,6 +115,13 @@ def _their_side(source: Source, changes: Options, told: dict[str, Any]) -> tuple
         if not told:
             raise
         return OpenedSide.open(source, changes), {}
+
+
+def _formats(theirs: OpenedSide | None) -> Set[str]:
+    """Those that files may state: of a copy ours and the source's own."""
+    if theirs is None:
+        return FORMATS
+    return {"pt", *(checkpoint.file_metadata.get("format", "pt") for checkpoint in theirs.opened.checkpoints)}
 
 
 def _is_recorded(side: OpenedSide, recorded: Recorded, described: Publication | None) -> bool:

@@ -86,6 +86,9 @@ def test_whatever_it_holds_it_is_an_index_or_one_error_that_names_it(content: by
         (b'{"metadata": "x"}', "not a map from tensors to files"),
         (b'{"metadata": 1, "weight_map": {"a": "x"}}', "metadata is not a JSON object"),
         (b'{"metadata": null, "weight_map": {"a": "x"}}', "metadata is not a JSON object"),
+        (b'{"a": "x.safetensors/"}', "'x.safetensors/', which is not the path of a file"),
+        (b'{"a": "x.safetensors/."}', "is not the path of a file"),
+        (b'{"a": "b/x.safetensors/./"}', "is not the path of a file"),
     ],
 )
 def test_what_is_no_index_is_refused_with_what_is_wrong(content: bytes, why: str) -> None:

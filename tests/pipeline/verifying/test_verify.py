@@ -186,6 +186,20 @@ def test_files_in_parts_that_torch_wrote_are_no_duplicates(tmp_path: Path, look:
     assert finding.startswith("shard-00001-model-00001-of-00001.safetensors: it is model in the source")
 
 
+def test_a_format_that_loaders_refuse_is_a_finding_unless_it_is_the_sources(tmp_path: Path, look: Verify) -> None:
+    made = arrays(2, 400)
+    for name in ("pt", "np", "mlx"):
+        (tmp_path / name).mkdir()
+        save_file(made, tmp_path / name / "model.safetensors", metadata={"format": name})
+    said = "model.safetensors has the format '{}' in its metadata, which loaders refuse; use 'pt'"
+    for name, alone, against_pt in (("pt", False, False), ("np", True, True), ("mlx", False, True)):
+        found = [failed(look(tmp_path / name)), failed(look(tmp_path / name, tmp_path / "pt"))]
+        wrong = {"index rules": (said.format(name),)}
+        assert found == [wrong if refused else {} for refused in (alone, against_pt)]
+        assert failed(look(tmp_path / name, Path(shutil.copytree(tmp_path / name, tmp_path / f"{name} too")))) == {}
+        assert failed(look(tmp_path / "pt", tmp_path / name)) == {}
+
+
 def test_an_output_that_cannot_be_opened_is_a_finding_and_a_source_an_error(
     two_cuts: tuple[Path, Path], look: Verify
 ) -> None:
