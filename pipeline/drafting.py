@@ -284,7 +284,7 @@ def _layers(opened: Opened, configs: Mapping[str, bytes]) -> dict[Name, int]:
     for one in opened.checkpoints:
         try:
             config = load_json(configs.get(join(one.name.folder, "config.json"), b""))
-        except (ValueError, RecursionError):  # which the check of the model's class tells
+        except ValueError:  # which the check of the model's class tells
             continue
         parts = [config, config.get("text_config")] if isinstance(config, dict) else []
         counts = [part.get("num_hidden_layers") for part in parts if isinstance(part, dict)]

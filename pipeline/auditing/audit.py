@@ -31,7 +31,7 @@ def audit(
 ) -> list[Audited]:
     """Every model, the worst first; ``deep`` of them, the same ones each time, are also read whole.
 
-    Raises HubUnreachable; whatever else is wrong with a model or its source is a finding.
+    Raises HubUnreachable; whatever else is wrong with a model or its source, or ends its examination, is a finding.
     """
     sources = Sources(context)
     done: dict[str, Audited] = {}  # by the place, with its Hub and branch
@@ -39,7 +39,12 @@ def audit(
 
         def one(subject: Subject) -> None:
             slot = subject.place.slot(context.credentials.default_endpoint, None)
-            done[slot] = examine(subject, sources, classes)
+            try:
+                done[slot] = examine(subject, sources, classes)
+            except HubUnreachable:
+                raise
+            except Exception as error:  # noqa: BLE001 -- a hostile file must not hide what is found of all others
+                done[slot] = Audited(str(subject.place), gathered([_unreadable(error)], str))
             progress("reading headers", len(done), len(subjects))
 
         # Those that were made from one source side by side, while it is kept.
@@ -60,8 +65,8 @@ def _deeply(model: Audited, classes: MetaLoader, context: Context) -> Audited:
         checks = verify(ours, theirs, classes, deep=True, changes=model.options, tmpdir=context.tmpdir)
     except HubUnreachable:
         raise
-    except ReshardError as error:
-        checks, told = [], [Told("unreadable", str(error), next=error.next_step)]
+    except Exception as error:  # noqa: BLE001 -- as above
+        checks, told = [], [_unreadable(error)]
     else:
         told = [told for check in checks for told in _told(check)]
     against = ["--against", model.source] if model.source else []
@@ -70,6 +75,11 @@ def _deeply(model: Audited, classes: MetaLoader, context: Context) -> Audited:
     more = gathered((one for one in told if one.kind not in known), lambda kind: command)
     findings = sorted((*model.findings, *more), key=lambda one: badness([one]))
     return replace(model, findings=tuple(findings), deep=any(check.name in _BYTES for check in checks))
+
+
+def _unreadable(error: Exception) -> Told:
+    known = error if isinstance(error, ReshardError) else ReshardError(what=f"{type(error).__name__}: {error}")
+    return Told("unreadable", str(known), next=known.next_step)
 
 
 def _told(check: Check) -> list[Told]:

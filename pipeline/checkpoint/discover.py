@@ -387,7 +387,7 @@ def _is_map_of(content: bytes, suffixes: set[str]) -> bool:
     """Whether this is a map from names to files that have one of these suffixes, and no index of anything else."""
     try:
         data = load_json(content)
-    except (ValueError, RecursionError):
+    except ValueError:
         return False
     weight_map = data.get("weight_map", data) if isinstance(data, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:

@@ -43,8 +43,6 @@ def parse_index(content: bytes, path: str) -> Index:
     refuse_pointer(content, path)
     try:
         data = load_json(content, _no_repeats)
-    except RecursionError:
-        raise BadIndex(file=path, why="nested too deeply") from None
     except ValueError as error:
         raise BadIndex(file=path, why=f"not JSON ({str(error).splitlines()[0][:200]})") from None
     if not isinstance(data, dict):
@@ -79,12 +77,15 @@ def leaves_folder(written: str) -> bool:
 def load_json(content: bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
     """``content`` as transformers' loaders read JSON: UTF-8, and nothing before it; ``pairs`` makes the objects.
 
-    Raises ValueError and RecursionError.
+    Raises ValueError, also for what is nested too deeply.
     """
     text = content.decode("utf-8")
     if text.startswith("\ufeff"):
         raise ValueError("starts with a byte order mark, which loaders reject")
-    return json.loads(text, object_pairs_hook=pairs)
+    try:
+        return json.loads(text, object_pairs_hook=pairs)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

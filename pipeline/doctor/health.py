@@ -145,7 +145,7 @@ class _Seen:
             return None
         try:
             return load_json(read_file(self.source, file, CONFIG_MAX))
-        except (CheckpointError, ValueError, RecursionError):
+        except (CheckpointError, ValueError):
             return None
 
 

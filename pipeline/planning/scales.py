@@ -10,6 +10,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from reshard.pipeline.check import first
+from reshard.pipeline.checkpoint.indexes import load_json
 from reshard.pipeline.errors import BadScale, NotDequantized
 from reshard.pipeline.planning.model import MXFP4_BYTES, Entry, Scale
 from reshard.pipeline.tensors import Piece, Tensor
@@ -222,8 +223,8 @@ def _refuse_other_than_fp8(modelopt: str) -> None:
 
 def _json(text: str, name: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return load_json(text.encode())
+    except ValueError as error:
         raise NotDequantized(why=f"{name} is not JSON ({error})") from None
 
 

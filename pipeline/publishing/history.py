@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from reshard.pipeline.checkpoint.indexes import load_json
 from reshard.pipeline.limits import CLOCK_SKEW_MAX, HISTORY_MAX
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.protocols import Commit, Target
@@ -97,7 +98,7 @@ def read(commit: Commit) -> Publication | None:
     if trailer is None:
         return None
     try:
-        facts = json.loads(trailer)
+        facts = load_json(trailer.encode())
         about = {"commit": commit.id, "manifest_sha256": _trailer(commit, _MANIFEST), "kept": tuple(facts["kept"])}
         about |= {"author": commit.author}
         submitted = _trailer(commit, _SUBMITTED)

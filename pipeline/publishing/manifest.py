@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from reshard.pipeline.errors import BadManifest
+from reshard.pipeline.errors import BadManifest, ReshardError
 from reshard.pipeline.planning.model import MANIFEST, Plan, Receipt, Shard
 from reshard.pipeline.request import LAYOUT, Options, key_of
 from reshard.pipeline.tensors import Attestation
@@ -58,7 +58,7 @@ class Making(BaseModel, frozen=True):
         """The options as far as this release knows them; the usual ones where it does not take a value."""
         try:
             return Options(**{name: value for name, value in self.options.items() if name in Options.model_fields})
-        except ValidationError:
+        except (ValidationError, ReshardError):
             return Options()
 
     def claims(self, how: Literal["taken", "hinted"]) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Making(BaseModel, frozen=True):
         names = [name for name in Options.model_fields if Options.declared(name).claimed == how]
         try:
             chosen = Options(**{name: self.options[name] for name in names if name in self.options})
-        except ValidationError:
+        except (ValidationError, ReshardError):
             return {}
         return {name: getattr(chosen, name) for name in names if getattr(chosen, name) != getattr(Options(), name)}
 

@@ -178,6 +178,7 @@ class Trusted:
     def read(self, bundle: bytes, what: str) -> Signed:
         """The statement of ``bundle``, which one of these signed; raises BadSignature."""
         from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.x509 import DuplicateExtension, InvalidVersion, UnsupportedGeneralNameType
         from OpenSSL.crypto import Error, X509StoreContextError
         from securesystemslib.dsse import Envelope
         from securesystemslib.exceptions import VerificationError
@@ -198,6 +199,8 @@ class Trusted:
             raise BadSignature(file=what, why=f"{by} did not sign this text") from None
         except X509StoreContextError as error:
             raise BadSignature(file=what, why=f"its certificate is not trusted: {error}") from None
+        except (InvalidVersion, DuplicateExtension, UnsupportedGeneralNameType):
+            raise BadSignature(file=what, why="its certificate is not one of X.509") from None
         except (ValueError, LookupError, TypeError, AttributeError, Error, UnsupportedAlgorithm, RecursionError):
             raise BadSignature(file=what, why="not a signature in a Sigstore bundle") from None
         return found

@@ -11,7 +11,6 @@ DCP can also write safetensors files (`hf_storage.py`): each rank's part under t
 
 from __future__ import annotations
 
-import json
 import posixpath
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,6 +33,7 @@ from reshard.pipeline.checkpoint.formats.torch_state import (
     view_of,
 )
 from reshard.pipeline.checkpoint.formats.torch_zip import TorchZip
+from reshard.pipeline.checkpoint.indexes import load_json
 from reshard.pipeline.errors import BadArchive, BadIndex, BadPickle, BadTiling, UnsafePath, Unsupported
 from reshard.pipeline.limits import BLOB_EDGE, PICKLE_MAX
 from reshard.pipeline.tensors import Box, Contents, Piece, Record, Span, StoredFile, Tensor
@@ -293,8 +293,8 @@ def merged(parts: Iterable[tuple[str, Contents]]) -> tuple[Tensor, ...]:
 
 def _saved_offsets(path: str, metadata: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
     try:
-        info = json.loads(metadata.get(SHARDING_INFO, ""))
-    except (ValueError, RecursionError):
+        info = load_json(metadata.get(SHARDING_INFO, "").encode())
+    except ValueError:
         raise BadIndex(file=path, why=f"{SHARDING_INFO} is not JSON") from None
     found = {}
     for name, entry in info.items() if isinstance(info, dict) else ():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -12,14 +13,16 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from reshard.pipeline.auditing.audit import audit
-from reshard.pipeline.auditing.examine import Audited, Subject
+from reshard.pipeline.auditing.examine import Audited, Sources, Subject, examine
 from reshard.pipeline.auditing.findings import KINDS
 from reshard.pipeline.auditing.subjects import of_catalog, of_folder, of_owner
 from reshard.pipeline.catalogs.definition import parse
 from reshard.pipeline.errors import FolderNotFound, HubUnreachable, UsageError
+from reshard.pipeline.planning.model import MANIFEST
 from reshard.pipeline.request import Request
 from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.connect import Context
+from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.pipeline.auditing.planted import (
     PLANTED,
@@ -301,6 +304,33 @@ def test_folders_are_audited_by_a_template_too(tmp_path: Path) -> None:
     assert deep["torn"].findings[0].next.endswith("--deep")
     with pytest.raises(FolderNotFound, match="no folders of models"):
         of_folder(tmp_path / "to" / "good", None)
+
+
+def test_a_model_that_cannot_be_examined_hides_nothing_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, healthy = "0" * 40, files_of(*model())
+    odd = json.loads(add_manifest(healthy, "me/source", commit)[MANIFEST])
+    odd["made"]["options"] = {"size": "abc", "config_from": "::::"}
+    hostile = {"nested": {"modules.json": b"[" * 100_000}, "odd": {MANIFEST: json.dumps(odd).encode()}}
+    for name, files in {"good": {}, "bad": PLANTED["dtype-changed"](0), "worst": {}, **hostile}.items():
+        (tmp_path / name).mkdir()
+        for path, data in {**healthy, **files}.items():
+            (tmp_path / name / path).write_bytes(data)
+
+    def broken(subject: Subject, sources: Sources, classes: MetaLoader) -> Audited:
+        if str(subject.place).endswith("worst"):
+            raise ZeroDivisionError("of no kind that is known")
+        return examine(subject, sources, classes)
+
+    monkeypatch.setattr("reshard.pipeline.auditing.audit.examine", broken)
+    subjects = of_folder(tmp_path, f"{tmp_path}/good")
+    found = audited(subjects)
+    assert {name: kinds({name: one}) for name, one in found.items()} == {
+        "worst": {("worst", "unreadable")}, "bad": {("bad", "dtype-changed")}, "good": set(),
+        "nested": {("nested", "weights-broken")}, "odd": {("odd", "manifest-wrong"), ("odd", "source-wrong")},
+    }  # fmt: skip
+    assert found["worst"].findings[0].first == "internal error: ZeroDivisionError: of no kind that is known"
 
 
 def test_a_hub_that_is_away_ends_it_and_is_no_finding(space: Namespace) -> None:

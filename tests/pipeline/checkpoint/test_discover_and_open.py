@@ -154,6 +154,13 @@ def test_adapters_and_single_file_modules_are_not_cut(folder: Path) -> None:
     assert [str(part.name) for part in found.sets] == ["model"]
 
 
+def test_modules_that_are_nested_without_end_are_no_list_of_modules(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "modules.json").write_text("[" * 100_000)
+    with pytest.raises(BadIndex, match=r"modules.json: not a list of modules \(nested too deeply\)"):
+        find_checkpoints(open_source(Folder(path=str(folder)), Context.from_env()))
+
+
 def test_weights_that_are_never_cut_are_found_where_they_are_alone(folder: Path) -> None:
     save_single(folder, arrays(1, 100), "adapter_model.safetensors")
     source = open_source(Folder(path=str(folder)), Context.from_env())

@@ -21,7 +21,7 @@ from reshard.pipeline.errors import BadManifest, CheckpointError, ReadBackDiffer
 from reshard.pipeline.limits import MANIFEST_MAX
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.planning.model import MANIFEST, ROOT_KEY
-from reshard.pipeline.publishing.manifest import parse, render
+from reshard.pipeline.publishing.manifest import Making, parse, render
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.verifying.manifest_check import check_manifest, described_by
@@ -394,6 +394,13 @@ def test_headers_and_tensors_are_the_publications_even_where_no_index_names_them
 def test_any_bytes_are_a_manifest_or_a_named_error(content: bytes) -> None:
     with pytest.raises(BadManifest):
         parse(content)
+
+
+@pytest.mark.parametrize("options", [{"size": "abc"}, {"config_from": "::::"}, {"dtype": "odd"}, {"rename": ["("]}])
+def test_options_that_this_release_refuses_are_the_usual_ones(options: dict[str, Any]) -> None:
+    made = Making(by="someone", layout=1, plan="", options=options)
+    assert made.known() == Options()
+    assert made.claims("taken") == made.claims("hinted") == {}
 
 
 def test_a_level_that_nobody_writes_is_refused(model: Path, tmp_path: Path, go: Run) -> None:

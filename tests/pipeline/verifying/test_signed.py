@@ -145,6 +145,18 @@ def test_what_is_no_signature_by_this_key_is_refused(
         looked(signed, pair)
 
 
+def test_a_certificate_of_no_known_version_is_refused(model: Path, tmp_path: Path) -> None:
+    certified = make_certified(tmp_path / "keys")
+    sign_as_its_author(model, certified)
+    bundle = json.loads((model / SIGNATURE).read_bytes())
+    for one in bundle["verificationMaterial"]["x509CertificateChain"]["certificates"]:
+        der = b64decode(one["rawBytes"]).replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x05", 1)
+        one["rawBytes"] = b64encode(der).decode()
+    (model / SIGNATURE).write_text(json.dumps(bundle))
+    with pytest.raises(BadSignature, match="not one of X.509"):
+        looked(model, certified)
+
+
 def test_another_key_is_refused(signed: Path, tmp_path: Path) -> None:
     with pytest.raises(BadSignature, match="signed with another key"):
         looked(signed, make_pair(tmp_path / "others"))
