@@ -13,10 +13,9 @@ from pathlib import PurePosixPath
 from posixpath import dirname, join
 from typing import NamedTuple
 
-from reshard.pipeline.checkpoint.discover import Found, is_weight_index
+from reshard.pipeline.checkpoint.discover import Found
 from reshard.pipeline.checkpoint.formats import gguf
-from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
-from reshard.pipeline.checkpoint.names import index_path, shard_path
+from reshard.pipeline.checkpoint.names import index_path, is_path_of, shard_path
 from reshard.pipeline.checkpoint.open import Opened
 from reshard.pipeline.checkpoint.tool_files import is_tool_file
 from reshard.pipeline.errors import (
@@ -224,13 +223,11 @@ def make_plan(known: Known) -> Plan:
 
 
 def _reused(known: Known) -> tuple[str, ...]:
-    """What our last publication says of the weights, but for those that are carried whole."""
-    weights, settings = (SUFFIX, gguf.SUFFIX), settings_paths(known.found, known.listing, known.request.options)
-    ours = (
-        path
-        for path in known.before.published
-        if settings.get(path) or path.endswith(weights) or is_weight_index(path) or path in {MANIFEST, TENSORS}
-    )
+    """What our last publication wrote of the weights. Others that it has are carried, by their names or --include."""
+    settings = settings_paths(known.found, known.listing, known.request.options)
+    of_weights = {path for path, written in settings.items() if written} | {MANIFEST, TENSORS}
+    names = [part.name for part in known.found.sets]
+    ours = (p for p in known.before.published if p in of_weights or any(is_path_of(p, name) for name in names))
     return tuple(sorted(path for path in ours if path not in known.found.uncut))
 
 

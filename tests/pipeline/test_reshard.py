@@ -259,6 +259,21 @@ def test_a_new_card_moves_no_weight_byte(model: Path, on_hub: Namespace, go: Run
     assert read_checkpoint(fetch) == read_checkpoint(from_folder(model))
 
 
+def test_a_file_that_is_named_like_weights_follows_its_source_beside_the_weights_that_stay(
+    model: Path, on_hub: Namespace, go: Run
+) -> None:
+    (model / "q.gguf").write_bytes(b"one")
+    repo, out = upload(on_hub, "source", model), on_hub.repo("target")
+    fetch = from_hub(on_hub.endpoint, out)
+    go(repo, out, size=SIZE, include=("*.gguf",))
+    on_hub.admin.put_files(repo, {"q.gguf": b"another"})
+    again = go(repo, out, size=SIZE, include=("*.gguf",))
+    assert again.plan.reused and fetch("q.gguf") == b"another"
+    gone = go(repo, out, size=SIZE)
+    assert gone.plan.reused and fetch("q.gguf") is None
+    assert read_checkpoint(fetch) == read_checkpoint(from_folder(model))
+
+
 def test_a_card_that_its_owner_edited_stays_theirs(model: Path, on_hub: Namespace, go: Run) -> None:
     repo, target = upload(on_hub, "source", model), on_hub.repo("target")
     go(repo, target, size=SIZE)
