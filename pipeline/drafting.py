@@ -19,6 +19,7 @@ from reshard.pipeline.checkpoint.formats.gguf import SUFFIX as GGUF
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.indexes import load_json
 from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
+from reshard.pipeline.checkpoint.tool_files import is_tool_file
 from reshard.pipeline.deciding import There, held_against, is_private, notes_of, refuse_too_large, replaces_others
 from reshard.pipeline.errors import (
     AbsentFile,
@@ -121,7 +122,8 @@ def _draft(
     _refuse_nested_folders(request)
     there = _look(request, source, target)
     replaces = replaces_others(request, source, there, submitted, time.time(), shows)
-    if there.published is not None and there.as_we_left_it:  # no file needs to be listed
+    if there.published is not None and there.as_we_left_it and not _prunes(request.options, there.before):
+        # No file of the source needs to be listed.
         keys, found, before = Keys(there.key, None), Found((), frozenset()), Before(there.before.head, {}, {}, {})
         known = Known(request, source.pin, keys, found, _UNOPENED, {}, before, there.published, lender=_lender(source))
         return make_plan(known), known, there
@@ -131,6 +133,11 @@ def _draft(
     if made.shards:
         check_structure(made, known.opened, known.ties, known.configs)
     return made, known, there
+
+
+def _prunes(options: Options, before: Before) -> bool:
+    """Whether others put files beside what we published that --prune deletes."""
+    return options.prune and not all(is_tool_file(path) for path in before.files.keys() - before.published.keys())
 
 
 @_collector_paused()

@@ -402,6 +402,10 @@ def test_prune_removes_what_is_not_ours(model: Path, tmp_path: Path, go: Run) ->
     assert "old.txt" in kept.plan.kept and (tmp_path / "out" / "old.txt").exists()
     go(model, tmp_path / "out", size=SIZE, prune=True)
     assert not (tmp_path / "out" / "old.txt").exists()
+    (tmp_path / "out" / "old.txt").write_bytes(b"again")
+    assert "old.txt" in go(model, tmp_path / "out", size=SIZE, prune=True).plan.deletes
+    assert not (tmp_path / "out" / "old.txt").exists()
+    assert go(model, tmp_path / "out", size=SIZE, prune=True).published.found
 
 
 def test_a_card_that_is_excluded_is_not_published(model: Path, tmp_path: Path, go: Run) -> None:
