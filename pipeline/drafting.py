@@ -96,12 +96,15 @@ def plan(
     from a backup has forgotten that.
     """
     made, known, there = _draft(request, source, target, meta_loader, shows=False, submitted=submitted)
+    if request.options.require == "model":
+        whole = made
+        if not made.shards:  # the weights are there, perhaps of a job that did not require this: plan them as if anew
+            whole = make_plan(_read(request, source, target, replace(there, last=None), meta_loader, shows=False))
+        check_model(whole, whole.shards, source, meta_loader)
     if made.published is not None:
         return made
     if made.in_place and not request.options.overwrite:
         refuse_to_drop_the_original(target, source, request.options)
-    if request.options.require == "model":
-        check_model(made, made.shards, source, meta_loader)
     head = target.prepare(private=is_private(request, source))
     known = replace(known, transports=Transports(source.transport, target.transport))  # it is there, and ours to write
     if head == made.base:

@@ -6,7 +6,7 @@ What is written follows from the source and the options; what is deleted and kep
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Container, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
@@ -35,7 +35,7 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.figures import human_bytes
 from reshard.pipeline.limits import ALIGNMENT, COMPONENT_MAX, HUB_FILE_MAX, HUB_FOLDER_FILES_MAX, HUB_HTTP_MAX
 from reshard.pipeline.places import NOWHERE
-from reshard.pipeline.planning.beside import settings_edits, settings_paths, sort_out
+from reshard.pipeline.planning.beside import excluded, settings_edits, settings_paths, sort_out
 from reshard.pipeline.planning.codec import plan_digest, shard_digest
 from reshard.pipeline.planning.existing import Before, deletes_of, drift, occupied, replaced
 from reshard.pipeline.planning.experts import unchanged
@@ -338,8 +338,9 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
         )
     readers = tuple(share.of.get(b[0].name) for b in bins) if options.ranks else ()
     path = join(checkpoint.name.folder, "config.json")
-    output = Output(checkpoint.name, numbers, index, path if path in known.listing else None, selection.ties, readers)
-    return _Made(shards, output, selection, notes + _config_note(output, known.listing))
+    config = path if path in known.listing and not excluded(options, path) else None
+    output = Output(checkpoint.name, numbers, index, config, selection.ties, readers)
+    return _Made(shards, output, selection, notes + _config_note(output, known))
 
 
 def _parts(entries: Sequence[Entry], share: Shares) -> list[Bin]:
@@ -399,9 +400,10 @@ def _shard(entries: Bin, path: str, about: About, files: Sequence[StoredFile], p
     return Shard(path, tuple(entries), header, size, shard_digest(header, entries, files, pin), alignment)
 
 
-def _config_note(output: Output, listing: Container[str]) -> list[str]:
+def _config_note(output: Output, known: Known) -> list[str]:
     """How to load weights that lie in a folder of their own, away from the config, where there is one."""
-    if output.config is not None or "config.json" not in listing:
+    at_root = "config.json" in known.listing and not excluded(known.request.options, "config.json")
+    if output.config is not None or not at_root:
         return []
     where = f"subfolder={output.name.folder!r}, config=AutoConfig.from_pretrained(MODEL)"
     return [f"{output.name} has no config.json next to it; load it with from_pretrained(MODEL, {where})"]

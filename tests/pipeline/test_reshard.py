@@ -644,6 +644,31 @@ def test_a_model_that_no_class_can_check_is_not_copied_where_that_is_required(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_required_model_check_is_made_of_what_is_published_already(model: Path, tmp_path: Path, go: Run) -> None:
+    published = go(model, tmp_path / "out", size=SIZE).published
+    with pytest.raises(ModelCheckRequired):
+        go(model, tmp_path / "out", size=SIZE, require="model")
+    assert go(model, tmp_path / "out", size=SIZE).published.commit == published.commit
+
+
+def test_a_required_model_check_is_made_of_another_config_beside_the_same_weights(
+    llama: Path, on_hub: Namespace, go: Run
+) -> None:
+    repo, out = upload(on_hub, "source", llama), on_hub.repo("target")
+    first = go(repo, out, require="model").published.commit
+    assert go(repo, out, require="model").published.commit == first, "a check that passes publishes nothing again"
+    config = json.loads((llama / "config.json").read_bytes()) | {"architectures": ["OwnLM"], "model_type": "own"}
+    on_hub.admin.put_files(repo, {"config.json": json.dumps(config).encode()})
+    with pytest.raises(ModelCheckRequired, match="OwnLM"):
+        go(repo, out, require="model")
+    assert on_hub.admin.head(out) == first
+
+
+def test_a_config_that_is_excluded_says_nothing_of_the_models_class(llama: Path, tmp_path: Path, go: Run) -> None:
+    with pytest.raises(ModelCheckRequired, match="no config.json"):
+        go(llama, tmp_path / "out", exclude=("config.json",), require="model")
+
+
 def test_oversize_fail_refuses_before_anything_is_made(model: Path, tmp_path: Path, go: Run) -> None:
     with pytest.raises(Oversize):
         go(model, tmp_path / "out", size=1000, oversize="fail")
