@@ -25,7 +25,8 @@ from reshard.worker.followers.notices import hooks
 from reshard.worker.queue.jobs import JobStore, without_password
 from reshard.worker.settings import Settings
 
-LOG_FORMAT = "RESHARD_LOG_FORMAT"
+LOG_FORMAT, FOLDERS = "RESHARD_LOG_FORMAT", "RESHARD_ALLOWED_FOLDERS"
+PATHS = frozenset({"RESHARD_CREDENTIALS", "RESHARD_SIGN_KEYS", "RESHARD_WEB_TOKENS"})  # and the _FILE of each secret
 READY = 60.0  # seconds until a worker must have shown a sign of life; it takes three on an idle machine
 RESTART = 5.0  # seconds for a process to end that gives no sign of life, and then for the system to end it
 STOP = 40.0  # seconds; a worker hands back what it has within 30
@@ -65,14 +66,14 @@ def up(settings: Settings, page: Page | None = None, restart: bool = False) -> S
     hooks(settings)  # for control, which would say it where nobody looks
     names: tuple[str, ...] = ("broker", "control", "worker", "web")
     ran = {name for name in names if Daemon(settings.data_dir, name).running()}
-    env = {"RESHARD_DATA_DIR": str(settings.data_dir), LOG_FORMAT: settings.log_format}
+    env = {LOG_FORMAT: settings.log_format} | _paths(settings)
     if settings.broker_url is None:
         url = broker.start(settings)
     else:
         url = env["RESHARD_BROKER_URL"] = broker.broker_url(settings)
         ran.add("broker")
     lost, folders = list[str](), _own_folders(settings)
-    of = {"worker": env | {"RESHARD_ALLOWED_FOLDERS": ",".join(folders)} if folders else env}
+    of = {"worker": env | {FOLDERS: ",".join(folders)} if folders else env}
     with JobStore.at(url) as store:
         store.check_server()
         for name, command in (("control", control_command()), ("worker", worker_command(settings.concurrency))):
@@ -97,6 +98,18 @@ def up(settings: Settings, page: Page | None = None, restart: bool = False) -> S
         without_password(url), started, found, settings.data_dir, settings.log_dir, shown, why, lost,
         folders if "worker" in started else (),
     )  # fmt: skip
+
+
+def _paths(settings: Settings) -> dict[str, str]:
+    """The paths that are set, as they are from here: what is started runs in "/". Raises BadSetting."""
+    set_ = {name: value for name, value in os.environ.items() if value}
+    files = (name for name in set_ if name in PATHS or (name.startswith("RESHARD_") and name.endswith("_FILE")))
+    env = {name: str(Path(set_[name]).absolute()) for name in files}
+    if any("," in str(folder) for folder in settings.allowed_folders):  # that of "a,b" would be two others
+        raise BadSetting(name=FOLDERS, value=set_.get(FOLDERS, ""), why=f"{Path.cwd()} has a comma in its name")
+    if settings.allowed_folders:
+        env[FOLDERS] = ",".join(map(str, settings.allowed_folders))
+    return env | {"RESHARD_DATA_DIR": str(settings.data_dir), "RESHARD_TMPDIR": str(settings.tmpdir)}
 
 
 def _own_folders(settings: Settings) -> tuple[str, ...]:

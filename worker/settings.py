@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import AfterValidator, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from reshard.pipeline.errors import BadSetting
@@ -67,6 +67,7 @@ class SubmitSettings(BaseSettings):
     max_queued: int = Field(default=MAX_QUEUED, ge=1)  # of one submitter: a user, a token, a catalog or a schedule
 
 
+Located = Annotated[Path, AfterValidator(Path.absolute)]  # the processes of `reshard up` run elsewhere
 Share = Annotated[float, Field(ge=0.01, le=16)]  # as far as a step of wakes.lua can be cut or stretched
 
 
@@ -77,8 +78,8 @@ class Settings(SubmitSettings):
     broker_password: SecretStr | None = None  # of its user, where the URL holds none
     api_url: str | None = None  # of `reshard web`, which the commands of the queue then ask in the broker's place
     api_token: SecretStr | None = None  # what it knows who asks by
-    data_dir: Path = Field(default_factory=lambda: default_data_dir())
-    tmpdir: Path = Field(default_factory=lambda: Path(tempfile.gettempdir()))
+    data_dir: Located = Field(default_factory=lambda: default_data_dir())
+    tmpdir: Located = Field(default_factory=lambda: Path(tempfile.gettempdir()))
 
     log_format: LogFormat = "text"  # of worker and control
 
@@ -111,7 +112,7 @@ class Settings(SubmitSettings):
     allowed_sources: Annotated[tuple[str, ...] | None, NoDecode] = None  # None: whatever the token may read
     allowed_endpoints: Annotated[tuple[str, ...] | None, NoDecode] = None  # None: HF_ENDPOINT, and the credentials'
     allow_public: bool = False  # --public for what is private or gated: a submitter need not be among those who see it
-    allowed_folders: Annotated[tuple[Path, ...], NoDecode] = ()  # workers use no folders unless told
+    allowed_folders: Annotated[tuple[Located, ...], NoDecode] = ()  # workers use no folders unless told
 
     @property
     def log_dir(self) -> Path:

@@ -216,6 +216,39 @@ def test_up_starts_the_service_once_and_down_stops_it(own: Settings) -> None:
     assert local.down(own) == ()
 
 
+def test_up_passes_relative_paths_on_as_they_are_from_here(
+    own: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths = {"RESHARD_CREDENTIALS": "tokens.toml", "RESHARD_SIGN_KEYS": "keys", "RESHARD_WEB_TOKENS": "./web"}
+    paths |= {"RESHARD_NOTIFY_URL_FILE": "url", "RESHARD_DATA_DIR": "data", "RESHARD_TMPDIR": "tmp"}
+    folders = {"RESHARD_ALLOWED_FOLDERS": "., models,/srv"}
+    for name in ("tokens.toml", "url"):
+        Path(name).write_text("http://hooks.example/" if name == "url" else "")
+    Path("tmp").mkdir()
+    for name, value in (paths | folders).items():
+        monkeypatch.setenv(name, value)
+    local.up(Settings(broker_url=None))
+    expected = {name: str(tmp_path / path) for name, path in paths.items()}
+    expected["RESHARD_ALLOWED_FOLDERS"] = f"{tmp_path},{tmp_path}/models,/srv"
+    for name in ("control", "worker"):
+        running = Daemon(own.data_dir, name).running()
+        assert running is not None
+        said = Path(f"/proc/{running['pid']}/environ").read_text().split("\0")
+        found = dict(line.split("=", 1) for line in said if line)
+        assert {name: found[name] for name in expected} == expected
+
+
+def test_up_refuses_a_relative_folder_that_a_list_cannot_hold(
+    own: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a,b").mkdir()
+    monkeypatch.chdir(tmp_path / "a,b")
+    monkeypatch.setenv("RESHARD_ALLOWED_FOLDERS", ".")
+    with pytest.raises(BadSetting, match="RESHARD_ALLOWED_FOLDERS=.: .*comma"):
+        local.up(Settings(data_dir=own.data_dir, broker_url=None))
+
+
 def test_up_with_a_broker_that_does_not_answer_says_so(own: Settings) -> None:
     with_url = own.model_copy(update={"broker_url": Settings(broker_url="redis://:secret@127.0.0.1:1/0").broker_url})
     with pytest.raises(BrokerUnavailable) as caught:
