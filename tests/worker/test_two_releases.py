@@ -21,7 +21,7 @@ from reshard.client.operations.jobs import shown as document
 from reshard.client.operations.schedules import SchedulesQuery, list_schedules
 from reshard.client.operations.table import InProcess
 from reshard.client.queue import Queue
-from reshard.pipeline.errors import NoWeights, ReshardError
+from reshard.pipeline.errors import DiskFull, NoWeights, ReshardError
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.planning.codec import decode_head, encode
 from reshard.pipeline.planning.model import SCHEMA, Plan, Receipt
@@ -37,7 +37,7 @@ from reshard.worker.queue.states import JobState
 from reshard.worker.settings import HAND_BACK, LEASE
 from tests.hub.fixtures import hub, hub_process, namespace
 from tests.support.procs import Machine, wait_for
-from tests.worker.conftest import SIZE, age, another, ask, claimed, copied, copying, planned, receipts
+from tests.worker.conftest import SIZE, age, another, ask, claimed, copied, copying, planned, process, receipts
 from tests.worker.followers.builders import begin, definition
 from tests.worker.sites import Site, site
 
@@ -180,6 +180,47 @@ def test_a_commit_that_an_older_release_began_is_left_to_it(store: JobStore, lea
     age(store, job, LEASE + 1)
     assert another(store, schema=SCHEMA + 1).claim(job) is None
     assert claimed(leases, job, "publish")
+
+
+def test_a_worker_is_not_waited_for_that_leaves_the_job_to_a_newer_one(store: JobStore, leases: Leases) -> None:
+    """Of two live workers the newer one failed the unit for a cause of its machine, and the older cannot do it."""
+    for name in ("new:1", "old:2"):
+        announce(store.redis, process(name))
+    newer, older = another(store, "new:1.10"), another(store, "old:2.20")
+    job = store.submit(ask()).id
+    known = store.redis.hget(job_key(job), "request") or b""
+    disk = DiskFull(path="/", needed=2, free=1).to_dict()
+    assert newer.hand_over(claimed(newer, job, "plan"), disk) == "ok"
+    assert newer.claim(job) is None
+    of_a_newer_release(store, job, NEWS["options.crop"])
+    age(store, job, HAND_BACK + 0.1)
+    assert older.claim(job) is None
+    store.redis.hset(job_key(job), "request", known)  # as a worker who knows it reads it
+    age(store, job, HAND_BACK + 0.1)
+    lease = claimed(newer, job, "plan")
+    assert newer.hand_over(lease, disk) == "alone"
+    assert newer.fail(lease, disk) == "ok"
+    store.retry(job)
+    assert newer.hand_over(claimed(newer, job, "plan"), disk) == "ok", "a retry forgets who left it"
+    assert older.hand_over(claimed(older, job, "plan"), disk) == "alone"
+
+
+@pytest.mark.parametrize("state", ["committing", "confirming"])
+def test_a_retry_plans_anew_what_another_release_planned(
+    store: JobStore, leases: Leases, plan: Plan, state: str
+) -> None:
+    job = copied(store, leases, plan)
+    lease = claimed(leases, job, "publish")
+    assert leases.begin(lease) == "ok"
+    if state == "confirming":
+        assert leases.done(lease, {"commit": "abc", "ref": "main", "found": False}) == "ok"
+        lease = claimed(leases, job, "confirm")
+    assert leases.fail(lease, NoWeights(place="them/m", found="").to_dict(), unsure=True) == "ok"
+    store.redis.hset(job_key(job), "schema", SCHEMA - 1)
+    store.retry(job)
+    assert store.get(job).state == JobState.queued
+    assert leases.planned(claimed(leases, job, "plan"), plan) == "ok"
+    assert store.get(job).shards_done == len(plan.shards), "what was copied stays"
 
 
 def test_a_retry_keeps_what_only_a_newer_release_knows(store: JobStore, leases: Leases) -> None:

@@ -178,18 +178,23 @@ class JobStore:
         ``overwrite`` does so too, and replaces whatever others changed in the target since.
         Raises JobNotFound, WrongState, TargetBusy when another job has the target by now, and TooManyQueued.
         """
+        from reshard.pipeline.planning.model import SCHEMA  # which `reshard list` need not wait for
+
         id, request = self.resolve(id), ""
         if overwrite:
             asked = json.loads(self.redis.hget(job_key(id), "request") or "{}")  # with what only newer releases know
             asked.pop("recurring", None)  # this time a person says so
             request = json.dumps(asked | {"options": asked.get("options", {}) | {"overwrite": True}})
-        answer, what = texts(self.run("retry", id, int(anew or overwrite), request, self.most))
+        answer, what = texts(self.run("retry", id, int(anew or overwrite), request, str(SCHEMA), self.most))
         if answer == "missing":
             raise JobNotFound(job=id)
         if answer == "busy":
             raise TargetBusy(job=what, target=str(self.get(id).request.target))
         if answer == "full":
             raise TooManyQueued(name=self.get(id).request.asked_by or "an unnamed submitter", most=self.most, job=what)
+        if answer == "published":
+            why = "its commit exists and only has to be confirmed; retry it without --overwrite"
+            raise WrongState(job=id, state=what, why=why)
         if answer == "refused":
             why = "there is nothing to retry" if what == JobState.done else "it has not ended"
             raise WrongState(job=id, state=what, why=why)

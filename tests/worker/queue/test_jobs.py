@@ -260,6 +260,21 @@ def test_what_was_published_is_confirmed_and_not_planned_again(store: JobStore, 
     claimed(leases, job, "confirm")
 
 
+def test_what_was_published_is_confirmed_or_nothing_where_a_retry_is_to_overwrite(
+    store: JobStore, leases: Leases, plan: Plan
+) -> None:
+    job = copied(store, leases, plan)
+    lease = claimed(leases, job, "publish")
+    leases.begin(lease)
+    leases.done(lease, {"commit": "abc", "ref": "main", "found": False})
+    leases.fail(claimed(leases, job, "confirm"), NOT_FOUND)
+    with pytest.raises(WrongState, match="only has to be confirmed; retry it without --overwrite"):
+        store.retry(job, overwrite=True)
+    assert store.get(job).state == JobState.published_unverified
+    store.retry(job)
+    assert store.get(job).state == JobState.confirming
+
+
 @pytest.mark.parametrize("anew", [False, True])
 def test_what_was_rolled_back_is_planned_again_and_not_confirmed(
     store: JobStore, leases: Leases, plan: Plan, anew: bool

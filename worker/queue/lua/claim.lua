@@ -25,20 +25,27 @@ if drained(worker) then -- it hears of it within a second, and then takes no wak
   return nothing
 end
 
--- What another release wrote is left to a worker that knows it.
 local function leave(why)
   look_at(id, t + tonumber(ARGV[6]))
   redis.call('HSET', key(id), 'note', why)
   return nothing
 end
 
-if ARGV[9] ~= '' then return leave('it asks for ' .. ARGV[9] .. ', unknown to ' .. worker .. ': a newer one does it') end
-if not STATES[state] then return leave('its state is unknown to ' .. worker .. ': a newer one does it') end
+-- What another release wrote is left to a worker that knows it.
+local function leave_unknown(why)
+  note_unknown(id, process(worker), true)
+  return leave(why)
+end
+
+local newer = worker .. ': a newer one does it'
+if ARGV[9] ~= '' then return leave_unknown('it asks for ' .. ARGV[9] .. ', unknown to ' .. newer) end
+if not STATES[state] then return leave_unknown('its state is unknown to ' .. newer) end
 local schema = get(id, 'schema')
 if schema and schema ~= ARGV[5] then
   local ours = tonumber(schema) < tonumber(ARGV[5]) and (state == 'copying' or state == 'publishing')
   if not ours or redis.call('ZCOUNT', key(id, 'todo'), '(' .. t, '+inf') > 0 then
-    return leave('its plan has schema ' .. schema .. ', and ' .. worker .. ' reads ' .. ARGV[5])
+    local left = ours and leave or leave_unknown -- it is ours once the older release is done with its units
+    return left('its plan has schema ' .. schema .. ', and ' .. worker .. ' reads ' .. ARGV[5])
   end
   drop_plan(id) -- none of the older release is at work on it, and its last worker may be gone; the receipts stay
   redis.call('ZADD', key(id, 'todo'), 0, 'plan')
@@ -52,8 +59,9 @@ if not name and for_others then
 end
 if not name then return { settle(id, t), '', 0, '', state, '', '', 0, 0, '' } end
 
-if not UNITS[string.match(name, '^%a+')] then return leave(name .. ' is unknown to ' .. worker .. ': a newer one does it') end
+if not UNITS[string.match(name, '^%a+')] then return leave_unknown(name .. ' is unknown to ' .. newer) end
 
+if unknown_to(id, process(worker)) then note_unknown(id, process(worker), false) end
 local dead = unit(id, name, 'token')
 if dead then event(id, 'lost', 'unit', name, 'worker', unit(id, name, 'worker') or '') end
 set_unit(id, name, 'token', token)

@@ -1,8 +1,9 @@
--- id, 1 to plan anew, the request to plan by or '', how many jobs its submitter may have queued, or nothing
--- -> {'ok' | 'missing' | 'refused' | 'busy' | 'full', the state it found, the job that has the target, or the
---     submitter's oldest}
+-- id, 1 to plan anew, the request to plan by or '', schema, how many jobs its submitter may have queued, or nothing
+-- -> {'ok' | 'missing' | 'refused' | 'published' | 'busy' | 'full', the state it found, the job that has the target, or
+--     the submitter's oldest}
 -- The job goes on where it ended: receipts stay, and attempts are forgiven. One that was rolled back is planned anew,
--- because a confirm would read the commit that was undone.
+-- because a confirm would read the commit that was undone; so is one that another release planned, of which perhaps no
+-- worker is left. Planning finds a commit that exists.
 local id, anew = ARGV[1], ARGV[2] == '1'
 local t = now()
 local state = get(id, 'state')
@@ -14,9 +15,10 @@ if active and active ~= id then return { 'busy', active } end
 
 local todo = key(id, 'todo')
 local confirm = redis.call('ZSCORE', todo, 'confirm')
-local whole = get(id, 'undone') or anew and not confirm
-local full = ARGV[4] and (whole or redis.call('ZSCORE', todo, 'plan'))
-  and oldest_of_full(get(id, 'asked_by') or '', tonumber(ARGV[4]))
+local whole = get(id, 'undone') or (get(id, 'schema') or ARGV[4]) ~= ARGV[4] or anew and not confirm
+if ARGV[3] ~= '' and not whole then return { 'published', state } end
+local full = ARGV[5] and (whole or redis.call('ZSCORE', todo, 'plan'))
+  and oldest_of_full(get(id, 'asked_by') or '', tonumber(ARGV[5]))
 if full then return { 'full', full } end
 if whole then
   drop_plan(id)
@@ -29,7 +31,7 @@ local forgiven = { attempts = true, error = true, failed_by = true, voids = true
 for _, field in ipairs(redis.call('HKEYS', key(id, 'units'))) do -- of units that are done, too, as they may be reopened
   if forgiven[field:match('[^.]*$')] then redis.call('HDEL', key(id, 'units'), field) end
 end
-redis.call('HDEL', key(id), 'error', 'last_error', 'note', 'undone', 'started')
+redis.call('HDEL', key(id), 'error', 'last_error', 'note', 'undone', 'started', 'unknown_to')
 redis.call('HSET', key(id), 'asked', t)
 take_turn(id)
 redis.call('HSET', PREFIX .. 'active', target, id)

@@ -114,13 +114,26 @@ local function leaves_out(worker, line)
   return true
 end
 
+-- Which live workers left the job to another release; a claim takes its worker out of them, and a retry all.
+local function unknown_to(id, worker)
+  return string.find(get(id, 'unknown_to') or '', ' ' .. worker .. ' ', 1, true) ~= nil
+end
+
+local function note_unknown(id, worker, is)
+  local kept = is and ' ' .. worker .. ' ' or ' '
+  for other in string.gmatch(get(id, 'unknown_to') or '', '%S+') do
+    if other ~= worker and redis.call('EXISTS', PREFIX .. 'process:' .. other) == 1 then kept = kept .. other .. ' ' end
+  end
+  redis.call('HSET', key(id), 'unknown_to', kept)
+end
+
 -- Whether a worker is alive that did not fail the unit with `failure`, is not drained, and may yet do it.
 local function others(id, name, failure)
   local code = failure and cjson.decode(failure).code
   for _, worker in ipairs(redis.call('SMEMBERS', PREFIX .. 'processes')) do
     local known = redis.call('GET', PREFIX .. 'process:' .. worker)
     if known and cjson.decode(known).kind == 'worker' and not drained(worker) and not failed(id, name, worker)
-        and not no_help(worker, code) and not leaves_out(worker, queue(id)) then
+        and not no_help(worker, code) and not leaves_out(worker, queue(id)) and not unknown_to(id, worker) then
       return true
     end
   end
