@@ -58,7 +58,7 @@ def undoable(request: Request) -> str | None:
     None for a pull request, which changes nothing by itself, and for a store that keeps nothing.
     """
     target, options = request.target, request.options
-    return None if options.pr or not target.keeps else str(target.at(options.branch or target.branch))
+    return None if options.pr or not target.keeps else target.at(options.branch or target.branch).spelled
 
 
 def source_bytes(read: Iterable[str], attested: Mapping[str, str]) -> dict[str, list[str]]:

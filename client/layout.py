@@ -18,7 +18,7 @@ from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.drafting import outline
 from reshard.pipeline.errors import BadRanks
 from reshard.pipeline.limits import TREE_PAGE
-from reshard.pipeline.places import NOWHERE
+from reshard.pipeline.places import NOWHERE, AnyPlace
 from reshard.pipeline.planning.beside import sort_out
 from reshard.pipeline.planning.build import Known, make_plan
 from reshard.pipeline.planning.estimate import of_our_own
@@ -61,7 +61,7 @@ def layout_of(source: Source, ranks: str) -> plans.Layout:
         ranks=rank_reads(found, {file.path for file in files} | others, small),
         files=len(files),
         bytes=sum(file.size for file in files),
-        command=command_for(str(source.place), {"ranks": ranks}) if wasted else None,
+        command=command_for(source.place, {"ranks": ranks}) if wasted else None,
         notes=notes,
     )
 
@@ -91,7 +91,7 @@ def health_of(source: Source) -> plans.LayoutHealth:
         tensors=sum(len(one.tensors) for one in known.opened.checkpoints),
         now=now,
         index_seeks=seeks(files, order) if order else None,
-        command=command_for(str(source.place), given) if heals else None,
+        command=command_for(source.place, given) if heals else None,
         then=then if heals else None,
     )
 
@@ -137,12 +137,12 @@ def _cut(known: Known, given: Given) -> Plan:
     return make_plan(replace(known, request=request, before=NOTHING))
 
 
-def command_for(place: str, given: Given) -> str:
+def command_for(place: AnyPlace, given: Given) -> str:
     """`reshard run` with these fields of Options, into a folder named after both."""
     uses = {("size", size): ("ranks", use) for use, size in PROFILES.items()}
     pairs = (uses.get(pair, pair) for pair in given.items())
-    into = f"./{basename(place.rstrip('/'))}-{given.get('ranks', 'cut')}"
-    return join(["reshard", "run", place, "--to", into, *typed_options(pairs)])
+    into = f"./{basename(str(place).rstrip('/'))}-{given.get('ranks', 'cut')}"
+    return join(["reshard", "run", place.spelled, "--to", into, *typed_options(pairs)])
 
 
 # ---------------------------------------------------------------------------------------------------------- advice
@@ -191,7 +191,7 @@ def advice_of(
 
     ``known`` is of `outline`. Raises BadRanks where no layout has such ranks.
     """
-    readers, place = Readers.of(ranks) if ranks else None, str(known.request.source)
+    readers, place = Readers.of(ranks) if ranks else None, known.request.source
 
     def row(name: str, given: Given | None) -> tuple[plans.AdvisedLayout, int]:
         if given is None:
@@ -226,7 +226,7 @@ def advice_of(
     rows[_best(rows, loader)][0].recommended = True
     layouts = [one for one, _ in rows]
     commit = known.pin.commit
-    return plans.Advice(place=place, commit=commit, loader=loader, ranks=ranks, link=link, layouts=layouts)
+    return plans.Advice(place=str(place), commit=commit, loader=loader, ranks=ranks, link=link, layouts=layouts)
 
 
 def _best(rows: Sequence[tuple[plans.AdvisedLayout, int]], loader: Loader) -> int:

@@ -115,6 +115,11 @@ class _Place(Strict):
         """Where people find what was published on ``ref``."""
         return str(self)
 
+    @property
+    def spelled(self) -> str:
+        """What ``parse_place`` reads as this place, but for its credential."""
+        return str(self)
+
 
 class Hub(_Place):
     """A model repository on the Hub at ``endpoint``, or at the job's ``HF_ENDPOINT`` if that is None.
@@ -167,6 +172,14 @@ class Hub(_Place):
         if ref.startswith("refs/pr/"):
             return f"{repo}/discussions/{ref.removeprefix('refs/pr/')}"
         return repo if ref in {"", DEFAULT_BRANCH} else f"{repo}/tree/{quote(ref, safe='')}"
+
+    @property
+    def spelled(self) -> str:
+        """With its Hub, where it names one."""
+        if self.endpoint is None:
+            return str(self)
+        repo = f"{self.on('')}/{self.repo}"
+        return f"{repo}/tree/{quote(self.revision, safe='')}" if self.revision else repo
 
     def __str__(self) -> str:
         return f"{self.repo}@{self.revision}" if self.revision else self.repo

@@ -152,7 +152,7 @@ def examine(subject: Subject, sources: Sources, classes: MetaLoader) -> Audited:
     except NoWeights as error:
         lost = [Told("weights-missing", str(error))] if subject.source else []
         source = str(subject.source) if subject.source else None
-        found = gathered(lost, lambda kind: next_command(kind, place, source, subject.options))
+        found = gathered(lost, lambda kind: next_command(kind, subject.place, subject.source, subject.options))
         return Audited(place, found, weights=bool(found), source=source, source_by="map" if source else None)
     except ReshardError as error:
         return Audited(place, gathered([Told("unreadable", str(error), next=error.next_step)], str))
@@ -166,7 +166,7 @@ def examine(subject: Subject, sources: Sources, classes: MetaLoader) -> Audited:
     source = str(against.place) if against.place else None
     return Audited(
         place,
-        gathered(told, lambda kind: next_command(kind, place, source, against.made)),
+        gathered(told, lambda kind: next_command(kind, subject.place, against.place, against.made)),
         commit=ours.pin.commit,
         source=source,
         source_commit=against.source.pin.commit if against.source else None,

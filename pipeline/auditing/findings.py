@@ -9,6 +9,7 @@ from shlex import join
 from typing import Literal, NamedTuple
 
 from reshard.pipeline.arguments import typed_options
+from reshard.pipeline.places import AnyPlace
 from reshard.pipeline.request import Options
 from reshard.pipeline.verifying.structure import Rule
 
@@ -106,8 +107,9 @@ def sample(names: Iterable[str], count: int) -> list[str]:
     return sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())[:count]
 
 
-def next_command(kind: str, place: str, source: str | None, options: Options) -> str:
+def next_command(kind: str, audited: AnyPlace, against: AnyPlace | None, options: Options) -> str:
     """What to type about a finding: what repairs the copy, or what looks more closely where headers prove nothing."""
+    place, source = audited.spelled, against.spelled if against else None
     if kind == "source-wrong":
         return join(["reshard", "provenance", place])
     if source is None and kind not in {"unsigned", "source-unknown"}:

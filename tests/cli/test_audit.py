@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from reshard.pipeline.auditing.findings import next_command
+from reshard.pipeline.places import parse_place
 from reshard.pipeline.request import Options
 from reshard.pipeline.sizes import SINGLE
 from tests.cli.conftest import Run
@@ -125,7 +126,7 @@ def test_what_cannot_be_audited_is_one_line_with_its_exit_code(
     ],
 )
 def test_options_are_named_as_run_takes_them(reshard: Run, tmp_path: Path, options: Options) -> None:
-    words = next_command("tensors-lost", "./out", str(tmp_path / "nowhere"), options).split()[1:]
+    words = next_command("tensors-lost", parse_place("./out"), parse_place(tmp_path / "nowhere"), options).split()[1:]
     assert len(words) > 6
     done = reshard(*words)
     assert done.code == 3 and done.err.startswith("error[source.no_folder]: "), done.err

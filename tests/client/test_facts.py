@@ -6,7 +6,9 @@ import json
 
 import pytest
 
-from reshard.client.facts import outcome_text
+from reshard.client.facts import outcome_text, undoable
+from reshard.pipeline.places import parse_place
+from reshard.pipeline.request import Options, Request
 from reshard.worker.followers.schedules import Run
 
 
@@ -35,3 +37,17 @@ def test_what_became_of_a_run_is_told_as_it_stands_where_a_newer_release_wrote_i
 def test_what_became_of_a_run_is_told_with_why(outcome: str, job: str, past: str, present: str) -> None:
     run = Run.read(json.dumps({"at": 0, "due": 0, "outcome": outcome, "job": job}))
     assert (outcome_text(run), outcome_text(run, now=True)) == (past, present)
+
+
+@pytest.mark.parametrize(
+    ("target", "branch", "typed"),
+    [
+        ("us/model", None, "us/model@main"),
+        ("https://hub.example/us/model", None, "https://hub.example/us/model/tree/main"),
+        ("https://hub.example/us/model", "cut/1", "https://hub.example/us/model/tree/cut%2F1"),
+    ],
+)
+def test_what_undoes_a_job_names_the_hub_of_its_target(target: str, branch: str | None, typed: str) -> None:
+    request = Request(source=parse_place("a/b"), target=parse_place(target), options=Options(branch=branch))
+    assert undoable(request) == typed
+    assert parse_place(typed) == request.target.at(branch or "main")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from huggingface_hub import HfApi
 
-from reshard.client.layout import advice_of, layout_of
+from reshard.client.layout import advice_of, command_for, layout_of
 from reshard.client.models.plans import Advice, AdvisedLayout
 from reshard.pipeline import run
 from reshard.pipeline.checkpoint.discover import Found
@@ -55,6 +55,11 @@ def known(shapes: Shapes, file_of: int) -> Known:
 def best(advice: Advice) -> AdvisedLayout:
     (one,) = (layout for layout in advice.layouts if layout.recommended)
     return one
+
+
+def test_a_command_names_the_hub_of_its_model() -> None:
+    typed = "https://hub.example/a/b/tree/v1"
+    assert command_for(parse_place(typed), {"align": 512}) == f"reshard run {typed} --to ./b@v1-cut --align 512"
 
 
 def test_what_is_recommended_depends_on_the_loader_and_on_what_is_there() -> None:

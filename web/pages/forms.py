@@ -14,7 +14,6 @@ from reshard.client.operations.catalogs import Submission
 from reshard.client.operations.jobs import JobRequest
 from reshard.client.operations.schedules import Kept
 from reshard.pipeline.errors import BadBody, BadCatalog, ReshardError, ScheduleExists
-from reshard.pipeline.places import AnyPlace
 from reshard.pipeline.renaming import parse_rules
 from reshard.pipeline.request import Options, Request
 from reshard.web.documents import status_of
@@ -180,7 +179,7 @@ def request_fields(body: Fields, kept: JobRequest | Request | None = None) -> di
 
 def typed_of(kept: JobRequest | Request) -> dict[str, str]:
     options = {one.name: _typed(one, getattr(kept.options, one.name)) for one in OPTIONS}
-    places = {"source": _place(kept.source), "target": _place(kept.target)}
+    places = {"source": kept.source.spelled, "target": kept.target.spelled}
     return places | options | {"size": size_text(kept.options.size), "priority": kept.priority}
 
 
@@ -190,8 +189,3 @@ def _typed(one: Input, value: Any) -> str:
     if one.name == "rename" and value:
         return json.dumps([{pattern: replacement} for pattern, replacement in value], ensure_ascii=False)
     return " ".join(value or ()) if one.kind == "words" or not value else str(value)
-
-
-def _place(place: AnyPlace) -> str:
-    """With its Hub, where it names one."""
-    return place.page("", place.branch) if place.on("") else str(place)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.pipeline.auditing.findings import KINDS, OF_RULE, Severity, Told, badness, gathered, next_command, sample
+from reshard.pipeline.places import parse_place
 from reshard.pipeline.request import Options
 from reshard.pipeline.sizes import SINGLE
 from reshard.pipeline.verifying.structure import REMARKS, Rule
@@ -55,16 +56,20 @@ def test_a_sample_is_the_same_in_any_order_and_others_only_push_out_of_it(
 
 def test_what_is_typed_next_repairs_the_copy_or_looks_closer() -> None:
     options = Options(size=200_000_000, dtype="bfloat16", dequantize=True)
-    assert next_command("tensors-lost", "a/b", "c/d", options) == (
+    ours, theirs = parse_place("a/b"), parse_place("c/d")
+    assert next_command("tensors-lost", ours, theirs, options) == (
         "reshard run c/d --to a/b --size 200MB --dtype bfloat16 --dequantize"
     )
     ranks = Options(ranks="ep8", align=4096, strict_dtype=True, ties="source", rename=[("^a", "b")])
-    assert next_command("tensors-lost", "a/b", "c/d", ranks) == (
+    assert next_command("tensors-lost", ours, theirs, ranks) == (
         "reshard run c/d --to a/b --for ep8 --align 4096 --strict-dtype --ties source --rename RULES"
     )
     for size, typed in ((SINGLE, "--single"), (3300, "--size 3300B")):
-        assert next_command("dtype-changed", "a/b", "c/d", Options(size=size)) == f"reshard run c/d --to a/b {typed}"
-    assert next_command("unsigned", "a/b", "c/d", Options()) == "reshard run c/d --to a/b --sign KEY --force"
-    assert next_command("tokenizer-changed", "a/b", "c/d", options) == "reshard verify a/b --against c/d"
-    assert next_command("source-unknown", "a/b", None, options) == "reshard verify a/b --against SRC"
-    assert next_command("index-ghost", "./a b", None, options) == "reshard doctor './a b'"
+        assert next_command("dtype-changed", ours, theirs, Options(size=size)) == f"reshard run c/d --to a/b {typed}"
+    assert next_command("unsigned", ours, theirs, Options()) == "reshard run c/d --to a/b --sign KEY --force"
+    assert next_command("tokenizer-changed", ours, theirs, options) == "reshard verify a/b --against c/d"
+    assert next_command("source-unknown", ours, None, options) == "reshard verify a/b --against SRC"
+    assert next_command("index-ghost", parse_place("/a b"), None, options) == "reshard doctor '/a b'"
+    there = parse_place("https://hub.example/a/b/tree/v1")
+    assert next_command("source-wrong", there, ours, options) == f"reshard provenance {there.spelled}"
+    assert next_command("file-unproven", ours, there, options) == f"reshard verify a/b --against {there.spelled}"
