@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import redis
@@ -13,7 +14,7 @@ from reshard.client.models.jobs import UNDER_WAY, Happened, Progress
 from reshard.client.queue import Queue
 from reshard.pipeline.errors import BrokerUnavailable
 from reshard.worker.queue import events
-from reshard.worker.queue.jobs import JobStore, open_redis, without_password
+from reshard.worker.queue.jobs import JobStore, broker_errors, open_redis, without_password
 
 log = logging.getLogger(__name__)
 
@@ -54,21 +55,28 @@ class Followed:
     def look(self, wait: float) -> list[News]:
         """What came since the last look; waits up to ``wait`` seconds for it."""
         client: Any = self._client
-        try:
+        with self._asking():
             if not self._after:  # each event after this one, also while nothing is read
                 self._after = _last(client.xrevrange(events.EVENTS, count=1), "0-0")
             rows = _rows(client, self._after, round(wait * 1000))
-        except redis.RedisError as error:
-            raise BrokerUnavailable(url=without_password(self._store.url), why=str(error)) from error
         self._after = _last(rows, self._after)
         return _readable(rows)
 
     def progress(self, most: int) -> list[Progress]:
         """How far jobs are that have not ended, the newest of them."""
-        return [Progress.of(job) for job in self._store.recent(UNDER_WAY, most)]
+        with self._asking():
+            return [Progress.of(job) for job in self._store.recent(UNDER_WAY, most)]
 
     def close(self) -> None:
         self._client.close()
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        try:
+            with broker_errors(self._store.url):
+                yield
+        except redis.RedisError as error:  # UNBLOCKED, of a server whose role changes
+            raise BrokerUnavailable(url=without_password(self._store.url), why=str(error)) from error
 
 
 def parsed(id: str) -> Id:
