@@ -94,11 +94,6 @@ def verify(
     """
     from reshard.pipeline import api
 
-    if against is None and expected != Options():
-        *names, last = map(as_option, EXPECTED)
-        raise UsageError(what=f"{', '.join(names)} and {last} require --against")
-    if builder and not signed_by:
-        raise UsageError(what="--builder requires --signed-by")
     with bar(output) as shown:
         verified = api.verify(
             place,

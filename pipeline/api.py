@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from threading import Lock
 
-from reshard.pipeline.arguments import in_python
+from reshard.pipeline.arguments import as_option, in_python
 from reshard.pipeline.check import Check, Result
 from reshard.pipeline.checkpoint.discover import foreign_format
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
@@ -113,6 +113,11 @@ def verify(
     What is wrong with ``output`` is in the checks; raises NoWeights, the CheckpointError family for a broken source,
     DeviceMapIncomplete, and what stores raise.
     """
+    if against is None and (config_from is not None or changes not in (None, Options())):
+        *names, last = (as_option(name) for name in Options.model_fields if Options.declared(name).expect)
+        raise UsageError(what=f"{', '.join(names)} and {last} require --against")
+    if builder and not signed_by:
+        raise UsageError(what="--builder requires --signed-by")
     context = context or Context.from_env()
     keys = [signed_by] if isinstance(signed_by, str | os.PathLike) else signed_by
     trusted = Trusted.open([os.fspath(key) for key in keys]) if keys else None

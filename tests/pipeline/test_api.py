@@ -149,6 +149,19 @@ def test_a_call_that_makes_no_sense_is_one_of_our_errors(
     assert "--" not in raised.value.next_step
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"changes": Options(dtype="bfloat16")}, "require against="),
+        ({"config_from": "a/b"}, "config_from=.* require against="),
+        ({"builder": "urn:ours"}, "builder= requires signed_by="),
+    ],
+)
+def test_what_verify_could_only_ignore_is_refused(given: dict[str, Any], says: str, model: Path) -> None:
+    with pytest.raises(UsageError, match=says):
+        verify(model, **given)
+
+
 def test_one_key_to_verify_by_is_as_good_as_a_list(model: Path) -> None:
     for keys in ("nobodys.pem", Path("nobodys.pem"), ["nobodys.pem"]):
         with pytest.raises(AccessError, match=r"cannot use the key nobodys\.pem"):
