@@ -33,7 +33,7 @@ from reshard.pipeline.errors import (
     TargetFull,
     WeightsExcluded,
 )
-from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX, MANIFEST_MAX
+from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX, LAYERS_MAX, MANIFEST_MAX
 from reshard.pipeline.places import NOWHERE, resolved
 from reshard.pipeline.planning.beside import excluded
 from reshard.pipeline.planning.build import Known, make_plan, request_key, weights_key
@@ -298,7 +298,7 @@ def _layers(opened: Opened, configs: Mapping[str, bytes]) -> dict[Name, int]:
             continue
         parts = [config, config.get("text_config")] if isinstance(config, dict) else []
         counts = [part.get("num_hidden_layers") for part in parts if isinstance(part, dict)]
-        if told := [count for count in counts if type(count) is int and count > 0]:
+        if told := [count for count in counts if type(count) is int and 0 < count <= LAYERS_MAX]:
             found[one.name] = told[0]
     return found
 

@@ -22,6 +22,8 @@ GGUF_DIMENSIONS_MAX = 8  # of a tensor; llama.cpp knows 4, and video models have
 GGUF_ALIGNMENT_MAX = MIB  # bytes; every file has 32, and the padding of headers is held in memory
 HEADER_READERS = 8  # threads; headers are small, so latency and not bandwidth is what they wait for
 
+LAYERS_MAX = 999_999  # of a model by its config; names of tensors count as far, and the largest known model has 126
+
 # ------------------------------------------------------------------------------------------------------- requests
 REQUEST_MAX = 64 * KIB  # bytes of a request as a job keeps it; one that uses every option has some 2 kB
 CATALOG_MAX = 16 * MB  # bytes of a catalog's file; 100,000 entries that each say where they go have 8 MB

@@ -22,7 +22,7 @@ from reshard.pipeline.text import counted
 
 # A tensor's layer, by what the models of mlx-lm 0.32 and of transformers call the list of them: the first pattern that
 # any name matches. Beside `layers`, others are of another model inside, as of one for images, which all ranks read.
-_LAYER = tuple(re.compile(rf"(?:^|\.)(?:{lists})\.(\d+)\.") for lists in ("layers", "h|blocks|block|layer"))
+_LAYER = tuple(re.compile(rf"(?:^|\.)(?:{lists})\.(\d{{1,6}})\.") for lists in ("layers", "h|blocks|block|layer"))
 
 
 class Readers(NamedTuple):
@@ -92,10 +92,14 @@ def _stages(names: Sequence[str], ranks: int, layers: int | None) -> Shares:
     if count < ranks:
         raise BadRanks(value=f"pp{ranks}", why=f"the model has {counted(count, 'layer')}")
     base, extra = divmod(count, ranks)
-    stage: list[int] = []  # of each layer; rank 0 has the last ones
-    for rank in reversed(range(ranks)):
-        stage += [rank] * (base + (rank < extra))
-    return Shares({name: stage[number] if number < count else NO_RANK for name, number in numbers.items()})
+    short = (ranks - extra) * base  # the first layers, which ranks have that have no extra one: the highest of them
+
+    def stage(number: int) -> int:
+        if number >= count:
+            return NO_RANK
+        return ranks - 1 - (number // base if number < short else ranks - extra + (number - short) // (base + 1))
+
+    return Shares({name: stage(number) for name, number in numbers.items()})
 
 
 class Reads(NamedTuple):

@@ -174,3 +174,23 @@ def test_a_stretch_of_files_takes_few_patterns() -> None:
     ]  # fmt: skip
     assert patterns(files, ()) == ["model-00[0-1][0-9][0-9]-of-00163.safetensors"]
     assert patterns(files[:9:2], files[1:9:2]) == ["model-0000[13579]-of-00163.safetensors"]
+
+
+def test_a_number_of_layers_costs_no_memory_and_is_no_layer_where_it_is_too_long() -> None:
+    names = [f"model.layers.{number}.w" for number in (0, 499_999, 500_000, 999_999)]
+    assert [*shares(names, Readers.of("pp4")).of.values()] == [3, 2, 1, 0]
+    assert [*shares(names, Readers.of("pp4"), 10**15).of.values()] == [3, 3, 3, 3]
+    for digits in ("1" + "0" * 15, "9" * 5000):
+        name = f"model.layers.{digits}.w"
+        assert name not in shares([*names, name, f"model.layers.0.mlp.experts.{digits}.w"], Readers.of("pp4")).of
+
+
+@given(st.integers(2, 40), st.integers(2, 200))
+def test_stages_are_ranges_of_layers_the_last_first_and_as_even_as_can_be(ranks: int, layers: int) -> None:
+    if layers < ranks:
+        return
+    of = shares([f"layers.{number}.w" for number in range(layers)], Readers("pp", ranks)).of
+    stages = [of[f"layers.{number}.w"] for number in range(layers)]
+    assert stages == sorted(stages, reverse=True) and {*stages} == {*range(ranks)}
+    counts = [stages.count(rank) for rank in range(ranks)]
+    assert counts == sorted(counts, reverse=True) and counts[0] - counts[-1] <= 1
