@@ -45,6 +45,7 @@ ALIGNMENT = 8  # bytes; the data of a safetensors file starts on such a boundary
 
 # -------------------------------------------------------------------------------------------------------- renames
 RENAME_RULES_MAX = 100  # rules of one request; those between two namings of a family are fewer than 20
+RENAME_NODES_MAX = 30_000  # values of their YAML with what its aliases repeat; the most rules have 301
 RENAME_TEXT_MAX = 500  # characters of either side of a rule
 RENAME_NAME_MAX = 1000  # characters of a name, also between two rules; the longest known have 150
 RENAME_PROGRAM_MAX = 1000  # instructions of a compiled expression: what a step through a name may cost

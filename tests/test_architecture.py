@@ -173,7 +173,7 @@ ROOMS = {
         {"checkpoint", "request"},
         {"check", "protocols"},
         {"places", "tensors", "renaming"},
-        {"validation", "text", "arguments"},
+        {"validation", "text", "arguments", "guarded_yaml"},
         {"sizes"},
         {"limits", "errors"},
         {"figures", "installed"},

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import yaml
 from pydantic import AfterValidator, Field, ValidationError, create_model, field_validator, model_validator
 
+from reshard.pipeline import guarded_yaml
 from reshard.pipeline.errors import BadCatalog, BadPlace, BadSize, shortened
 from reshard.pipeline.limits import CATALOG_MAX, REPO_MAX, SEARCH_MAX, URL_MAX
 from reshard.pipeline.places import CredentialName, Endpoint, Hub, Revision, parse_place, repository
@@ -29,8 +30,6 @@ from reshard.pipeline.request import Options, Request
 from reshard.pipeline.sizes import parse_size
 from reshard.pipeline.validation import Matching, Strict, first_problem
 
-NESTING_MAX = 32  # levels of a file, which has five; libyaml itself ends the process at some ten thousand
-NODES_MAX = 3_000_000  # values of a file, with what its aliases repeat; an entry has few more than twenty
 ENTRIES_MAX = 100_000  # of one file; its expansion is kept in the broker's memory, about a kilobyte each
 SIZE_MAX = 50  # characters of a size as it is typed
 TAGS_MAX = 50  # of one query
@@ -41,8 +40,6 @@ NAME = Matching(
     "use at most 63 lowercase letters, digits, dots, - or _, starting with a letter or digit",
 )
 WORDS = {"too_short": "the list is empty"}  # for what pydantic says of a length, which only entries have
-# Ten times as fast, where PyYAML was built with libyaml; a catalog may have thousands of lines.
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 SIZES = {"size", "min_size", "max_size"}  # the keys that are sizes
 PLACEHOLDERS = ("owner", "name", "size", "revision")
 
@@ -191,11 +188,8 @@ def parse(text: str, file: str) -> Catalog:
         why = f"more than {CATALOG_MAX:,} characters"
         raise BadCatalog(file=file, line=1, key="file", why=why, fix="split it into two catalogs")
     try:
-        _refuse_bombs(text)
-        loader = LOADER(text)
-        root = loader.get_single_node()
-        data = loader.construct_document(root) if isinstance(root, yaml.MappingNode) else None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that is none; nesting without end
+        root, data = guarded_yaml.load(text)
+    except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         why = getattr(error, "problem", None) or str(error)
         line = mark.line + 1 if mark else 1
@@ -290,35 +284,6 @@ def fill(template: str, values: dict[str, str]) -> str:
 
 
 # ------------------------------------------------------------------------------------------------- where it is wrong
-
-
-def _refuse_bombs(text: str) -> None:
-    """Raises MarkedYAMLError for what would take the stack or the memory of whoever loads it."""
-    sizes: dict[str | None, int] = {}  # of what has an anchor, with what its aliases repeat
-    opened: list[tuple[str | None, int]] = []
-    nodes = 0
-    event: Any  # its types have no anchors and marks that agree
-    for event in yaml.parse(text, Loader=LOADER):
-        why = ""
-        if isinstance(event, yaml.AliasEvent):
-            nodes += sizes.get(event.anchor, 0)
-            misplaced = f"alias *{event.anchor} has no anchor before it, or is inside its own anchor"
-            why = "" if event.anchor in sizes else misplaced
-        elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = opened.pop()
-            sizes |= {anchor: nodes - before} if anchor else {}
-        elif isinstance(event, yaml.NodeEvent):
-            nodes += 1
-            if isinstance(event, yaml.CollectionStartEvent):
-                opened.append((event.anchor, nodes - 1))
-            elif event.anchor:
-                sizes[event.anchor] = 1
-        if len(opened) > NESTING_MAX:
-            why = f"nested deeper than {NESTING_MAX} levels"
-        elif nodes > NODES_MAX:
-            why = f"more than {NODES_MAX:,} values"
-        if why:
-            raise yaml.MarkedYAMLError(problem=why, problem_mark=event.start_mark)
 
 
 def _refuse_doubles(node: yaml.Node, file: str) -> None:

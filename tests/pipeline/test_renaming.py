@@ -50,6 +50,10 @@ def test_two_names_that_become_one_are_an_error_that_names_both() -> None:
     assert renamed(["a", "b"], [Rule("^a$", "c"), Rule("^b$", "a"), Rule("^c$", "b")], "m")[0] == {"a": "b", "b": "a"}
 
 
+# Each line stands for twenty times as many pairs as the one before it.
+MERGED = "- &a0 {a: b}\n" + "".join(f"- &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 20)}]}}\n" for n in range(1, 9))
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -77,6 +81,13 @@ def test_two_names_that_become_one_are_an_error_that_names_both() -> None:
         ("- a: b\n- [a", "not YAML, line 2"),
         ("[" * 2000, "not YAML"),
         ("- !!python/object/apply:os.system [id]", "not YAML"),
+        ("- 2001-99-99: x", "not YAML"),
+        ("- !!int a: x", "not YAML"),
+        ("- !!int '': x", "not YAML"),
+        ("- !!timestamp x: x", "not YAML"),
+        ("- !!bool x: x", "not YAML"),
+        (f"- 1{':1' * 200}.0: x", "not YAML"),
+        (MERGED, "not YAML, line 5"),
     ],
 )
 def test_rules_that_are_none_are_refused_with_the_place_and_the_reason(text: str, why: str) -> None:

@@ -97,6 +97,7 @@ def test_a_token_in_place_of_a_name_is_refused_and_not_repeated() -> None:
     "text, line, key, why, fix",
     [
         ("name: n\nentries: [}\n", 2, "YAML", "", "fix the YAML"),
+        ("name: !!timestamp x\n", 1, "YAML", "a value does not have the form of its type", "fix the YAML"),
         ("- a", 1, "file", "not a mapping", "start with"),
         ("", 1, "file", "not a mapping", "start with"),
         (HEAD + "  - repo: a/b\n    sise: 1GB\n", 5, "entries[0].sise", "unknown name", "did you mean `size`?"),
