@@ -235,11 +235,10 @@ def _read(
     found = found.without_maps().carrying(opened.uncut)
     opened = _UNOPENED if same_weights else opened
     settings = _configs(source, found, MODELOPT) if options.dequantize else {}
-    texts = {} if options.dtype == "keep" else {**configs, **settings}
-    notes: tuple[str, ...] = ()
+    texts, notes = _texts({} if options.dtype == "keep" else {**configs, **settings})
     if request.target.local is None:
         exists = there.state.exists
-        notes = notes_of(request, source, exists, target.leave(exists) if shows else None)
+        notes += notes_of(request, source, exists, target.leave(exists) if shows else None)
     return Known(
         request,
         source.pin,
@@ -253,7 +252,7 @@ def _read(
         source.transport == "xet" and source.pin.endpoint == target.endpoint,
         _lender(source),
         ties=_ties(opened, configs, meta_loader) if options.ties == "source" else {},
-        configs={path: text.decode() for path, text in texts.items()},
+        configs=texts,
         layers=_layers(opened, configs) if options.ranks else {},
         notes=notes,
     )
@@ -286,6 +285,18 @@ def _configs(source: Source, found: Found, name: str = "config.json") -> dict[st
     listing = source.files()
     paths = {join(part.name.folder, name) for part in found.sets} & listing.keys()
     return {path: read_file(source, listing[path], CONFIG_MAX) for path in sorted(paths)}
+
+
+def _texts(configs: Mapping[str, bytes]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """What follows a change of dtype, and notes of what cannot, as it is no text."""
+    texts: dict[str, str] = {}
+    notes: tuple[str, ...] = ()
+    for path, content in configs.items():
+        try:
+            texts[path] = content.decode()
+        except UnicodeDecodeError:
+            notes += (f"{path} is not UTF-8: its dtype is not changed",)
+    return texts, notes
 
 
 def _layers(opened: Opened, configs: Mapping[str, bytes]) -> dict[Name, int]:

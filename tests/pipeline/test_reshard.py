@@ -580,6 +580,16 @@ def misspelt(shards: Sequence[Shard]) -> tuple[Shard, ...]:
     return tuple(replace(shard, header=shard.header.replace(b".weight", b".Weight")) for shard in shards)
 
 
+def test_a_config_that_is_no_text_is_carried_as_it_is_beside_weights_that_are_cast(
+    model: Path, tmp_path: Path, go: Run
+) -> None:
+    latin = '{"torch_dtype": "float32", "author": "José"}'.encode("latin-1")
+    (model / "config.json").write_bytes(latin)
+    report = go(model, tmp_path / "out", size=SIZE, dtype="bfloat16")
+    assert "config.json is not UTF-8: its dtype is not changed" in report.plan.notes
+    assert (tmp_path / "out" / "config.json").read_bytes() == latin
+
+
 @pytest.mark.parametrize("planner", [loses_a_tensor, misspells_a_header])
 def test_a_plan_that_does_not_hold_the_source_goes_no_further(
     planner: Callable[[Known], Plan], model: Path, tmp_path: Path, go: Run, monkeypatch: pytest.MonkeyPatch
