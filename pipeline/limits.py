@@ -41,6 +41,7 @@ BARE_SIZE_MIN = 1 * MB  # bytes; of a size typed without a unit: a smaller numbe
 DEFAULT_SIZE = 5 * GB  # bytes; what the Hub's own tools cut at, and what a plain HTTP download still takes
 OUTLINE_FILES = 200  # files of a job that are listed once its plan is gone: a queue keeps 100,000 jobs that ended
 OUTLINE_PATHS = 20_000  # characters of their paths; 200 of `model-00001-of-00200.safetensors` have 6,400
+METADATA_COPIES_MAX = 64 * MB  # bytes of `__metadata__` in all shards of a model, which a plan holds; most have some kB
 ALIGNMENT = 8  # bytes; the data of a safetensors file starts on such a boundary, as its writers pad
 
 # -------------------------------------------------------------------------------------------------------- renames

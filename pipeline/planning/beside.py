@@ -99,3 +99,13 @@ def _why_not(path: str, found: Found, duplicates: Mapping[str, str], options: Op
     if is_weight_index(path):
         return "index of weights that are not copied"
     return None
+
+
+def idle_globs(options: Options, listing: Mapping[str, StoredFile]) -> list[str]:
+    """A note of each glob that matches no file of the source."""
+    return [
+        f"{option} {glob!r} matches no file"
+        for option, globs in (("--include", options.include), ("--exclude", options.exclude))
+        for glob in globs
+        if not any(fnmatchcase(path, glob) for path in listing)
+    ]

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from posixpath import dirname, join
 from typing import NamedTuple
@@ -35,7 +34,7 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.figures import human_bytes
 from reshard.pipeline.limits import ALIGNMENT, COMPONENT_MAX, HUB_FILE_MAX, HUB_FOLDER_FILES_MAX, HUB_HTTP_MAX
 from reshard.pipeline.places import NOWHERE
-from reshard.pipeline.planning.beside import excluded, settings_edits, settings_paths, sort_out
+from reshard.pipeline.planning.beside import excluded, idle_globs, settings_edits, settings_paths, sort_out
 from reshard.pipeline.planning.codec import plan_digest, shard_digest
 from reshard.pipeline.planning.existing import Before, deletes_of, drift, occupied, replaced
 from reshard.pipeline.planning.experts import unchanged
@@ -68,6 +67,7 @@ from reshard.pipeline.planning.pack import (
     Heading,
     aligned,
     alignment_of,
+    check_metadata,
     check_size,
     file_size,
     first_first,
@@ -76,7 +76,7 @@ from reshard.pipeline.planning.pack import (
 )
 from reshard.pipeline.planning.parameters import total_parameters
 from reshard.pipeline.planning.ranges import same_cut
-from reshard.pipeline.planning.readers import NO_SHARES, Readers, Shares, shares
+from reshard.pipeline.planning.readers import NO_SHARES, Readers, Shares, refuse_undivided, shares_of
 from reshard.pipeline.planning.scales import MODELOPT
 from reshard.pipeline.planning.select import Selection, check_prefix, edited_config, select
 from reshard.pipeline.request import LAYOUT, Options, Request, key_of
@@ -149,6 +149,7 @@ def make_plan(known: Known) -> Plan:
     shards: list[Shard] = []
     outputs: list[Output] = []
     notes = [*known.notes]
+    found: list[Shares] = []
     same_experts = options.experts != "keep" and bool(opened.checkpoints)
     unused = {*range(len(options.rename))} if opened.checkpoints else set()
     for checkpoint in opened.checkpoints:
@@ -156,9 +157,11 @@ def make_plan(known: Known) -> Plan:
         made = (_cut_gguf if is_gguf else _cut)(checkpoint, known, len(shards))
         shards += made.shards
         outputs.append(made.output)
+        found.append(made.share)
         unused -= made.selection.rules_used
         same_experts = same_experts and not made.selection.rearranged
         notes += [*checkpoint.notes, *made.notes]
+    refuse_undivided(found)
     if same_experts:
         raise unchanged((t.name for checkpoint in opened.checkpoints for t in checkpoint.tensors), options.experts)
     if opened.checkpoints:
@@ -190,6 +193,9 @@ def make_plan(known: Known) -> Plan:
         left = f"{counted(len(foreign), 'file')} left in place, such as {foreign[0]}"
         notes.append(f"{left}: not covered by the signature, so verifiers reject the download (--prune deletes them)")
     _check_paths([s.path for s in shards], written | beside, kept, on_hub)
+    notes += _uncut_notes(known, carried)
+    if known.published is None:  # or nothing was listed
+        notes += idle_globs(options, known.listing)
     changes = replaced(before, written | {edit.path for edit in edits}, carried, deletes)
     plan = Plan(
         schema=SCHEMA,
@@ -209,7 +215,7 @@ def make_plan(known: Known) -> Plan:
         reused=reused,
         deletes=deletes,
         kept=tuple(sorted(kept)),
-        notes=tuple(notes + _uncut_notes(known, carried) + _idle_globs(known) + _warnings(shards, carried, known)),
+        notes=tuple(notes + _warnings(shards, carried, known)),
         digest="",
         transports=known.transports,
         shares=known.shares,
@@ -289,6 +295,7 @@ class _Made(NamedTuple):
     output: Output
     selection: Selection
     notes: list[str]
+    share: Shares = NO_SHARES
 
 
 def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
@@ -299,8 +306,8 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
     too_large = check_size(entries, options.size, heading, options.oversize)
     share = NO_SHARES
     if options.ranks:
-        layers = known.layers.get(checkpoint.name)
-        share = shares([entry.name for entry in entries], Readers.of(options.ranks), layers)
+        names, layers = [entry.name for entry in entries], known.layers.get(checkpoint.name)
+        share = shares_of(checkpoint.name, names, Readers.of(options.ranks), layers)
 
     def pack(heading: Heading) -> list[Bin]:
         return [b for part in _parts(entries, share) for b in PACKINGS[options.pack](part, options.size, heading)]
@@ -317,6 +324,7 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
         # A single tensor that fits without them goes without them.
         if len(bins) == 1 and (too_large or file_size(aligned(bins[0], options.align), named) <= options.size):
             heading = named
+    check_metadata(heading, len(bins), options.size)
     shards = [
         _shard(aligned(b, options.align), shard_path(checkpoint.name, i + 1, len(bins)), heading, files, known.pin)
         for i, b in enumerate(bins)
@@ -340,7 +348,7 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
     path = join(checkpoint.name.folder, "config.json")
     config = path if path in known.listing and not excluded(options, path) else None
     output = Output(checkpoint.name, numbers, index, config, selection.ties, readers)
-    return _Made(shards, output, selection, notes + _config_note(output, known))
+    return _Made(shards, output, selection, notes + _config_note(output, known), share)
 
 
 def _parts(entries: Sequence[Entry], share: Shares) -> list[Bin]:
@@ -414,18 +422,6 @@ def _uncut_notes(known: Known, carried: Sequence[StoredFile]) -> list[str]:
         f"{file.path} ({human_bytes(file.size)}) is copied unchanged: its loader does not support an index"
         for file in carried
         if file.path in known.found.uncut and file.size > known.request.options.size
-    ]
-
-
-def _idle_globs(known: Known) -> list[str]:
-    if known.published is not None:  # then nothing was listed
-        return []
-    options = known.request.options
-    return [
-        f"{option} {glob!r} matches no file"
-        for option, globs in (("--include", options.include), ("--exclude", options.exclude))
-        for glob in globs
-        if not any(fnmatchcase(path, glob) for path in known.listing)
     ]
 
 

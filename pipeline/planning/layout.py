@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.open import Opened
-from reshard.pipeline.errors import BadRanks
 from reshard.pipeline.limits import SMALL_FILE
 from reshard.pipeline.planning.blocks import block_of
 from reshard.pipeline.planning.model import Plan
-from reshard.pipeline.planning.readers import NO_SHARES, Readers, Reads, reads, shares
+from reshard.pipeline.planning.readers import Readers, Reads, reads, refuse_undivided, shares_of
 from reshard.pipeline.tensors import DTYPE_BITS, Name, size_in_bytes
 
 
@@ -79,17 +78,9 @@ def read_by(files: Sequence[Laid], readers: Readers, layers: Mapping[Name, int])
     names: dict[Name, list[str]] = defaultdict(list)
     for file in files:
         names[file.model] += (tensor.name for tensor in file.tensors)
-    share, notes, refused = {}, list[str](), list[BadRanks]()
-    for model, own in names.items():
-        try:
-            share[model] = shares(own, readers, layers.get(model))
-            notes += share[model].notes
-        except BadRanks as error:
-            share[model] = NO_SHARES
-            refused.append(error)
-            notes.append(f"{model}: {error}; every rank reads all of it")
-    if len(refused) == len(names):
-        raise refused[0]
+    share = {model: shares_of(model, own, readers, layers.get(model)) for model, own in names.items()}
+    refuse_undivided(share.values())
+    notes = [note for one in share.values() for note in one.notes]
     owned = {f.path: (f.size, [(share[f.model].of.get(t.name), t.size) for t in f.tensors]) for f in files}
     return reads(owned, readers.ranks), notes
 

@@ -17,8 +17,9 @@ from typing import NamedTuple
 
 from reshard.pipeline.checkpoint.formats import gguf
 from reshard.pipeline.checkpoint.formats.safetensors import build_header, entry_sizes, metadata_size, padded
-from reshard.pipeline.errors import Oversize, SizeTooSmall
-from reshard.pipeline.limits import ALIGNMENT
+from reshard.pipeline.errors import BadSize, Oversize, SizeTooSmall
+from reshard.pipeline.figures import human_bytes
+from reshard.pipeline.limits import ALIGNMENT, METADATA_COPIES_MAX
 from reshard.pipeline.planning.blocks import block_of, natural
 from reshard.pipeline.planning.model import Entry
 from reshard.pipeline.tensors import DTYPE_BITS, size_in_bytes
@@ -438,3 +439,11 @@ def check_size(entries: Sequence[Entry], limit: int, about: About, oversize: str
         if oversize == "fail":
             raise Oversize(tensor=entry.name, bytes=file_size([entry], about), size=limit)
     return too_large
+
+
+def check_metadata(about: Heading, files: int, limit: int) -> None:
+    """Raises BadSize where so many ``files`` would repeat more of the source's metadata than a plan holds."""
+    if (size := files * metadata_size(about.metadata)) > METADATA_COPIES_MAX:
+        why = f"{files:,} shards would repeat {human_bytes(size)} of metadata"
+        most = human_bytes(METADATA_COPIES_MAX)
+        raise BadSize(value=human_bytes(limit), why=f"{why} (maximum: {most}); use a larger size")

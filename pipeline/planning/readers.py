@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 from reshard.pipeline.errors import BadRanks
 from reshard.pipeline.planning.experts import FUSED, ONE
 from reshard.pipeline.request import RANKS
+from reshard.pipeline.tensors import Name
 from reshard.pipeline.text import counted
 
 # A tensor's layer, by what the models of mlx-lm 0.32 and of transformers call the list of them: the first pattern that
@@ -43,6 +44,7 @@ class Shares(NamedTuple):
 
     of: Mapping[str, int]
     notes: tuple[str, ...] = ()
+    refused: BadRanks | None = None  # why all read everything
 
 
 NO_SHARES = Shares({})  # all read everything
@@ -55,6 +57,21 @@ def shares(names: Sequence[str], readers: Readers, layers: int | None = None) ->
     ``layers`` is how many the model has by its config; layers of ``pp`` from that number on are read by no rank.
     """
     return _experts(names, readers.ranks) if readers.kind == "ep" else _stages(names, readers.ranks, layers)
+
+
+def shares_of(model: Name, names: Sequence[str], readers: Readers, layers: int | None) -> Shares:
+    """As ``shares``, of one model of several: one that cannot be divided is read by all; see ``refuse_undivided``."""
+    try:
+        return shares(names, readers, layers)
+    except BadRanks as error:
+        return Shares({}, (f"{model}: {error}; every rank reads all of it",), error)
+
+
+def refuse_undivided(found: Iterable[Shares]) -> None:
+    """Raises BadRanks where none of several models can be divided."""
+    refused = [share.refused for share in found]
+    if refused and refused[0] and all(refused):
+        raise refused[0]
 
 
 def _experts(names: Sequence[str], ranks: int) -> Shares:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reshard.pipeline.errors import Oversize, SizeTooSmall
+from reshard.pipeline.errors import BadSize, Oversize, SizeTooSmall
+from reshard.pipeline.limits import MB
 from reshard.pipeline.planning import pack
 from reshard.pipeline.planning.model import Entry
 from reshard.pipeline.planning.pack import (
@@ -17,6 +18,7 @@ from reshard.pipeline.planning.pack import (
     Packing,
     aligned,
     balanced,
+    check_metadata,
     check_size,
     file_size,
     greedy,
@@ -245,3 +247,10 @@ def test_a_block_that_fits_no_file_is_cut_and_the_rest_stays_whole() -> None:
     bins = layers(entries, 1500, METADATA)
     assert [len(b) for b in bins] == [1] * 6
     assert [len(b) for b in layers(entries, 2700, METADATA)] == [2, 2, 2]
+
+
+def test_metadata_that_every_shard_would_repeat_beyond_what_a_plan_holds_is_refused() -> None:
+    about = Heading({"note": "x" * 5 * MB})
+    check_metadata(about, 10, 20 * MB)
+    with pytest.raises(BadSize, match=r"20.* MB: 128 shards would repeat 640 MB of metadata.*use a larger size"):
+        check_metadata(about, 128, 20 * MB)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 import pytest
@@ -12,6 +13,7 @@ from reshard.pipeline.errors import BadRanks
 from reshard.pipeline.limits import GB, MB
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.planning.readers import NO_RANK, Readers, Reads, patterns, reads, shares
+from reshard.pipeline.tensors import Name
 from tests.pipeline.planning.builders import opened_named, plan_of
 from tests.pipeline.planning.shapes import Shapes, deepseek_v3
 
@@ -194,3 +196,14 @@ def test_stages_are_ranges_of_layers_the_last_first_and_as_even_as_can_be(ranks:
     assert stages == sorted(stages, reverse=True) and {*stages} == {*range(ranks)}
     counts = [stages.count(rank) for rank in range(ranks)]
     assert counts == sorted(counts, reverse=True) and counts[0] - counts[-1] <= 1
+
+
+def test_a_model_that_cannot_be_divided_beside_one_that_can_is_read_by_all() -> None:
+    of_experts = opened_named({f"layers.0.experts.{n}.w": ("U8", (50,)) for n in range(2)}, file_of=1000)
+    dense = replace(opened_named({"conv.w": ("U8", (50,))}, file_of=1000).checkpoints[0], name=Name("vision", "model"))
+    both = replace(of_experts, checkpoints=(*of_experts.checkpoints, dense))
+    plan = plan_of(both, ranks="ep2")
+    assert [output.readers for output in plan.outputs] == [(0, 1), (None,)]
+    assert [n for n in plan.notes if n.startswith("vision/model: ") and n.endswith("every rank reads all of it")]
+    with pytest.raises(BadRanks, match="no experts to divide"):
+        plan_of(replace(both, checkpoints=(dense,)), ranks="ep2")
