@@ -328,7 +328,7 @@ def parse_place(value: str | os.PathLike[str] | AnyPlace) -> AnyPlace:
     """
     if isinstance(value, AnyPlace):
         return value
-    text = (value if isinstance(value, str) else str(Path(value).absolute())).strip()
+    text = value.strip() if isinstance(value, str) else str(Path(value).absolute())
     if not text:
         raise BadPlace(value=repr(value), why="empty; is a shell variable unset?")
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
-from reshard.pipeline.errors import DuplicateTensor
+from reshard.pipeline.errors import DuplicateTensor, UsageError
 
 # In front of every name: torch.nn.DataParallel and DistributedDataParallel.
 _LEADING = "module"
@@ -57,11 +57,15 @@ def unwrapped_name(name: str, wrappers: Sequence[str]) -> str:
 
 
 def unwrapped_names(names: Iterable[str], wrappers: Sequence[str], file: str) -> dict[str, str]:
-    """Old name -> new name; raises DuplicateTensor when two names would become one. ``file`` is for the message."""
+    """Old name -> new name; raises DuplicateTensor when two names would become one, and UsageError for one that no file
+    takes. ``file`` is for the messages.
+    """
     found: dict[str, str] = {}
     taken: dict[str, str] = {}
     for name in names:
         found[name] = new = unwrapped_name(name, wrappers)
+        if new != name and new in {"", "__metadata__"}:
+            raise UsageError(what=f"--strip-prefix: {name!r} in {file} would be {new!r}, not a valid name")
         if (other := taken.setdefault(new, name)) != name:
             again = f"the same file (as {name}), once prefixes are removed"
             raise DuplicateTensor(tensor=new, file=f"{file} (as {other})", other=again)

@@ -377,6 +377,8 @@ def _cut_gguf(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
         raise NotDequantized(why=f"{checkpoint.name} is a GGUF model, which cannot be dequantized", cure=cure)
     if options.ranks:
         raise BadRanks(value=options.ranks, why=f"{checkpoint.name} is a GGUF model, whose loaders read every file")
+    if options.align != ALIGNMENT:
+        raise UsageError(what=f"{checkpoint.name}: --align does not apply to GGUF, which defines its own alignment")
     if options.dtype != "keep":
         raise UsageError(what=f"{checkpoint.name}: --dtype does not apply to GGUF, which defines its own quantization")
     selection = select(checkpoint, options, {})

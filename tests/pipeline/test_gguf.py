@@ -340,6 +340,8 @@ def test_names_and_keys_of_parts_must_agree(model: Path, tmp_path: Path, go: Run
 def test_what_a_gguf_cannot_be_asked_for_is_refused(model: Path, tmp_path: Path, go: Run) -> None:
     with pytest.raises(UsageError, match="--dtype does not apply to GGUF"):
         go(model, tmp_path / "out", dtype="float16")
+    with pytest.raises(UsageError, match="--align does not apply to GGUF"):
+        go(model, tmp_path / "out", align=4096)
     for dtype in ("keep", "float16"):
         with pytest.raises(NotDequantized, match="is a GGUF model") as refused:
             go(model, tmp_path / "out", dtype=dtype, dequantize=True)

@@ -87,6 +87,8 @@ def test_a_folder_is_named_by_its_shortest_path(tmp_path: Path, monkeypatch: pyt
     for name in ("~", "~/m", "~root", "~nobody"):
         assert parse_place(f"./{name}") == Folder(path=str(tmp_path / name)), "a folder of that name"
     assert parse_place("./link/../b") == Folder(path=str(tmp_path / "elsewhere" / "b"))
+    assert parse_place(" ./b ") == parse_place(Path("b"))
+    assert parse_place(Path("b ")) == Folder(path=str(tmp_path / "b ")), "a path object is nothing that was typed"
 
 
 @given(st.text(max_size=40))

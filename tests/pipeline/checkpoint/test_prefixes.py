@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.pipeline.checkpoint.prefixes import unwrapped_name, unwrapped_names, wrappers_in
-from reshard.pipeline.errors import DuplicateTensor
+from reshard.pipeline.errors import DuplicateTensor, UsageError
 
 
 class Block(torch.nn.Module):
@@ -78,3 +78,9 @@ def test_two_names_that_would_become_one_are_refused() -> None:
     again = r"a\.w: in x\.bin \(as a\.w\) and again in the same file \(as a\._orig_mod\.w\)"
     with pytest.raises(DuplicateTensor, match=again):
         unwrapped_names(["a.w", "a._orig_mod.w"], ["_orig_mod."], "x.bin")
+
+
+@pytest.mark.parametrize("left", ["", "__metadata__"])
+def test_a_name_of_which_nothing_that_a_file_takes_would_be_left_is_refused(left: str) -> None:
+    with pytest.raises(UsageError, match=f"'module.{left}' in x.bin would be '{left}', not a valid name"):
+        unwrapped_names(["module.w", f"module.{left}"], ["module."], "x.bin")
