@@ -40,7 +40,7 @@ class Bar(ExitStack):
 
     def agrees(self, question: str) -> bool:
         """The answer of who sits at the terminal; where nobody does, yes."""
-        return True
+        return agrees(question) if sys.stdin.isatty() else True
 
 
 def bar(output: Output) -> Bar:
@@ -103,11 +103,9 @@ class _Terminal(Bar):
         self._progress.console.print(text)
 
     def agrees(self, question: str) -> bool:
-        if not sys.stdin.isatty():
-            return True
         self._progress.stop()
         try:
-            return agrees(question)
+            return super().agrees(question)
         finally:
             self._progress.start()
 

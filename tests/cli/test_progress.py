@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import re
@@ -291,6 +292,19 @@ def test_times_are_said_in_the_largest_unit_of_which_there_are_two(monkeypatch: 
         "2 h ago",
         "2 d ago",
     ]
+
+
+@pytest.mark.parametrize("output", [Output(), Output(quiet=True), Output(json=True)])
+@pytest.mark.parametrize(
+    ("typed", "terminal", "agreed"), [("n\n", True, False), ("y\n", True, True), ("", False, True)]
+)
+def test_who_sits_at_a_terminal_is_asked_wherever_the_rest_goes(
+    output: Output, typed: str, terminal: bool, agreed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stdin = io.StringIO(typed)
+    monkeypatch.setattr(stdin, "isatty", lambda: terminal)
+    monkeypatch.setattr("sys.stdin", stdin)
+    assert bar(output).agrees("Publish it?") is agreed
 
 
 def test_on_a_terminal_it_asks_before_what_not_everyone_sees_is_made_public(
