@@ -28,6 +28,7 @@ from reshard.pipeline.errors import (
     ScheduleNotFound,
     WorkerNotFound,
 )
+from reshard.pipeline.stores.network import by_environment
 from reshard.pipeline.validation import first_problem
 
 CONNECT_TIMEOUT = 5.0  # seconds
@@ -49,12 +50,13 @@ class Remote:
         """The `reshard web` at ``url``; nothing is asked yet. It never follows a redirect."""
         timeout = httpx2.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        # Reading whose certificates count takes 30 ms, a tenth of a command; without TLS none do.
-        tls = (
-            httpx2.create_ssl_context() if url.lower().startswith("https") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        )
         base = url.rstrip("/").removesuffix(ROOT) + ROOT  # either may be meant
-        with httpx2.Client(base_url=base, headers=headers, timeout=timeout, verify=tls) as client:
+        with by_environment():
+            # Reading whose certificates count takes 30 ms, a tenth of a command; without TLS none do.
+            with_tls = url.lower().startswith("https")
+            tls = httpx2.create_ssl_context() if with_tls else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            made = httpx2.Client(base_url=base, headers=headers, timeout=timeout, verify=tls)
+        with made as client:
             yield cls(client, url)
 
     def perform(self, operation: Operation[P, Answered], /, *args: P.args, **kwargs: P.kwargs) -> Answered:

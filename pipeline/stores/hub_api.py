@@ -42,7 +42,7 @@ from reshard.pipeline.stores.answers import (
     XetToken,
     is_url,
 )
-from reshard.pipeline.stores.network import Guard, GuardedClient
+from reshard.pipeline.stores.network import Guard, GuardedClient, by_environment
 from reshard.pipeline.stores.observed import Observe, ObservedClient
 from reshard.pipeline.stores.pace import RateLimiter
 from reshard.pipeline.stores.refusal import Refusal
@@ -93,13 +93,14 @@ class HubApi:
         with self._lock:
             if self._client is None or self._pid != os.getpid():
                 self._pid = os.getpid()
-                self._client = self._client_of(
-                    self.guard,
-                    verify=trusted(),
-                    timeout=httpx2.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT),
-                    limits=httpx2.Limits(max_connections=POOL, max_keepalive_connections=POOL),
-                    event_hooks={"response": [self._tell_limiter]},
-                )
+                with by_environment():
+                    self._client = self._client_of(
+                        self.guard,
+                        verify=trusted(),
+                        timeout=httpx2.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT),
+                        limits=httpx2.Limits(max_connections=POOL, max_keepalive_connections=POOL),
+                        event_hooks={"response": [self._tell_limiter]},
+                    )
             return self._client
 
     def _tell_limiter(self, response: httpx2.Response) -> None:

@@ -7,8 +7,10 @@ answers in its place, read what only this machine can reach: other services of i
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +18,7 @@ from urllib.parse import urlsplit
 import httpcore2
 import httpx2
 
-from reshard.pipeline.errors import HubUnreachable, UnsafeRedirect
+from reshard.pipeline.errors import BadSetting, HubUnreachable, UnsafeRedirect
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")  # RFC 6052: the last four bytes are an IPv4 address
 # The same, as a network may have it for itself: RFC 8215, and RFC 4291's old form.
@@ -133,6 +135,38 @@ class _CheckedBackend(httpcore2.SyncBackend):
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout):
                 continue
         return super().connect_tcp(addresses[-1], port, *arguments, **options)
+
+
+PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy"})  # in small or capital letters
+
+
+@contextmanager
+def by_environment() -> Iterator[None]:
+    """Inside, a client is made; raises BadSetting for certificates or a proxy of the environment that cannot be used.
+
+    Of a proxy nothing is shown: its URL may hold a password.
+    """
+    try:
+        yield
+    except OSError as error:
+        name = "SSL_CERT_FILE" if os.environ.get("SSL_CERT_FILE") else "SSL_CERT_DIR"
+        raise BadSetting(name=name, value=os.environ.get(name, ""), why=error.strerror or str(error)) from error
+    except (ImportError, ValueError, httpx2.InvalidURL) as error:
+        for name in (name for name, value in os.environ.items() if value and name.lower() in PROXIES):
+            try:
+                httpx2.HTTPTransport(proxy=_proxy(os.environ[name]), verify=False).close()
+            except ImportError:
+                why = "a SOCKS proxy requires the package socksio"
+            except (ValueError, httpx2.InvalidURL):
+                why = "not the URL of a proxy, such as http://host:3128"
+            else:
+                continue
+            raise BadSetting(name=name, value="...", why=why) from error
+        raise
+
+
+def _proxy(url: str) -> str:
+    return url if "://" in url else f"http://{url}"
 
 
 class GuardedClient(httpx2.Client):

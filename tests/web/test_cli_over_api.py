@@ -285,12 +285,19 @@ def test_who_may_not_is_told_what_to_set(api: Run, site: Site, store: JobStore, 
         {"RESHARD_API_URL": "http://ada:hush@127.0.0.1:1"},
         {"RESHARD_API_URL": "http://127.0.0.1:1", "RESHARD_API_TOKEN": "two hush"},
         {"RESHARD_API_URL": "http://127.0.0.1:1", "RESHARD_API_TOKEN": "hüsh"},
+        {"RESHARD_API_URL": "http://127.0.0.1:1", "ALL_PROXY": "socks5://hush:1"},
+        {"RESHARD_API_URL": "http://127.0.0.1:1", "HTTPS_PROXY": "http://one:1", "HTTP_PROXY": "http://ada:hush@x:y"},
     ],
 )
 def test_a_setting_that_makes_no_sense_is_named_and_not_shown(reshard: Run, env: dict[str, str]) -> None:
     done = reshard("list", env=env)
     assert done.code == 2 and done.err.startswith(f"error[usage.setting]: {[*env][-1]}=...: ")
     assert "hush" not in done.err and "hüsh" not in done.err
+
+
+def test_certificates_that_cannot_be_read_are_named_by_their_setting(reshard: Run) -> None:
+    done = reshard("list", env={"RESHARD_API_URL": "https://127.0.0.1:1", "SSL_CERT_FILE": "/none"})
+    assert done.code == 2 and done.err.startswith("error[usage.setting]: SSL_CERT_FILE=/none: No such file")
 
 
 @contextmanager
