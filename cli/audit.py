@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from contextlib import closing
@@ -15,7 +16,7 @@ from reshard.cli.output import Output, count, lines, write
 from reshard.cli.progress import bar
 from reshard.client.audit_report import page, report_of, require_pages, summary
 from reshard.client.models.audits import Audit, AuditedModel
-from reshard.pipeline.errors import AuditFailed, UsageError
+from reshard.pipeline.errors import AuditFailed, UsageError, shortened
 from reshard.pipeline.limits import AUDIT_JOBS, JOBS_MAX
 from reshard.pipeline.text import printable
 
@@ -89,7 +90,7 @@ def _wanted(deep: str | None) -> int:
 def _subjects(what: str, against: str | None, context: Context) -> list[Subject]:
     from reshard.pipeline.auditing.subjects import of_catalog, of_folder, of_owner
 
-    file = Path(what).expanduser()
+    file = _file(what)
     if _is_catalog(what):
         if against is not None:
             raise UsageError(what=f"{what} names the sources itself; remove --against")
@@ -97,8 +98,10 @@ def _subjects(what: str, against: str | None, context: Context) -> list[Subject]
     by: Catalog | str | None = against
     if against is not None and "{" not in against:
         if not _is_catalog(against):
-            raise UsageError(what=f"--against {against}: use a catalog file, or a template such as mistralai/{{name}}")
-        by = read_catalog(Path(against).expanduser())[1]
+            raise UsageError(
+                what=f"--against {shortened(against)}: use a catalog file, or a template such as mistralai/{{name}}"
+            )
+        by = read_catalog(_file(against))[1]
     if what.startswith(("./", "../", "/", "~/")) or what in {".", ".."}:
         if by is not None and not isinstance(by, str):
             raise UsageError(what="for a folder of models, --against accepts a template such as ./sources/{name}")
@@ -107,7 +110,12 @@ def _subjects(what: str, against: str | None, context: Context) -> list[Subject]
 
 
 def _is_catalog(typed: str) -> bool:
-    return typed.endswith((".yaml", ".yml")) or Path(typed).expanduser().is_file()
+    return typed.endswith((".yaml", ".yml")) or os.path.isfile(_file(typed))  # noqa: PTH113 -- see _file
+
+
+def _file(typed: str) -> Path:
+    """os.path, as Path raises for a user that is not there, and for a name that is too long."""
+    return Path(os.path.expanduser(typed))  # noqa: PTH111
 
 
 def _text(found: Audit) -> str:

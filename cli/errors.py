@@ -14,7 +14,7 @@ from typer import Abort, TyperException
 
 from reshard.cli.help import COMMON
 from reshard.cli.output import Output, console
-from reshard.pipeline.errors import BadPlace, BadSize, NoTarget, ReshardError, UsageError
+from reshard.pipeline.errors import BadBody, BadPlace, BadSize, NoTarget, ReshardError, UsageError
 from reshard.pipeline.text import printable, printable_lines
 
 INTERRUPTED = 130  # exit code; 128 + SIGINT, as shells count it
@@ -49,7 +49,8 @@ def _run(command: Callable[[], Any], as_json: bool, name: str) -> int:
     except (KeyboardInterrupt, Abort):
         return INTERRUPTED
     except ReshardError as known:
-        error = known
+        # A request is known to who sends it, not to who types options.
+        error = UsageError(what=str(known)) if type(known) is BadBody else known
         error.told = None  # who types has options
         if type(error) is UsageError:
             error.facts.setdefault("command", name)

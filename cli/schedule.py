@@ -20,7 +20,7 @@ from reshard.client.facts import outcome_text, upcoming
 from reshard.client.models.catalogs import Schedule, SchedulePreview, ScheduleRow, ScheduleTimes, Would
 from reshard.client.operations import schedules as operations
 from reshard.client.operations.jobs import JobRequest, service
-from reshard.client.operations.table import Session
+from reshard.client.operations.table import Session, read
 from reshard.client.queue import START, missing, moment
 from reshard.pipeline.request import Request
 from reshard.worker.followers.schedules import Schedule as Checked
@@ -53,11 +53,11 @@ def add(
     """
     typed: dict[str, object] = {"name": name, "cron": cron, "tz": tz, "missed": missed}
     if isinstance(submitted, Request):
-        schedule = Checked.model_validate(typed | {"request": submitted})
+        schedule = read(Checked, typed | {"request": submitted})
         sent = typed | {"request": JobRequest.of(submitted)}
     else:
         _, submission = read_submission(*submitted)
-        schedule = Checked.model_validate(typed | {"catalog": submission.definition("")})
+        schedule = read(Checked, typed | {"catalog": submission.definition("")})
         sent = typed | {"catalog": submission}
     schedule.check()  # what is wrong is said in a command's words
     with connect() as session:

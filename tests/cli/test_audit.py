@@ -108,6 +108,9 @@ def test_what_cannot_be_audited_is_one_line_with_its_exit_code(
         ([namespace.name, "--against", "mistralai"], 2, "--against mistralai: use a catalog file, or a template"),
         ([file, "--against", file], 2, "names the sources itself; remove --against"),
         ([namespace.name, "--deep", "some"], 2, "--deep some: use all, or a number of models"),
+        ([namespace.name, "--against", "x" * 300], 2, "use a catalog file, or a template"),
+        (["x" * 300], 2, "xxx"),
+        (["~nobody2/x"], 2, "~nobody2/x"),
         ([tmp_path / "none"], 3, f"cannot read folder {tmp_path}/none"),
     ):
         done = reshard("audit", *typed, env=env)

@@ -74,6 +74,9 @@ def test_what_is_wrong_is_said_in_one_line(queue: Queue) -> None:
     for done, code, said in (
         (add(queue, "taken"), 10, "error[queue.schedule_exists]: schedule taken already exists"),
         (add(queue, "zone", "--tz", "Mars/Base"), 2, "error[usage.schedule]: --tz 'Mars/Base' is not a time zone"),
+        (add(queue, "n" * 64), 2, "error[usage]: name: "),
+        (add(queue, "when", "--cron", "0" * 251), 2, "error[usage]: cron: "),
+        (add(queue, "zone", "--tz", "z" * 101), 2, "error[usage]: tz: "),
         (add(queue, "Big"), 2, "error[usage.schedule]: 'Big' is not a valid name"),
         (queue("schedule", "show", "nobody"), 10, "error[queue.no_schedule]: schedule not found: nobody"),
     ):
