@@ -259,17 +259,21 @@ def read_request_or_catalog(**typed: Any) -> Request | tuple[Path, dict[str, int
 
 def read_filter(
     state: Annotated[list[JobState] | None, value("STATE", "Filter by state. Can be repeated.")] = None,
-    source: Annotated[str, value("GLOB", "Filter by source, such as 'them/*'.")] = "",
-    target: Annotated[str, value("GLOB", "Filter by target.")] = "",
-    by: Annotated[str, value("NAME", "Filter by submitter.")] = "",
-    catalog: Annotated[str, value("NAME", "Filter by catalog.")] = "",
-    code: Annotated[str, value("CODE", "Filter by error code.")] = "",
+    source: Annotated[str | None, value("GLOB", "Filter by source, such as 'them/*'.")] = None,
+    target: Annotated[str | None, value("GLOB", "Filter by target.")] = None,
+    by: Annotated[str | None, value("NAME", "Filter by submitter.")] = None,
+    catalog: Annotated[str | None, value("NAME", "Filter by catalog.")] = None,
+    code: Annotated[str | None, value("CODE", "Filter by error code.")] = None,
     since: Annotated[str | None, value("AGE", "Only jobs newer than this, such as 12h or 7d.")] = None,
 ) -> dict[str, Any]:
-    """The fields of ``Filter`` that were typed."""
-    typed: dict[str, Any] = {"state": state, "source": source, "target": target, "by": by, "catalog": catalog}
-    typed |= {"code": code, "since": time.time() - parse_age(since, "--since") if since else 0.0}
-    return {name: value for name, value in typed.items() if value}
+    """The fields of ``Filter`` that were typed; raises UsageError."""
+    typed: dict[str, Any] = {"source": source, "target": target, "by": by, "catalog": catalog, "code": code}
+    given = {name: value for name, value in (typed | {"since": since}).items() if value is not None}
+    if empty := next((name for name, value in given.items() if not value.strip()), ""):  # which would be no filter
+        raise UsageError(what=f"--{empty}: empty; is a shell variable unset?")
+    if since is not None:
+        given["since"] = time.time() - parse_age(since, "--since")
+    return given | ({"state": [*dict.fromkeys(state)]} if state else {})
 
 
 class Choice(NamedTuple):
@@ -295,7 +299,7 @@ def read_choice(
 ) -> Choice:
     """The jobs that were typed; raises UsageError."""
     fields = read_filter(**filter)
-    if older_than:
+    if older_than is not None:
         fields["age"] = parse_age(older_than, "--older-than")
     ways = sum(map(bool, (jobs, fields, all_)))
     if not ways:
@@ -310,7 +314,8 @@ _SECONDS = {"min": 60, "h": 3600, "d": 86400, "w": 604800}
 
 def parse_age(text: str, option: str) -> float:
     """Seconds; raises UsageError."""
-    if (match := re.fullmatch(r"(\d{1,9}) ?(min|h|d|w)", text.strip(), re.ASCII)) is None:
+    match = re.fullmatch(r"(\d{1,9}) ?(min|h|d|w)", text.strip(), re.ASCII)
+    if match is None or not int(match[1]):  # none is no age, which would choose all
         raise UsageError(what=f"{option} {text}: invalid duration; use a value such as 30min, 12h, 7d or 4w")
     return float(match[1]) * _SECONDS[match[2]]
 

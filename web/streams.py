@@ -45,7 +45,7 @@ ALIVE = 15.0  # seconds without an event after which a comment is sent: proxies 
 AGAIN = 1.0  # seconds until the broker is asked again when it does not answer
 
 ID_MAX = 2**64 - 1  # of either half of an event's id; nothing comes after one that has it twice
-_ID = re.compile(r"\d{1,20}-\d{1,20}")
+_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 
 
 class Message(NamedTuple):

@@ -79,11 +79,11 @@ class JobRequest(Body):
     priority: Priority = "interactive"
 
     def request(self, asked_by: str) -> Request:
-        """Raises UsageError for what no job can do."""
+        """Raises BadBody for what no job can do."""
         if self.target != self.target.at(None):
-            raise UsageError(what="target: a target cannot have a revision; use options.branch for a branch")
+            raise BadBody(where="target", why="a target cannot have a revision; use the option branch for a branch")
         if self.options.branch and self.options.pr:
-            raise UsageError(what="options: branch and pr cannot be used together")
+            raise BadBody(where="options.branch", why="branch and pr cannot be used together")
         return Request(**{name: getattr(self, name) for name in type(self).model_fields}, asked_by=asked_by)
 
     @classmethod
@@ -143,7 +143,7 @@ class JobsQuery(Filter):
 class Since(Body):
     after: str = Field(
         default="0",
-        pattern=r"^\d{1,19}(-\d{1,19})?$",
+        pattern=r"^[0-9]{1,19}(-[0-9]{1,19})?$",
         description="`next` from the previous response; without it, everything",
     )
 
@@ -169,9 +169,9 @@ class Chosen(Filter):
     )
     jobs: list[Annotated[str, Field(max_length=ID_MAX)]] = Field(default_factory=list, max_length=CHOSEN_MAX)
     all: bool = Field(default=False, description="select every job if no filter is set")
-    age: float = Field(
-        default=0.0,
-        ge=0,
+    age: float | None = Field(
+        default=None,
+        gt=0,
         le=AGE_MAX,
         description="only jobs that have been in their state for at least this many seconds",
     )
@@ -192,7 +192,7 @@ class Chosen(Filter):
             return []
         # As a list has it: of all states by their submits.
         since, submitted = (self.since, 0.0) if self.state else (0.0, self.since)
-        return queue.jobs.chosen(chosen, since, self.age, self.takes(submitted), CHOSEN_MAX)
+        return queue.jobs.chosen(chosen, since, self.age or 0.0, self.takes(submitted), CHOSEN_MAX)
 
 
 class ChosenAgain(Chosen, Again):
@@ -263,6 +263,8 @@ def _each(session: InProcess, body: Chosen, states: Collection[JobState], act: C
             id = session.queue.jobs.resolve(given)
             if not body.dry_run:
                 act(id)
+            elif body.jobs and (state := session.queue.jobs.get(id).state) not in states:
+                raise WrongState(job=id, state=state, why=f"only {', '.join(sorted(states))} jobs are eligible")
             done.append(id)
         except ReshardError as error:
             if error.retryable:

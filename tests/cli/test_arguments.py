@@ -8,13 +8,14 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytest
 
-from reshard.cli.arguments import read_output, read_plan, read_request, read_rules, takes
+from reshard.cli.arguments import read_filter, read_output, read_plan, read_request, read_rules, takes
 from reshard.client.profiles import PROFILES
 from reshard.pipeline.catalogs.definition import Cut
 from reshard.pipeline.errors import BadPlace, BadRename, BadSize, UsageError
 from reshard.pipeline.places import NOWHERE, Folder, Hub
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.sizes import SINGLE
+from reshard.worker.queue.states import JobState
 
 
 def request(source: str = "a/model", to: str = "b/model", **options: Any) -> Request:
@@ -105,6 +106,18 @@ def test_a_request_says_who_asked_and_holds_no_token(monkeypatch: pytest.MonkeyP
     made = request()
     assert "@" in made.asked_by
     assert "hf_secret" not in made.model_dump_json()
+
+
+@pytest.mark.parametrize("name", ["source", "target", "by", "catalog", "code", "since"])
+def test_a_filter_that_is_empty_is_refused_as_it_would_choose_all(name: str) -> None:
+    with pytest.raises(UsageError, match=f"--{name}: empty"):
+        read_filter(state=[JobState.queued], **{name: ""})
+
+
+def test_a_state_that_is_typed_twice_counts_once() -> None:
+    assert read_filter(state=[JobState.queued, JobState.failed, JobState.queued]) == {
+        "state": [JobState.queued, JobState.failed]
+    }
 
 
 def test_json_and_quiet_exclude_each_other() -> None:

@@ -285,6 +285,7 @@ TWO_WAYS = "JOB IDs, filters and --all cannot be used together"
         ("cancel --state done", "--state done: these jobs have ended, or their commit is in progress"),
         ("retry --state done", "--state done: these jobs cannot be retried"),
         ("retry abc def --watch", "--watch requires exactly one job"),
+        ("delete --older-than 0d", "--older-than 0d: invalid duration; use a value such as 30min, 12h, 7d or 4w"),
         ("delete --older-than 6m", "--older-than 6m: invalid duration; use a value such as 30min, 12h, 7d or 4w"),
     ],
 )
@@ -306,6 +307,9 @@ def test_many_jobs_are_cancelled_and_retried_at_once_once_a_trial_has_shown_whic
     assert {*done["ids"]} == {one, two} and (done["dry_run"], done["refused"]) == (False, [])
     assert queue("status", other, "-q").out == "queued\n"
 
+    tried = queue("retry", one, other, two, "--dry-run")
+    assert tried.code == 11 and tried.out == f"Would retry 2 jobs: {one}, {two}\n"
+    assert tried.err.startswith(f"job {other}: job {other} is queued: only cancelled, ")
     mixed = queue("retry", one, other, two)
     assert mixed.code == 11 and mixed.out == f"Retried 2 jobs: {one}, {two}\n"
     assert mixed.err.splitlines()[0] == f"job {other}: job {other} is queued: it has not ended"

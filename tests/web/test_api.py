@@ -79,6 +79,13 @@ def test_what_no_command_takes_is_refused(
     assert store.recent() == []
 
 
+def test_what_is_no_id_of_an_event_is_refused(site: Site, store: JobStore) -> None:
+    with site.client() as client:
+        job = client.post(JOBS, json=BODY).json()["id"]
+        for wrong in ("\u0661", "x"):
+            assert client.get(f"{JOBS}/{job}/changes", params={"after": wrong}).status_code == 400
+
+
 def test_the_openapi_document_has_every_endpoint(site: Site) -> None:
     document = openapi(site)
     assert document["openapi"] == "3.1.0" and "/api/v1/jobs/{job}/cancel" in document["paths"]

@@ -105,6 +105,7 @@ def test_an_edit_keeps_what_a_form_cannot_say(site: Site, schedules: Schedules) 
         ({"ranks": "ep1"}, "ranks", "“Ranks”: use ep or pp and a number from 2 to 9999, such as ep8."),
         ({"source": ""}, "source", "“Source”: the model is missing."),
         ({"target": "us/b/c"}, "target", "us/b/c: "),
+        ({"target": "us/b@main"}, "target", "“Target”: a target cannot have a revision; use the option branch for a "),
         ({"size": "5Gb"}, "size", "“Maximum file size” 5Gb: Gb means bits, not bytes."),
         ({"rename": "- '(?=a)': b"}, "rename", "“Rename” of the form: rule 1: "),
         ({"source": "/etc/<b>"}, "source", "/etc/<b> is outside the folders that jobs are allowed to use here"),

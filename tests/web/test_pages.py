@@ -446,7 +446,7 @@ def test_jobs_are_found_by_the_fields_of_a_form_and_failures_by_their_code(
         assert error and f"{sentence(error['message'], NoWeights.code)} {sentence(error['hint'])}" in told
         assert f'<a href="/jobs/{bad}">' in told and "…" not in told
         assert 'class="note"' not in client.get("/jobs?code=none.such").text
-        for wrong in ({"within": "soon"}, {"state": "lost"}, {"by": "x" * 501}):
+        for wrong in ({"within": "soon"}, {"within": "7200"}, {"state": "lost"}, {"by": "x" * 501}):
             refused = client.get("/jobs", params=wrong)
             assert refused.status_code == 400 and BadBody.code in refused.text, wrong
 

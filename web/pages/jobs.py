@@ -17,6 +17,7 @@ from reshard.client.operations import jobs as operations
 from reshard.client.operations.table import Body, Operation, read
 from reshard.client.queue import Queue
 from reshard.client.text import count, human_bytes, lasted
+from reshard.pipeline.errors import BadBody
 from reshard.pipeline.limits import OUTLINE_FILES
 from reshard.web.pages.picture import Drawing, drawing, picture
 from reshard.web.pages.site import Call, Fields, Page, Reply, act, page
@@ -83,10 +84,12 @@ def _filter(fields: Fields) -> dict[str, Any]:
 
 
 def _limits(filter_: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of ``Filter`` for it."""
+    """The fields of ``Filter`` for it; raises BadBody."""
     limits = dict(filter_)
     if within := limits.pop("within", ""):
-        limits["since"] = time.time() - int(within) if within in WITHIN else within  # which is refused
+        if within not in WITHIN:
+            raise BadBody(where="within", why=f"use one of {', '.join(WITHIN)}")
+        limits["since"] = time.time() - int(within)
     return limits
 
 
