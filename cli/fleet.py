@@ -89,7 +89,8 @@ def drain(worker: Worker, session: Session, output: Output) -> None:
     Example: reshard fleet drain gpu-7
     """
     done = operations.drain(session, worker)
-    then = "Stop it once `reshard fleet status` shows no tasks for it; to undo this, run `reshard fleet undrain`"
+    undo = f"to undo this, run `reshard fleet undrain {done.name}`"
+    then = f"Stop it once `reshard fleet status` shows no tasks for it; {undo}"
     output.result(done, f"Drained worker {done.name}\n{then}", done.name)
 
 

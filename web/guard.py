@@ -64,8 +64,9 @@ class Guard:
     def _wrong(self, headers: Headers) -> ReshardError | None:
         host = headers.get("host", "").lower()
         found = _HOST.fullmatch(host)
-        if found is None or found[1] not in self._hosts:
-            return UsageError(what=f"host not allowed: {host or '(none)'}; add it to RESHARD_WEB_HOSTS")
+        name = found[1] if found else host  # without the port, as the setting has it
+        if found is None or name not in self._hosts:
+            return UsageError(what=f"host not allowed: {name or '(none)'}; add it to RESHARD_WEB_HOSTS")
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > BODY_MAX:
             return BodyTooLarge(most=BODY_MAX)

@@ -130,6 +130,7 @@ def test_a_worker_is_drained_and_shown_so(queue: Queue, url: str) -> None:
             return queue(*arguments)
 
         assert alive("fleet", "drain", "he", "--quiet").out == "here:7\n"
+        assert alive("fleet", "drain", "here").out.endswith("run `reshard fleet undrain here:7`\n")
         shown = alive("status").out
         assert re.search(rf"here:7: drained, up to 2 copies at a time, version 1, started {WHEN} \(.* ago\)", shown), (
             shown

@@ -117,6 +117,11 @@ def test_a_name_that_is_not_ours_is_refused_also_where_it_leads_here(site: Site,
         assert client.get("/healthz").text == client.get("/readyz").text == "ok\n"
 
 
+def test_a_name_that_is_not_ours_is_told_as_its_setting_takes_it(site: Site) -> None:
+    with site.client("act", headers={"Host": "box:8474"}) as client:
+        assert "host not allowed: box; add it to" in client.get(f"{ROOT}/jobs").text
+
+
 @pytest.mark.parametrize(
     ("sent", "ours"),
     [
