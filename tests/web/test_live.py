@@ -58,6 +58,14 @@ def test_what_is_marked_stays_marked_when_the_list_is_drawn_anew(browser: Browse
     assert browser.script(marked) == [job]
 
 
+@pytest.mark.parametrize(("next_", "path"), [("/jobs%3Fstate%3Ddone", "/jobs?state=done"), ("/%09/127.0.0.1:9/x", "/")])
+def test_the_sign_in_leads_who_is_known_to_a_path_of_this_site_alone(
+    browser: Browser, site: Site, store: JobStore, next_: str, path: str
+) -> None:
+    browser.open(f"/sign-in?next={next_}")
+    wait_for(lambda: browser.chrome.current_url == site.url + path, f"the page at {path}")
+
+
 def test_a_line_of_a_log_is_shown_although_nothing_else_happens(browser: Browser, store: JobStore) -> None:
     worker = another(store)
     lease = claimed(worker, store.submit(ask("logged")).id, "plan")

@@ -174,9 +174,8 @@ setInterval(tellTimes, SECOND);
 tellHere();
 
 // A link from elsewhere comes without the cookie, which is of this site alone; asked from here it is there.
-if (location.pathname === "/sign-in") {
-  const next = new URLSearchParams(location.search).get("next");
-  if (next?.startsWith("/") && !/^\/[/\\]/.test(next)) {
-    fetch("/api/v1/service").then((answer) => answer.ok && location.replace(next), () => {});
-  }
+const signIn = document.querySelector(".sign-in form");
+if (signIn && new URLSearchParams(location.search).has("next")) {
+  const next = new URL(signIn.action).searchParams.get("next"); // which the service has checked
+  fetch("/api/v1/service").then((answer) => answer.ok && location.replace(next), () => {});
 }
