@@ -8,6 +8,9 @@ KIB, MIB, GIB = 1024, 1024**2, 1024**3
 # ------------------------------------------------------------------------------------------------------- headers
 HEADER_READ = 256 * KIB  # bytes; one read of this size holds the whole header of nearly every real file
 HEADER_MAX = 100 * MB  # bytes; the format's own cap, so that a lying length allocates nothing
+DIMENSIONS_MAX = 1000  # of a tensor; real ones have fewer than 10, and the shapes of many are kept in caches
+OPENED_FREE = 1000  # arrays and objects of a header that is not as writers make it ...
+OPENED_OF_TENSOR = 16  # ... and so many more for each tensor, which needs three
 INDEX_MAX = 100 * MB  # bytes; a 671B model's index is 9 MB
 LATEST_MAX = 4 * KIB  # bytes; of DeepSpeed's `latest`, which holds the name of a folder
 MANIFEST_MAX = 100 * MB  # bytes; a 671B model's manifest is 9 MB
@@ -108,6 +111,7 @@ PICKLE_IDLE_FREE = 1_000_000  # steps that end or begin a group and make nothing
 PICKLE_IDLE_BYTES = 4  # ... and then at least so many bytes for each: the shortest group that Python writes has six
 NESTING_MAX = 8  # dictionaries inside dictionaries that are searched for tensors; wrappers nest two or three deep
 SETTINGS_MAX = 65_536  # values, and characters of texts and keys, of the settings of a torch file; real ones have 100s
+ATTRIBUTES_MAX = 64  # of an object of torch's, or of a tensor's metadata; those known have fewer than 10
 VALUES_MAX = 10_000_000  # values of a pickle that are looked at while it is searched for tensors
 ZIP_DIRECTORY_MAX = 64 * MIB  # bytes; 500,000 records
 TAIL_READ = 64 * KIB  # bytes; holds the whole directory of a zip of about 700 records
@@ -115,12 +119,14 @@ SPAN_GAP = 128 * KIB  # bytes; small reads this close share a request, which tak
 SPAN_READ = 4 * MIB  # bytes; the longest request that small reads share
 TILING_CELLS_MAX = 4_000_000  # cells, a byte each; a regular grid has one per chunk
 BLOB_EDGE = 2 * KIB  # bytes; both ends of a DCP chunk, where its pickle and its directory are
+CHUNKS_HELD = 4096  # chunks of a file whose ends are held at once, 5 kB each
 EXPANSION_FREE = 16 * MIB  # bytes; a view that repeats its storage may always grow to this ...
 EXPANSION_MAX = 64  # ... and otherwise to this many times the bytes that it is made of
 LEFT_OUT_MAX = 20  # values without tensors that are named one by one; the rest is counted
 
 # ---------------------------------------------------------------------------------------------------------- gather
 GATHER_READ = 8 * MIB  # bytes; what one step of a gather holds of the source
+GATHER_HOLE = 4 * KIB  # bytes between elements that are read through: a page, which a disk reads whole in any case
 # A transposed 1 GiB takes 7 s in windows of 32 MiB and 41 s in 4 MiB ones. Python 3.14 is 6 MB larger than 3.11: there
 # 28 MiB once went over the 128 MB of a copy, under load.
 GATHER_WINDOW = 24 * MIB  # bytes

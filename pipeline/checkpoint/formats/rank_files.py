@@ -29,6 +29,7 @@ from reshard.pipeline.checkpoint.formats.torch_state import (
 )
 from reshard.pipeline.checkpoint.formats.torch_zip import open_zip
 from reshard.pipeline.errors import BadIndex, BadPickle, BadTiling, NotRead
+from reshard.pipeline.limits import ATTRIBUTES_MAX
 from reshard.pipeline.tensors import Contents, Piece, Record, StoredFile, Tensor, packed_strides
 from reshard.pipeline.text import counted
 
@@ -100,7 +101,7 @@ def _described(made: Made, what: str, file: str) -> tuple[Made, _Whole | None, t
         return made, None, ()
     function, _, arguments, state = made.args
     # The state of an object with slots is (its dictionary, its slots).
-    pairs = pairs_of(state[1] if type(state) is tuple and len(state) == 2 else state)
+    pairs = pairs_of(state[1] if type(state) is tuple and len(state) == 2 else state, ATTRIBUTES_MAX)
     slots = {key: value for key, value in pairs or () if type(key) is str}
     local = slots.get("_local_tensor")
     if str(function) != "torch._utils._rebuild_wrapper_subclass" or type(arguments) is not tuple or len(arguments) < 3:

@@ -16,10 +16,10 @@ from reshard.pipeline.checkpoint.formats.nesting import Branch, Leaf, Other, lab
 from reshard.pipeline.checkpoint.formats.pickles import Global, Made, Persistent
 from reshard.pipeline.checkpoint.formats.pickles import Mapping as PickledMapping
 from reshard.pipeline.errors import BadPickle, DuplicateTensor, Unsupported
-from reshard.pipeline.limits import EXPANSION_FREE, EXPANSION_MAX, NESTING_MAX, VALUES_MAX
+from reshard.pipeline.limits import ATTRIBUTES_MAX, EXPANSION_FREE, EXPANSION_MAX, NESTING_MAX, VALUES_MAX
 from reshard.pipeline.tensors import DTYPE_BITS, Piece, Record, Tensor, packed_strides
 
-_DIMENSIONS_MAX = 64
+_DIMENSIONS_MAX = 63  # torch and numpy have 64 at most, and a gather needs one more than the tensor has
 _BYTES_MAX = 1 << 63  # every reader of the format counts bytes in 64 bits
 
 
@@ -48,22 +48,42 @@ class View:
     def size(self) -> int:
         return prod(self.shape) * DTYPE_BITS[self.dtype] // 8
 
+    @property
+    def packed(self) -> bool:
+        return self.dtype == "F4" or _is_packed(self.shape, self.strides, DTYPE_BITS[self.dtype] // 8)
+
+    @property
+    def span(self) -> int:
+        """The bytes of the storage from its first element to the end of its last one."""
+        if self.packed or not self.size:
+            return self.size
+        reach = sum((extent - 1) * step for extent, step in zip(self.shape, self.strides, strict=True))
+        return reach + DTYPE_BITS[self.dtype] // 8
+
 
 # --------------------------------------------------------------------------------------------------------- values
 
 
-def pairs_of(value: object) -> Sequence[tuple[object, object]] | None:
-    """The pairs of a pickled dictionary, or None when the value is not one."""
+def pairs_of(value: object, most: int = VALUES_MAX) -> Sequence[tuple[object, object]] | None:
+    """The pairs of a pickled dictionary, or None when the value is not one of at most so many.
+
+    One dictionary may stand in many places, by a few bytes each: who looks at it in each of them has to bound it.
+    """
+    pairs: Sequence[tuple[object, object]]
     if type(value) is PickledMapping:
-        return value.pairs
-    if type(value) is Made and str(value.kind) in torch_names.DICTIONARIES:
+        pairs = value.pairs
+    elif type(value) is Made and str(value.kind) in torch_names.DICTIONARIES:
+        pairs = value.pairs or ()
         # Python 2 passed the pairs as an argument.
         if str(value.kind) == "collections.OrderedDict" and value.args and type(value.args[0]) is list:
-            pairs = value.args[0]
-            if all(type(pair) in (list, tuple) and len(pair) == 2 for pair in pairs):
-                return [(pair[0], pair[1]) for pair in pairs] + (value.pairs or [])
-        return value.pairs or ()
-    return None
+            passed = value.args[0]
+            if len(passed) > most:
+                return None
+            if all(type(pair) in (list, tuple) and len(pair) == 2 for pair in passed):
+                pairs = [*((pair[0], pair[1]) for pair in passed), *pairs]
+    else:
+        return None
+    return pairs if len(pairs) <= most else None
 
 
 def is_tensor(value: object) -> TypeGuard[Made]:
@@ -75,7 +95,7 @@ def fields(value: object, kind: str, file: str) -> dict[str, object]:
     if type(value) is Made and value.kind.name == kind:
         if value.state is None:
             return {}
-        pairs = pairs_of(value.state)
+        pairs = pairs_of(value.state, ATTRIBUTES_MAX)
         if pairs is not None and all(type(key) is str for key, _ in pairs):
             return {key: field for key, field in pairs if type(key) is str}
     raise BadPickle(file=file, why=f"expected a {kind}")
@@ -110,19 +130,28 @@ class _Tree:
     def __init__(self, file: str) -> None:
         self._file = file
         self._looked_at = 0
-        # By identity, so that what occurs often is not walked often; None while a dictionary's own inside is.
-        self._done: dict[int, Branch[Made] | None] = {}
+        # By identity, so that what occurs often is not walked often, and by whether it lies too deep to be entered;
+        # None while a dictionary's own inside is.
+        self._done: dict[tuple[int, bool], Branch[Made] | Other | None] = {}
+        self._bare: set[int] = set()  # values without a tensor anywhere inside
 
     def node(self, value: object, depth: int = 0) -> Branch[Made] | Leaf[Made] | Other:
         if is_tensor(value):
             return Leaf(value)
+        if type(value) not in _COLLECTIONS:
+            return Other(describe(value))
+        key = id(value), depth >= NESTING_MAX
+        if key not in self._done:
+            self._done[key] = None
+            self._done[key] = self._inside(value, depth)
+        return self._done[key] or Other("a dictionary inside itself")
+
+    def _inside(self, value: object, depth: int) -> Branch[Made] | Other:
         pairs = pairs_of(value)
+        self._count(len(pairs or ()))
         if pairs is None or depth >= NESTING_MAX or not all(type(key) is str for key, _ in pairs):
             return Other(describe(value), self._finds_tensor(value))
-        if id(value) not in self._done:
-            self._done[id(value)] = None
-            self._done[id(value)] = self._branch(pairs, depth + 1)
-        return self._done[id(value)] or Other("a dictionary inside itself")
+        return self._branch(pairs, depth + 1)
 
     def _branch(self, pairs: Iterable[tuple[object, object]], depth: int) -> Branch[Made]:
         branch: Branch[Made] = Branch()
@@ -141,15 +170,22 @@ class _Tree:
             value = waiting.pop()
             if is_tensor(value):
                 return True
-            inner = _inner(value)
-            if not inner or id(value) in seen:
+            if type(value) not in _COLLECTIONS or id(value) in seen or id(value) in self._bare:
                 continue
             seen.add(id(value))
-            self._looked_at += len(inner)
-            if self._looked_at > VALUES_MAX:
-                raise BadPickle(file=self._file, why=f"more than {VALUES_MAX} values besides its tensors")
+            inner = _inner(value)
+            self._count(len(inner))
             waiting.extend(inner)
+        self._bare |= seen
         return False
+
+    def _count(self, values: int) -> None:
+        self._looked_at += values
+        if self._looked_at > VALUES_MAX:
+            raise BadPickle(file=self._file, why=f"more than {VALUES_MAX:,} values")
+
+
+_COLLECTIONS = (tuple, list, PickledMapping, Made)
 
 
 def _inner(value: object) -> Sequence[object]:
@@ -251,7 +287,7 @@ def _refuse_lazy_bits(metadata: object, what: str, file: str) -> None:
     """Conjugate and negative views keep the bytes of the original and a flag; the bytes alone would be wrong."""
     if metadata is None:
         return
-    pairs = pairs_of(metadata)
+    pairs = pairs_of(metadata, ATTRIBUTES_MAX)
     if pairs is None:
         raise BadPickle(file=file, why=f"{what} has malformed metadata")
     for key, value in pairs:
@@ -302,13 +338,12 @@ def _is_packed(shape: tuple[int, ...], steps: tuple[int, ...], width: int = 1) -
 def piece_of(view: View, record: Record, big_endian: bool = False) -> Piece:
     """The view as one piece of a file, where ``record`` is its storage."""
     width = DTYPE_BITS[view.dtype] // 8
-    packed = view.dtype == "F4" or _is_packed(view.shape, view.strides, width)
     return Piece(
         file=record.file,
         offset=record.start + view.storage.start + view.offset,
         at=(0,) * len(view.shape),
         shape=view.shape,
-        strides=None if packed else view.strides,
+        strides=None if view.packed else view.strides,
         order="big" if big_endian and width > 1 else "little",
     )
 
@@ -336,10 +371,15 @@ def tensors_of(root: object, file: str, told: Container[str] = ()) -> tuple[dict
 def views_of(tensors: Mapping[str, Made], file: str) -> dict[str, View]:
     """Name -> view of pickled tensors; raises Unsupported or BadPickle, also where together they claim too much."""
     views = {name: view_of(made, label((name,)), file) for name, made in tensors.items()}
-    if (total := sum(view.size for view in views.values())) > EXPANSION_FREE:
+    total = sum(view.size for view in views.values())
+    spanned = sum(view.span for view in views.values() if not view.packed)  # which a gather reads
+    if max(total, spanned) > EXPANSION_FREE:
         kept = sum({view.storage.key: view.storage.whole for view in views.values()}.values())
         if total > EXPANSION_MAX * kept:
             raise BadPickle(file=file, why=f"tensors claim {total:,} bytes, but the storages have {kept:,}")
+        if spanned > EXPANSION_MAX * kept:
+            why = f"strided tensors span {spanned:,} bytes together, but the storages have {kept:,}"
+            raise BadPickle(file=file, why=why)
     return views
 
 

@@ -25,6 +25,7 @@ from reshard.pipeline.checkpoint.formats.torch_state import (
 )
 from reshard.pipeline.checkpoint.formats.torch_zip import TorchZip, open_zip
 from reshard.pipeline.errors import BadPickle, DuplicateTensor, NotRead
+from reshard.pipeline.limits import ATTRIBUTES_MAX, LEFT_OUT_MAX
 from reshard.pipeline.tensors import Record, StoredFile, Tensor
 
 _ALLOWED = ALLOWED | {
@@ -58,7 +59,7 @@ class Model(NamedTuple):
     """What one rank says of the model, and what it holds of it beside the optimizer."""
 
     file: str
-    step: object
+    step: int | None
     shapes: tuple[dict[str, Shape], ...]  # the parameters of each group, in the order of its array
     frozen: dict[str, Shape]
     fragments: dict[str, Tensor]  # this rank's share of those that are frozen
@@ -127,7 +128,7 @@ def _step(read: Read, archive: TorchZip, optimizer: Mapping[str, object], file: 
     groups = about.get("param_groups")
     states = [*(groups if type(groups) is list else ()), *(state for _, state in pairs_of(about.get("state")) or ())]
     for state in states:
-        for key, step in pairs_of(state) or ():
+        for key, step in pairs_of(state, ATTRIBUTES_MAX) or ():
             if type(key) is not str or key != "step":
                 continue
             if is_tensor(step):
@@ -152,26 +153,32 @@ def read_model(read: Read, file: StoredFile, number: int) -> Model:
     archive = open_zip(read, file, number, _ALLOWED)
     root = named(archive.root, "content", file.path)
     _refuse_experts(root, file)
-    groups, names = root.get("param_shapes"), root.get("buffer_names")
+    groups, names, step = root.get("param_shapes"), root.get("buffer_names"), root.get("global_steps")
     if type(groups) is not list or type(names) is not list:
         raise BadPickle(file=file.path, why="no list of the parameters in the partitions")
+    if step is not None and count_of(step) is None:
+        raise BadPickle(file=file.path, why="global_steps is not a count")
     module = _named_or_none(root.get("module"), "module", file)
     fragments = _named_or_none(root.get("frozen_param_fragments"), "frozen_param_fragments", file)
     shared = _named_or_none(root.get("shared_params"), "shared_params", file)
     left_out = [name for name, value in module.items() if not is_tensor(value)]
+    notes = [f"{file.path}: skipped {label((name,))} ({describe(module[name])})" for name in left_out[:LEFT_OUT_MAX]]
+    if len(left_out) > LEFT_OUT_MAX:
+        notes.append(f"{file.path}: skipped {len(left_out) - LEFT_OUT_MAX} more values")
+    taken: set[str] = set()
     tensors, records = _tensors(archive, {name: value for name, value in module.items() if is_tensor(value)}, file)
     pieces, more = _tensors(archive, fragments, file)
     return Model(
         file=file.path,
-        step=root.get("global_steps"),
-        shapes=tuple(_shapes(group, "param_shapes", file) for group in groups),
-        frozen=_shapes(root.get("frozen_param_shapes"), "frozen_param_shapes", file),
+        step=count_of(step),
+        shapes=tuple(_shapes(group, "param_shapes", file, taken) for group in groups),
+        frozen=_shapes(root.get("frozen_param_shapes"), "frozen_param_shapes", file, set()),
         fragments=pieces,
         module=tensors,
         buffers=frozenset(name for name in names if type(name) is str),
         shared={name: kept for name, kept in shared.items() if type(kept) is str},
         records=records + more,
-        notes=tuple(f"{file.path}: skipped {label((name,))} ({describe(module[name])})" for name in left_out),
+        notes=tuple(notes),
     )
 
 
@@ -179,14 +186,16 @@ def _named_or_none(value: object, what: str, file: StoredFile) -> dict[str, obje
     return {} if value is None else named(value, what, file.path)
 
 
-def _shapes(value: object, what: str, file: StoredFile) -> dict[str, Shape]:
+def _shapes(value: object, what: str, file: StoredFile, taken: set[str]) -> dict[str, Shape]:
+    """Name -> shape; adds the names to those that are ``taken``, as by the groups before this one."""
     found: dict[str, Shape] = {}
     for name, size in pairs_of(value) or ():
         shape = counts_of(size)
         if type(name) is not str or shape is None:
             raise BadPickle(file=file.path, why=f"{what} are malformed")
-        if name in found:
+        if name in taken:
             raise DuplicateTensor(tensor=label((name,)), file=file.path, other=what)
+        taken.add(name)
         found[name] = shape
     return found
 

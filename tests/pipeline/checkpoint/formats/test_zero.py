@@ -208,6 +208,11 @@ def frozen(name: str, *size: int) -> Callable[[dict[str, Any]], object]:
     return lambda content: content["frozen_param_shapes"].update({name: torch.Size(size)})
 
 
+def nested(depth: int) -> object:
+    """So many bytes are compared 2**depth times with those of another file."""
+    return () if depth == 0 else (nested(depth - 1),) * 2
+
+
 def both_stages(*changes: tuple[str, Change, type[CheckpointError], str]) -> list[Any]:
     return [
         pytest.param(stage, change, error, why, id=f"{name}, stage {stage}")
@@ -244,7 +249,9 @@ def both_stages(*changes: tuple[str, Change, type[CheckpointError], str]) -> lis
         ("a scalar", model(shape("embed.weight")), BadTiling, "elements, but"),
         ("no shapes", model(lambda c: c.update(param_shapes=None)), BadPickle, "no list of the parameters"),
         ("odd shapes", model(lambda c: c.update(param_shapes=[{"w": "x"}])), BadPickle, "malformed"),
-        ("twice", model(lambda c: c["param_shapes"][1].update(c["param_shapes"][0])), BadTiling, "elements, but"),
+        ("twice", model(lambda c: c["param_shapes"][1].update(c["param_shapes"][0])), DuplicateTensor, "param_shapes"),
+        ("again", model(lambda c: c.update(param_shapes=c["param_shapes"][:1] * 9)), DuplicateTensor, "param_shapes"),
+        ("a bomb", model(lambda c: c.update(global_steps=nested(16))), BadPickle, "global_steps is not a count"),
         ("no module", model(lambda c: c.update(module=3)), BadPickle, "module is not a dictionary"),
         ("frozen, larger", model(frozen("frozen.bias", 9)), BadTiling, "parts of frozen.bias .* do not have all"),
         ("frozen, unknown", model(frozen("x", 1)), BadTiling, "parts of x"),
@@ -273,6 +280,16 @@ def test_ranks_whose_models_differ_are_refused(tmp_path: Path) -> None:
         save(state, model_path(folder, 1, 3))
         with pytest.raises(BadIndex, match="zero_pp_rank_1.* not the same step and model as .*rank_0"):
             opened(folder)
+
+
+def test_values_that_are_no_tensors_are_counted_where_there_are_many(tmp_path: Path) -> None:
+    made = training(2)
+    folder = made.save(tmp_path)
+    state = made.model(0)
+    state["module"] |= {f"extra{i}": i for i in range(100)}
+    save(state, model_path(folder, 0, 2))
+    skipped = [note for note in opened(folder)[0].notes if "skipped" in note]
+    assert len(skipped) == 21 and skipped[-1].endswith("skipped 80 more values")
 
 
 def test_a_parameter_that_no_rank_holds_is_refused_by_name(tmp_path: Path) -> None:
