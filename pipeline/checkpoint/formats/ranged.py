@@ -23,8 +23,11 @@ def each(read: Callable[..., T], *arguments: Iterable[Any]) -> list[T]:
     calls = list(zip(*arguments, strict=False))
     if len(calls) < 2:
         return [read(*call) for call in calls]
-    with ThreadPoolExecutor(HEADER_READERS, thread_name_prefix="headers") as pool:
+    pool = ThreadPoolExecutor(HEADER_READERS, thread_name_prefix="headers")
+    try:
         return list(pool.map(lambda call: read(*call), calls))
+    finally:  # of an error, or an interrupt, nobody waits for reads that are still under way
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def read_bytes(read: Read, file: StoredFile, start: int, stop: int) -> bytes:

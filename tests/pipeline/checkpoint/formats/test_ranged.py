@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from reshard.pipeline.checkpoint.formats.ranged import read_bytes, read_spans
+from reshard.pipeline.checkpoint.formats.ranged import each, read_bytes, read_spans
 from reshard.pipeline.errors import BadLength
 from reshard.pipeline.limits import SPAN_GAP, SPAN_READ
 from reshard.pipeline.tensors import Span, StoredFile
@@ -60,3 +61,20 @@ def test_an_error_of_the_store_comes_through(folder: Path) -> None:
 
     with pytest.raises(ConnectionError):
         read_spans(broken, StoredFile("x.bin", SIZE), [Span(0, 1), Span(SIZE - 1, SIZE)])  # type: ignore[arg-type]
+
+
+def test_an_error_does_not_wait_for_the_other_reads() -> None:
+    go_on, ended = threading.Event(), threading.Event()
+
+    def read(number: int) -> None:
+        if number == 0:
+            raise ConnectionError("away")
+        go_on.wait(30)
+        ended.set()
+
+    try:
+        with pytest.raises(ConnectionError):
+            each(read, range(2))
+        assert not ended.is_set()
+    finally:
+        go_on.set()
