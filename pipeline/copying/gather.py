@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from reshard.pipeline.limits import GATHER_READ
+from reshard.pipeline.limits import GATHER_HOLE, GATHER_READ
 from reshard.pipeline.tensors import DTYPE_BITS, Box, Tensor, packed_strides
 
 # The parts of an element that a big-endian file stores in reverse, where they are not the element itself, in bytes.
@@ -68,23 +69,27 @@ def gather(tensor: Tensor, window: Box, read: Read, into: bytearray, *, read_max
 def _copy(start: int, strides: Sequence[int], target: _Array, order: str, read: Read, read_max: int) -> None:
     """Fill ``target``, whose element ``i`` is at ``start + sum(i * strides)`` of the file, in ``order``.
 
-    One read spans the axes of the tightest strides, as many as leave no hole and fit. Along the next axis, reads are
-    made longer or put side by side until they come to ``read_max``; the others are walked index by index.
+    One read spans the axes of the tightest strides, as many as leave no large hole and fit. Along the next axis, reads
+    are made longer or put side by side until they come to ``read_max``; the others are walked index by index.
     """
     shape, kind = target.shape, f"{order}u{target.itemsize}"
     strides = [stride if extent > 1 else 0 for stride, extent in zip(strides, shape, strict=True)]
     axis, *outer = sorted(range(target.ndim), key=strides.__getitem__)
     span = target.itemsize
-    while outer and strides[axis] <= span and (longer := span + (shape[axis] - 1) * strides[axis]) <= read_max:
+    while (
+        outer
+        and strides[axis] <= span + GATHER_HOLE
+        and (longer := span + (shape[axis] - 1) * strides[axis]) <= read_max
+    ):
         span, (axis, *outer) = longer, outer
     extent, stride = shape[axis], strides[axis]
-    apart = stride > span
+    apart = stride > span + GATHER_HOLE
     step = min(extent, max(1, read_max // span if apart else (read_max - span) // max(stride, 1) + 1))
     reads, length = (step, span) if apart else (1, span + (step - 1) * stride)
     held = memoryview(bytearray(reads * length))
     held_strides = [span if apart and one == axis else strides[one] for one in range(target.ndim)]
     outer.reverse()
-    for index in product(*(range(shape[one]) for one in outer)):
+    for index in _indices([shape[one] for one in outer]):
         walked = dict(zip(outer, index, strict=True))
         at = start + sum(i * strides[one] for one, i in walked.items())
         for first in range(0, extent, step):
@@ -96,6 +101,13 @@ def _copy(start: int, strides: Sequence[int], target: _Array, order: str, read: 
             taken = {**{one: slice(i, i + 1) for one, i in walked.items()}, axis: slice(first, first + count)}
             box = target[tuple(taken.get(one, slice(None)) for one in range(target.ndim))]
             box[...] = np.ndarray(box.shape, kind, held, 0, held_strides)
+
+
+def _indices(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Every index in C order. There may be millions: `product`, and numpy's `ndindex`, would hold each range whole."""
+    rows = packed_strides(shape)
+    for number in range(prod(shape)):
+        yield tuple(number // row % extent for row, extent in zip(rows, shape, strict=True))
 
 
 def _width(tensor: Tensor) -> int:

@@ -247,7 +247,7 @@ class Copy:
         caster = caster_of(entry, scales, strict=self.options.strict_dtype)
         as_written = hashlib.sha256() if self.options.tensor_hashes else None
         as_read = hashlib.sha256() if as_written and entry.cast and part.as_stored else None
-        for view in packed(part, take, self.disk, scales):
+        for view in packed(part, take, self.disk, scales, self.stream.tick):
             if as_read:
                 as_read.update(view)
             for made in caster.feed(view) if caster else (view,):

@@ -61,7 +61,7 @@ def laid_down(part: Part, take: Take, scratch: ScratchFile, at: int) -> LaidDown
     return LaidDown(tensor._replace(pieces=tuple(pieces)), scratch)
 
 
-def packed(part: Part, take: Take, disk: ScratchSpace, scales: Scales) -> Iterator[memoryview]:
+def packed(part: Part, take: Take, disk: ScratchSpace, scales: Scales, tick: Tick) -> Iterator[memoryview]:
     """The tensor's bytes, packed, little-endian and in C order; ``take`` gives each of the part's places in turn.
 
     What the pieces of a strided tensor span is laid down on ``disk`` as it passes, so that it is read once; and so is a
@@ -83,6 +83,7 @@ def packed(part: Part, take: Take, disk: ScratchSpace, scales: Scales) -> Iterat
         buffer = bytearray(min(most, tensor.size))
         for window in windows(tensor, most):
             made = gather(tensor, window, scratch.read_into, buffer)
+            tick(0)  # nothing was read of the source, and it may have taken a while
             for at in range(0, len(made), CHUNK):
                 yield memoryview(bytes(made[at : at + CHUNK]))
 
@@ -102,7 +103,7 @@ class Stream:
         self._source = source
         self._files = files
         self._hashers = hashers
-        self._tick = tick
+        self.tick = tick
         self._wanted = self._walk(places)
         self._view = memoryview(b"")
         self._read = 0
@@ -154,5 +155,5 @@ class Stream:
         if view is None:
             raise SourceChanged(place=self._place, what=f"{file.path} ended at byte {at}")
         self._read += len(view)
-        self._tick(len(view))
+        self.tick(len(view))
         return view

@@ -78,7 +78,7 @@ def _made(entry: Entry, stream: Stream, disk: ScratchSpace) -> Iterator[memoryvi
                 scales.keep(one, stream.take)
                 continue
             caster = caster_of(entry, scales)
-            for view in packed(one, stream.take, disk, scales):
+            for view in packed(one, stream.take, disk, scales, stream.tick):
                 yield from caster.feed(view) if caster else (view,)
             if caster:
                 caster.finish()

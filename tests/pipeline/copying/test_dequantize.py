@@ -68,7 +68,7 @@ def of_entry(entry: Entry, content: list[bytes], cuts: tuple[int, ...] = (), str
         scales.keep(kept, take)
         caster = caster_of(entry, scales, strict=strict)
         assert isinstance(caster, Dequantizer)
-        weight = b"".join(bytes(view) for view in packed(part, take, disk, scales))
+        weight = b"".join(bytes(view) for view in packed(part, take, disk, scales, lambda count: None))
         edges = [0, *sorted(min(cut, len(weight)) for cut in cuts), len(weight)]
         found = b"".join(bytes(v) for a, b in pairwise(edges) for v in caster.feed(weight[a:b]))
         caster.finish()

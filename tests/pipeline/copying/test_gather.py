@@ -154,7 +154,7 @@ def test_column_shards_read_every_byte_once() -> None:
 
 
 def test_a_transposed_matrix_is_gathered_in_bounded_memory() -> None:
-    rows, columns = 512, 384
+    rows, columns = 2048, 96
     stored = np.arange(rows * columns, dtype="<u4").reshape(columns, rows)
     tensor = Tensor("w", "F32", (rows, columns), (Piece(0, 0, (0, 0), (rows, columns), (4, 4 * rows)),))
     file = File(stored.tobytes())
@@ -168,6 +168,30 @@ def test_a_transposed_matrix_is_gathered_in_bounded_memory() -> None:
         tracemalloc.stop()
     assert made.digest() == hashlib.sha256(stored.T.tobytes()).digest()
     assert file.bytes_read == stored.nbytes
+
+
+def test_holes_smaller_than_a_page_are_read_through() -> None:
+    stored = np.frombuffer(noise(4 * 1000 * 100), "<u4").reshape(1000, 100)
+    tensor = Tensor("w", "F32", (1000, 50), (Piece(0, 0, (0, 0), (1000, 50), (400, 8)),))
+    file = File(stored.tobytes())
+    assert made_of(tensor, file, 64 << 10) == stored[:, ::2].tobytes()
+    assert file.reads == len(list(windows(tensor, 64 << 10)))
+    assert file.bytes_read <= stored.nbytes
+
+
+def test_many_elements_far_apart_are_walked_in_bounded_memory() -> None:
+    piece = Piece(0, 0, (0, 0), (5_000, 2), (20_000, 10_000))
+    tensor = Tensor("w", "U8", (5_000, 2), (piece,))
+    places: list[int] = []
+    (window,) = windows(tensor, 10_000)
+    buffer = bytearray(10_000)
+    tracemalloc.start()
+    try:
+        gather(tensor, window, lambda into, at: places.append(at) if at < 20_000 else None, buffer)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 10
+    finally:
+        tracemalloc.stop()
+    assert places == [0, 10_000]
 
 
 def test_the_bytes_of_an_expanded_row_are_read_once_per_window() -> None:
