@@ -198,7 +198,8 @@ class Step:
     def _plan(self) -> None:
         source, target = self._source(), self._target()
         policy.check_exposed(pipeline.exposed(self._request, source), self._settings)
-        plan = pipeline.plan(self._request, source, target, self._process.meta_loader(), self._lease.submitted)
+        with self._keeper.interruptible():
+            plan = pipeline.plan(self._request, source, target, self._process.meta_loader(), self._lease.submitted)
         if plan.published is not None:
             published = Published(plan.published, target.branch, found=True)
             self._keeper.finish(lambda: self._leases.done(self._lease, _record(published, plan)))

@@ -253,7 +253,7 @@ class MetaLoader:
     def _started(self) -> str | None:
         if self._closed:
             return "the reload was closed"
-        if self._child is not None and self._child.process.poll() is None:
+        if self._child is not None and not self._child.asked and self._child.process.poll() is None:
             return None
         lacking = [name for name in ("torch", "transformers", "accelerate") if find_spec(name) is None]
         if lacking:
@@ -300,7 +300,7 @@ class _Child:
     def __init__(self, process: subprocess.Popen[bytes] | _Adopted, pipe: Connection, home: Path) -> None:
         self.process, self._pipe, self._home = process, pipe, home
         self._log = home / "log"
-        self._asked = False  # and has not answered
+        self.asked = False  # and has not answered, as where an interrupt ended the waiting
 
     @staticmethod
     def start(python: str, tmpdir: Path | None) -> _Child:
@@ -327,7 +327,7 @@ class _Child:
 
     def ask(self, seconds: float, *request: str) -> dict[str, Any]:
         """The answer to one request; to none, what it says once it has its imports. Raises _ChildLost."""
-        self._asked = True
+        self.asked = True
         deadline = time.monotonic() + seconds
         late = threading.Timer(seconds, self.kill)  # ends both sending and receiving
         late.start()
@@ -335,7 +335,7 @@ class _Child:
             for part in request:
                 self._pipe.send_bytes(part.encode())
             answer: dict[str, Any] = json.loads(self._pipe.recv_bytes(limits.RELOAD_ANSWER))
-            self._asked = False
+            self.asked = False
             return answer
         except (EOFError, ConnectionError):
             timed_out = time.monotonic() >= deadline
@@ -347,7 +347,7 @@ class _Child:
 
     def kill(self) -> None:
         """Kill it and its forks; its owner still has to ``end`` it."""
-        if self.process.poll() is not None and not self._asked:
+        if self.process.poll() is not None and not self.asked:
             return  # it ended long ago and has no forks, and its pid may be another's by now
         with suppress(ProcessLookupError, PermissionError):  # it may have ended by itself; macOS says that of a zombie
             os.killpg(self.process.pid, signal.SIGKILL)

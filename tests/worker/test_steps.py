@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 import redis
 
 from reshard.pipeline import driving, errors
+from reshard.pipeline.copying.loop import Stopped
 from reshard.pipeline.errors import ReshardError
 from reshard.pipeline.places import Hub, parse_place
 from reshard.pipeline.request import Options, Request
@@ -104,6 +106,25 @@ def test_what_not_everyone_sees_is_made_public_only_where_the_operator_allows_it
             assert bench.job.error is not None and bench.job.error["code"] == "access.public_not_allowed"
             assert "RESHARD_ALLOW_PUBLIC" in bench.job.error["hint"]
     assert namespace.admin.state(target.repo)["visibility"] == "public"
+
+
+def test_planning_that_waits_for_ever_is_interrupted_by_a_cancel(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[type[BaseException]] = []
+
+    def waits(*_: object) -> None:
+        bench.store.cancel(bench.id)
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.settimeout(60)
+            try:
+                ours.recv(1)
+            except BaseException as error:
+                ended.append(type(error))
+                raise
+
+    monkeypatch.setattr(bench.steps.pipeline, "plan", waits)
+    bench.step()
+    assert ended == [Stopped]
 
 
 def test_a_permanent_error_ends_the_job_at_once(bench: Bench) -> None:
