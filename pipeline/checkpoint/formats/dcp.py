@@ -35,8 +35,8 @@ from reshard.pipeline.checkpoint.formats.torch_state import (
 from reshard.pipeline.checkpoint.formats.torch_zip import TorchZip
 from reshard.pipeline.checkpoint.indexes import load_json
 from reshard.pipeline.errors import BadArchive, BadIndex, BadPickle, BadTiling, UnsafePath, Unsupported
-from reshard.pipeline.limits import BLOB_EDGE, PICKLE_MAX
-from reshard.pipeline.tensors import Box, Contents, Piece, Record, Span, StoredFile, Tensor
+from reshard.pipeline.limits import BLOB_EDGE, CHUNKS_HELD, PICKLE_MAX
+from reshard.pipeline.tensors import DTYPE_BITS, Box, Contents, Piece, Record, Span, StoredFile, Tensor
 
 SHARDING_INFO = "DCP_SHARDING_INFO"
 
@@ -198,15 +198,14 @@ def _dtype(properties: object, what: str, file: str) -> str:
     state = properties.state if type(properties) is Made and properties.kind.name == "TensorProperties" else None
     if type(state) is tuple and state:
         return dtype_of(state[0], what, file)
-    about = named(state, "properties", file) if pairs_of(state) is not None else {}
-    return dtype_of(about.get("dtype"), what, file)
+    return dtype_of(fields(properties, "TensorProperties", file).get("dtype"), what, file)
 
 
 # --------------------------------------------------------------------------------------------------------- .distcp
 
 
 class _Held:
-    """The ends of a file's chunks, read together; what else is asked for is read when it is."""
+    """The ends of some of a file's chunks, read together; what else is asked for is read when it is."""
 
     def __init__(self, read: Read, file: StoredFile, spans: Sequence[Span]) -> None:
         self._read = read
@@ -235,20 +234,24 @@ def _read_chunks(
     """(tensor, piece, record) of each chunk of one file, once its archive was held against what `.metadata` says."""
     ordered = sorted(chunks, key=lambda chunk: chunk.offset)
     end = 0
-    spans = []
     for chunk in ordered:
         start, stop = chunk.offset, chunk.offset + chunk.length
         if start < end or stop > file.size:
             what = "overlaps another" if start < end else "extends past the end of the file"
             raise BadArchive(file=file.path, why=f"the chunk of {label((chunk.tensor.name,))} at byte {start} {what}")
         end = stop
-        if chunk.length <= 2 * BLOB_EDGE:
-            spans.append(Span(start, stop))
-        else:
-            spans += [Span(start, start + BLOB_EDGE), Span(stop - BLOB_EDGE, stop)]
-    held = _Held(read, file, spans)
-    for chunk in ordered:
-        yield chunk.tensor, *_piece(held, file, number, chunk)
+    for first in range(0, len(ordered), CHUNKS_HELD):
+        batch = ordered[first : first + CHUNKS_HELD]
+        held = _Held(read, file, [end for chunk in batch for end in _ends(chunk)])
+        for chunk in batch:
+            yield chunk.tensor, *_piece(held, file, number, chunk)
+
+
+def _ends(chunk: _Chunk) -> tuple[Span, ...]:
+    start, stop = chunk.offset, chunk.offset + chunk.length
+    if chunk.length <= 2 * BLOB_EDGE:
+        return (Span(start, stop),)
+    return Span(start, start + BLOB_EDGE), Span(stop - BLOB_EDGE, stop)
 
 
 def _piece(held: _Held, file: StoredFile, number: int, chunk: _Chunk) -> tuple[Piece, Record]:
@@ -312,6 +315,8 @@ def _merged(name: str, stored: Sequence[tuple[str, Tensor, tuple[int, ...]]]) ->
     shape = tuple(max(at[axis] + tensor.shape[axis] for _, tensor, at in stored) for axis in range(len(first.shape)))
     if (flaw := flaw_in_tiling(shape, [Box(at, tensor.shape) for _, tensor, at in stored])) is not None:
         raise BadTiling(file=file, tensor=label((name,)), why=flaw)
+    if DTYPE_BITS[first.dtype] % 8 and any(tensor.shape[1:] != shape[1:] for _, tensor, _ in stored):
+        raise Unsupported(file=file, what=f"{label((name,))} (parts of rows of {first.dtype}, whose bytes are shared)")
     solid = [part for part in stored if 0 not in part[1].shape] or stored[:1]
     pieces = tuple(piece._replace(at=at) for _, tensor, at in solid for piece in tensor.pieces)
     return Tensor(name, first.dtype, shape, pieces)

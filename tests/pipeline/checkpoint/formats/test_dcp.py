@@ -464,6 +464,14 @@ def part(path: str, tensors: dict[str, tuple[int, ...]], info: str, dtype: str =
             BadTiling,
             "different dtypes",
         ),
+        (
+            [
+                part("a", {"w": (2, 2)}, '{"w": {"saved_offsets": [0, 0]}}', "F4"),
+                part("b", {"w": (2, 2)}, '{"w": {"saved_offsets": [0, 2]}}', "F4"),
+            ],
+            Unsupported,
+            r"w \(parts of rows of F4",
+        ),
     ],
 )
 def test_parts_that_do_not_fit_are_refused(
