@@ -16,6 +16,7 @@ from sys import intern
 from typing import Any
 
 from reshard.pipeline.checkpoint.formats.pointers import refuse_pointer
+from reshard.pipeline.checkpoint.formats.safetensors import refuse_unpaired
 from reshard.pipeline.errors import BadIndex, UnsafePath
 
 
@@ -43,6 +44,7 @@ def parse_index(content: bytes, path: str) -> Index:
     refuse_pointer(content, path)
     try:
         data = load_json(content, _no_repeats)
+        refuse_unpaired(content.decode())
     except ValueError as error:
         raise BadIndex(file=path, why=f"not JSON ({str(error).splitlines()[0][:200]})") from None
     if not isinstance(data, dict):

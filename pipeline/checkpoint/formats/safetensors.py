@@ -13,14 +13,14 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from itertools import repeat, starmap
+from itertools import islice, repeat, starmap
 from math import isinf, prod
 from operator import add, ne, sub
 from typing import Any, NamedTuple
 
 from reshard.pipeline.checkpoint.formats.pointers import refuse_pointer
 from reshard.pipeline.errors import BadHeader, BadLength
-from reshard.pipeline.limits import ALIGNMENT, HEADER_MAX
+from reshard.pipeline.limits import ALIGNMENT, DIMENSIONS_MAX, HEADER_MAX, OPENED_FREE, OPENED_OF_TENSOR
 from reshard.pipeline.tensors import DTYPE_BITS, Piece, Tensor, rows_as, size_in_bytes
 
 LENGTH_BYTES = 8
@@ -36,9 +36,11 @@ _ESCAPES = re.compile(r"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u[dD][89a-fA-F]..|\
 _OFFSET = "(0|[1-9][0-9]{0,17})"
 # (name, kind, start, stop)
 _ENTRY = re.compile(
-    r'"([^"\\\x00-\x1f]*)":\{"dtype":"(\w+","shape":\[[0-9,]*)\],"data_offsets":\[' rf"{_OFFSET},{_OFFSET}\]\}}"
+    r'"([^"\\\x00-\x1f]*)":\{"dtype":"(\w{1,16}","shape":\[[0-9,]{0,4096})\],"data_offsets":\['
+    rf"{_OFFSET},{_OFFSET}\]\}}"
 )
 _DECODER = json.JSONDecoder()
+_OPENED = re.compile(r'"(?:[^"\\]++|\\.)*+"|[\[{]', re.DOTALL)  # a string, or the beginning of an array or an object
 
 
 class Spec(NamedTuple):
@@ -170,7 +172,12 @@ def _kind(text: str) -> tuple[str, tuple[int, ...], int | None]:
     dtype, _, counts = text.partition('","shape":[')
     try:
         shape = json.loads(f"[{counts}]")
-        if _is_dtype(dtype) and _are_counts(shape) and prod(map(max, shape, repeat(1))) < 1 << 64:
+        if (
+            _is_dtype(dtype)
+            and _are_counts(shape)
+            and len(shape) <= DIMENSIONS_MAX
+            and prod(map(max, shape, repeat(1))) < 1 << 64
+        ):
             return sys.intern(dtype), tuple(shape), size_in_bytes(dtype, tuple(shape))
     except ValueError:
         pass
@@ -181,8 +188,8 @@ def _parse_json(raw: memoryview, data_start: int, file: str) -> tuple[dict[str, 
     """(metadata, tensors in no order) of a header; of a name that is there twice the last counts, as for loaders."""
     try:
         text = str(raw, "utf-8")
-        if "\\u" in text and any(len(escape[0]) == len(r"\ud800") for escape in _ESCAPES.finditer(text)):
-            raise ValueError("a string has an unpaired surrogate")
+        refuse_unpaired(text)
+        _refuse_clutter(text)
         content = json.loads(
             text,
             object_pairs_hook=tuple,  # and arrays are lists
@@ -208,6 +215,21 @@ def _parse_json(raw: memoryview, data_start: int, file: str) -> tuple[dict[str, 
     for name, spec in found.items():  # of a name that is there twice, only the last has to be right
         _check(name, spec, file)
     return metadata or {}, found
+
+
+def refuse_unpaired(text: str) -> None:
+    """Raises ValueError where a string of this JSON has half a surrogate pair, which no UTF-8 can hold."""
+    if "\\u" in text and any(len(escape[0]) == len(r"\ud800") for escape in _ESCAPES.finditer(text)):
+        raise ValueError("a string has an unpaired surrogate")
+
+
+def _refuse_clutter(text: str) -> None:
+    """Raises ValueError for far more arrays and objects than tensors need: each takes 20 times its text in memory."""
+    most = OPENED_FREE + OPENED_OF_TENSOR * text.count('"data_offsets"')
+    if text.count("[") + text.count("{") > most:
+        opened = (found for found in _OPENED.finditer(text) if found[0][0] != '"')
+        if next(islice(opened, most, None), None) is not None:
+            raise ValueError(f"more than {most:,} arrays and objects")
 
 
 def _integer(digits: str) -> int | float:
@@ -266,6 +288,8 @@ def _spec(name: str, entry: Any, data_start: int, file: str) -> Spec:
         raise BadHeader(file=file, why=f"{name} has the unknown dtype {str(dtype)[:40]!r}")
     if not _are_counts(shape):
         raise BadHeader(file=file, why=f"{name} has no valid shape")
+    if len(shape) > DIMENSIONS_MAX:
+        raise BadHeader(file=file, why=f"{name} has {len(shape):,} dimensions, and the limit is {DIMENSIONS_MAX:,}")
     if not _are_counts(offsets) or len(offsets) != 2:
         raise BadHeader(file=file, why=f"{name} has no valid data_offsets")
     return Spec(dtype, tuple(shape), data_start + offsets[0], data_start + offsets[1])

@@ -76,6 +76,7 @@ def test_whatever_it_holds_it_is_an_index_or_one_error_that_names_it(content: by
         (b'{"a": "x", "a": "y"}', "duplicate key 'a'"),
         (b'{"metadata": {"total_size": 1, "total_size": 2}, "weight_map": {"a": "x"}}', "duplicate key 'total_size'"),
         (b"[" * 200_000, "nested too deeply"),
+        (rb'{"metadata": {"x": "\ud800"}, "weight_map": {"a": "x"}}', "unpaired surrogate"),
         (b"{}", "weight_map is empty"),
         (b'{"weight_map": {}}', "weight_map is empty"),
         (b'{"weight_map": []}', "not a map from tensors to files"),

@@ -157,6 +157,29 @@ ODD = {
 }
 
 
+CLUTTER = {
+    "more than a thousand dimensions": spec(shape=(1,) * 1000 + (4,)),
+    "more than a thousand dimensions of an empty tensor": spec(shape=(0,) * 3000, offsets=(0, 0)),
+    "arrays that no tensor needs": spec() | {"x": [[] for _ in range(1100)]},
+    "objects that no tensor needs": spec() | {"x": [{} for _ in range(1100)]},
+}
+
+
+@pytest.mark.parametrize("clutter", CLUTTER)
+def test_what_only_takes_memory_is_refused_although_the_library_takes_it(clutter: str) -> None:
+    entry = CLUTTER[clutter]
+    content = file_of({"a": entry}, bytes(entry["data_offsets"][1]))
+    assert len(safetensors.deserialize(content)) == 1
+    with pytest.raises(BadHeader, match="1,000 dimensions|has [0-9,]+ dimensions|1,016 arrays and objects"):
+        parse(content)
+
+
+def test_texts_of_metadata_may_have_any_brackets() -> None:
+    metadata = {"workflow": json.dumps([[{"a": []}]] * 5000)}
+    content = file_of({"__metadata__": metadata, "a": spec()}, b"1234")
+    assert parse(content).metadata == metadata
+
+
 @pytest.mark.parametrize("oddity", ODD)
 def test_an_odd_header_is_read_as_the_format_reads_it(oddity: str) -> None:
     assert agrees(ODD[oddity])
