@@ -204,7 +204,11 @@ def test_what_json_has_no_word_for_is_left_out_and_said(tmp_path: Path, go: Run,
 
 @pytest.mark.parametrize("legacy", [False, True])
 @pytest.mark.parametrize(
-    "key", ["hf_token", "HF_TOKEN", "client_secret", "Password", "wandb_api_key", "apikey", "api-key", "credentials"]
+    "key",
+    [
+        *("hf_token", "HF_TOKEN", "client_secret", "Password", "wandb_api_key", "apikey", "api-key", "credentials"),
+        *("passwd", "PWD", "auth", "http_auth", "aws_access_key", "private_key", "sentry_dsn", "bearer"),
+    ],
 )
 def test_settings_that_may_hold_a_secret_are_left_out_whole_and_said(
     tmp_path: Path, go: Run, key: str, legacy: bool
@@ -215,6 +219,23 @@ def test_settings_that_may_hold_a_secret_are_left_out_whole_and_said(
     notes = go(tmp_path / "m", tmp_path / "out", size=SIZE).plan.notes
     assert f"model.pt: skipped the settings in config, as its {key!r} could be a secret" in notes
     assert json.loads((tmp_path / "out" / "model.settings.json").read_text()) == {"model_args": {"layers": 2}}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [f"Bearer hf_{'a' * 30}", f"sk-proj-{'a' * 30}", "postgres://user:word@host/db", "see redis://:word@host for it"],
+)
+def test_settings_with_a_value_like_a_secret_are_left_out_whole_and_the_note_does_not_tell_it(
+    tmp_path: Path, go: Run, value: str
+) -> None:
+    (tmp_path / "m").mkdir()
+    config = {"author": "me", "url": "https://host:443/a@b", "layers": [2]}
+    content = {"config": {"deep": [value]}, "model_args": config, "model": STATE}
+    torch.save(content, tmp_path / "m" / "model.pt")
+    notes = go(tmp_path / "m", tmp_path / "out", size=SIZE).plan.notes
+    assert "model.pt: skipped the settings in config, as one of its values could be a secret" in notes
+    assert not any(value in note for note in notes)
+    assert json.loads((tmp_path / "out" / "model.settings.json").read_text()) == {"model_args": config}
 
 
 def test_ids_and_counts_of_tokens_are_settings_and_a_scripts_arguments_are_not(tmp_path: Path, go: Run) -> None:

@@ -12,7 +12,13 @@ from reshard.pipeline.limits import NESTING_MAX, SETTINGS_MAX
 # Lightning calls hyper_parameters, paths) are not the model's, and may hold what nobody means to publish.
 NAMES = ("config", "model_config", "model_args", "model_kwargs")
 
-_SECRET = re.compile("secret|password|api[-_ ]?key|credential", re.IGNORECASE)
+_SECRET = re.compile(
+    r"secret|passw|passphrase|pwd|(api|access|private)[-_ ]?key|credential|bearer"
+    r"|(?<![a-z])auth(?!or)|(?<![a-z])dsn(?![a-z])",
+    re.IGNORECASE,
+)
+# Tokens of Hubs and of other services, and URLs with a password.
+_SECRET_VALUE = re.compile(r"\bhf_\w{20,}|\bsk-[\w-]{16,}|://[^/\s:@]*:[^/\s@]+@")
 _TOKEN = re.compile("token(?!i[sz])", re.IGNORECASE)  # no secret where the value is a number: an id or a count
 
 
@@ -21,7 +27,7 @@ class _NotPlain(Exception):
 
 
 class _Secret(Exception):
-    """A key whose value may be a secret."""
+    """What may be a secret, in words that do not tell it."""
 
 
 def settings_of(root: object, file: str) -> tuple[dict[str, object], tuple[str, ...]]:
@@ -31,12 +37,13 @@ def settings_of(root: object, file: str) -> tuple[dict[str, object], tuple[str, 
     """
     found: dict[str, object] = {}
     notes = []
-    for key, value in pairs_of(root) or ():
-        if type(key) is str and key in NAMES and pairs_of(value):
+    named = {key: value for key, value in pairs_of(root) or () if type(key) is str and key in NAMES}
+    for key, value in named.items():
+        if pairs_of(value):
             try:
                 found[key] = _plain(value, [SETTINGS_MAX])
             except _Secret as secret:
-                notes.append(f"{file}: skipped the settings in {key}, as its {secret} could be a secret")
+                notes.append(f"{file}: skipped the settings in {key}, as {secret} could be a secret")
             except _NotPlain:
                 continue
     return found, tuple(notes)
@@ -47,11 +54,13 @@ def _plain(value: object, left: list[int], depth: int = 0) -> object:
     left[0] -= 1 + (len(value) if type(value) is str else 0)
     if left[0] < 0 or depth > NESTING_MAX:
         raise _NotPlain
+    if type(value) is str and _SECRET_VALUE.search(value):
+        raise _Secret("one of its values")
     if value is None or type(value) in (bool, int, str) or (type(value) is float and isfinite(value)):
         return value
     if type(value) is list or type(value) is tuple:
         return [_plain(item, left, depth + 1) for item in value]
-    pairs = pairs_of(value)
+    pairs = pairs_of(value, left[0])
     if pairs is None or len({key for key, _ in pairs if type(key) is str}) != len(pairs):
         raise _NotPlain
     return {_key(key, inner, left): _plain(inner, left, depth + 1) for key, inner in pairs}
@@ -64,5 +73,5 @@ def _key(key: object, value: object, left: list[int]) -> str:
     if left[0] < 0:
         raise _NotPlain
     if _SECRET.search(text) or (_TOKEN.search(text) and type(value) not in (int, float, bool, type(None))):
-        raise _Secret(ascii(text[:40]))
+        raise _Secret(f"its {text[:40]!a}")
     return text
