@@ -20,7 +20,16 @@ from reshard.pipeline.checkpoint.formats.gguf import SUFFIX as GGUF
 from reshard.pipeline.checkpoint.formats.pointers import refuse_pointer
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.indexes import Index, load_json, parse_index
-from reshard.pipeline.checkpoint.parts import DISTRIBUTED_METADATA, RANK_FILE, ZERO_FILE, FileSet, Format, find_parts
+from reshard.pipeline.checkpoint.parts import (
+    DISTRIBUTED_METADATA,
+    RANK_FILE,
+    RANK_SAFETENSORS,
+    ZERO_FILE,
+    FileSet,
+    Format,
+    find_parts,
+    refuse_lost_parts,
+)
 from reshard.pipeline.errors import AbsentFile, BadIndex, NoWeights
 from reshard.pipeline.limits import INDEX_MAX, LATEST_MAX
 from reshard.pipeline.protocols import Source
@@ -36,8 +45,6 @@ _INDEX = re.compile(
     r"(?:(?P<stem>.+?)(?P<suffix>\.safetensors|\.bin|\.pt|\.pth)?\.)?index(?:\.(?P<variant>[A-Za-z_]\w*))?\.json"
 )
 NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.\w+)")
-# What torch.distributed.checkpoint's HuggingFaceStorageWriter calls its files: each holds parts of tensors.
-_DISTRIBUTED_SAFETENSORS = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 
 # Their loaders read one file by its name and know no index, so they are carried whole and never cut:
 # adapters (peft), LoRA weights and textual inversions (diffusers) ...
@@ -316,9 +323,11 @@ class _Finder:
                 raise BadIndex(file=files[0].path, why=f"{no_index}file {min(missing)} of {count} is missing")
             free -= {*numbered.values()}
             yield FileSet(_name(join(folder, f"{stem}{suffix}")), _format(suffixes), files)
-        parts = sorted(path for path in free if _DISTRIBUTED_SAFETENSORS.fullmatch(basename(path)))
+        parts = sorted(path for path in free if RANK_SAFETENSORS.fullmatch(basename(path)))
         for folder, members in groupby(parts, key=dirname):
-            yield FileSet(Name(folder, "model"), "safetensors", tuple(self._listing[path] for path in members))
+            files = tuple(self._listing[path] for path in members)
+            refuse_lost_parts(files)
+            yield FileSet(Name(folder, "model"), "safetensors", files)
         for path in sorted(free - {*parts}):
             yield FileSet(_name(path), _format(suffixes), (self._listing[path],))
 
@@ -336,7 +345,7 @@ def _numbered_sets(paths: Iterable[str]) -> list[tuple[tuple[str, str, int, str]
     found: dict[tuple[str, str, int, str], dict[int, str]] = defaultdict(dict)
     for path in paths:
         match = NUMBERED.fullmatch(basename(path))
-        if match and not _DISTRIBUTED_SAFETENSORS.fullmatch(basename(path)):
+        if match and not RANK_SAFETENSORS.fullmatch(basename(path)):
             key = dirname(path), match["stem"], int(match["count"]), match["suffix"]
             found[key][int(match["number"])] = path
     return sorted(found.items())
@@ -373,7 +382,7 @@ def _index_of(source: Source, file: StoredFile, suffixes: set[str]) -> Index | N
 
 def part_by(source: Source, path: str) -> str | None:
     """What makes a file of ``source`` one of several: its name, or an index beside it. Raises BadIndex, UnsafePath."""
-    if any(part.fullmatch(basename(path)) for part in (NUMBERED, _DISTRIBUTED_SAFETENSORS, RANK_FILE, ZERO_FILE)):
+    if any(part.fullmatch(basename(path)) for part in (NUMBERED, RANK_SAFETENSORS, RANK_FILE, ZERO_FILE)):
         return "its name"
     for other, file in source.files().items():
         if is_index(other) and dirname(other) == dirname(path):

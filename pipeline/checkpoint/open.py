@@ -76,12 +76,17 @@ def _open_safetensors(source: Source, part: FileSet, first: int) -> Checkpoint:
     if any(dcp.is_sharded(file.metadata) for file in files):
         whole = dcp.merged(zip((file.path for file in part.files), files, strict=True))
         parts = counted(len(files), "file")
-        note = f"merged the parts in {parts} of a torch distributed checkpoint"
-        kept = {"format": "pt"}
+        owner = {tensor.name: (part.weight_map or {}).get(tensor.name, "") for tensor in whole}
+        notes = (
+            f"merged the parts in {parts} of a torch distributed checkpoint",
+            "no file says how large a tensor is, so parts that are missing at its end go unnoticed",
+            *_index_notes(part, owner),
+        )
+        kept, metadata = {"format": "pt"}, dict(part.index_metadata or {})
         numbers = tuple(range(first, first + len(files)))
         unsought = part.index_path is None and is_numbered(part.files[0].path)
         in_parts = unsought or any(tensor.pieces[1:] for tensor in whole)
-        return Checkpoint(part.name, numbers, whole, kept, in_parts=in_parts, notes=(note,))
+        return Checkpoint(part.name, numbers, whole, kept, metadata, part.index_path, in_parts=in_parts, notes=notes)
     return _checkpoint(part, first, files)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from posixpath import basename, dirname, join
 from typing import Literal
@@ -20,6 +20,9 @@ DISTRIBUTED_METADATA = ".metadata"
 # accelerate's folder for a model that it saved with FSDP's SHARDED_STATE_DICT; what it makes belongs one level up.
 _FSDP_FOLDER = re.compile(r"pytorch_model_fsdp_\d+")
 RANK_FILE = re.compile(r"model_world_size_(?P<count>\d{1,6})_rank_(?P<rank>\d{1,6})\.pt")
+# What torch.distributed.checkpoint's HuggingFaceStorageWriter calls its files: each holds parts of tensors, of rank
+# `shard`, and `model` counts the files that they make up together.
+RANK_SAFETENSORS = re.compile(r"shard-(?P<shard>\d{5})-model-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
 # Where verl puts config and tokenizer, and itself the weights where it is told to save them whole.
 _RANK_HOME = "huggingface"
 # DeepSpeed: the folder of each step, and beside them the name of the one that counts. Other ranks than these are those
@@ -70,6 +73,23 @@ def _distributed(listing: Listing) -> Iterator[FileSet]:
         if chunks:
             home = dirname(folder) if _FSDP_FOLDER.fullmatch(basename(folder)) else folder
             yield FileSet(Name(home, "model"), "distributed", tuple(chunks), metadata=listing[path])
+
+
+def refuse_lost_parts(files: Sequence[StoredFile]) -> None:
+    """Raises BadIndex unless these, whose names are RANK_SAFETENSORS, may be all files of one checkpoint.
+
+    The last ranks may be missing without a trace in the names.
+    """
+    first = files[0].path
+    found = [match for file in files if (match := RANK_SAFETENSORS.fullmatch(basename(file.path)))]
+    counts = {int(match["count"]) for match in found}
+    if len(counts) > 1:
+        raise BadIndex(file=first, why=f"one of {min(counts)} files, but others here are of {max(counts)}")
+    numbers, shards = ({int(match[key]) for match in found} for key in ("number", "shard"))
+    if missing := {*range(1, max(counts) + 1)} - numbers:
+        raise BadIndex(file=first, why=f"no rank has a file {min(missing)} of {max(counts)}")
+    if missing := {*range(1, max(shards))} - shards:
+        raise BadIndex(file=first, why=f"the files of shard {min(missing)} are missing")
 
 
 def _ranks(beside: Iterable[StoredFile]) -> tuple[StoredFile, ...]:

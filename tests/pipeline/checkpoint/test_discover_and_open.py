@@ -322,6 +322,54 @@ def test_a_header_longer_than_the_first_read_is_read_whole(folder: Path) -> None
 # ------------------------------------------------------------------------------------------------------- the names
 
 
+def save_rank(folder: Path, shard: int, number: int, count: int = 2) -> str:
+    """A file as torch's HuggingFaceStorageWriter calls it: two rows of each of the tensors of that number."""
+    folder.mkdir(exist_ok=True)
+    name = f"shard-{shard:05}-model-{number:05}-of-{count:05}.safetensors"
+    info = {f"w{number}": {"saved_offsets": [2 * (shard - 1), 0]}}
+    rows = {f"w{number}": np.full((2, 4), shard, np.float32)}
+    save_file(rows, folder / name, {"format": "pt", "DCP_SHARDING_INFO": json.dumps(info)})
+    return name
+
+
+def test_the_parts_of_all_ranks_are_one_model_and_what_cannot_be_known_is_said(folder: Path) -> None:
+    for shard in (1, 2):
+        for number in (1, 2):
+            save_rank(folder, shard, number)
+    model = checkpoints(folder)["model"]
+    assert {tensor.name: tensor.shape for tensor in model.tensors} == {"w1": (4, 4), "w2": (4, 4)}
+    assert any("no file says how large a tensor is" in note for note in model.notes)
+
+
+@pytest.mark.parametrize(
+    ("kept", "why"),
+    [
+        ([(1, 1, 2), (2, 1, 2)], "no rank has a file 2 of 2"),
+        ([(1, 1, 1), (3, 1, 1)], "the files of shard 2 are missing"),
+        ([(2, 1, 1), (3, 1, 1)], "the files of shard 1 are missing"),
+        ([(1, 1, 1), (2, 1, 2), (2, 2, 2)], "one of 1 files, but others here are of 2"),
+    ],
+)
+def test_parts_of_ranks_whose_names_show_a_loss_are_refused(
+    folder: Path, kept: list[tuple[int, int, int]], why: str
+) -> None:
+    for shard, number, count in kept:
+        save_rank(folder, shard, number, count)
+    with pytest.raises(BadIndex, match=why):
+        checkpoints(folder)
+
+
+def test_an_index_of_parts_counts(folder: Path) -> None:
+    path = folder / "model.safetensors.index.json"
+    weight_map = {f"w{number}": save_rank(folder, 1, number) for number in (1, 2)}
+    path.write_text(json.dumps({"metadata": {"total_size": 64, "by": "us"}, "weight_map": weight_map}))
+    model = checkpoints(folder)["model"]
+    assert (model.index_path, model.index_metadata["by"]) == (path.name, "us")
+    path.write_text(json.dumps({"metadata": {}, "weight_map": weight_map | {"lost": weight_map["w1"]}}))
+    with pytest.raises(BadIndex, match="says that lost is in .*, but no file has it"):
+        checkpoints(folder)
+
+
 @pytest.mark.parametrize(
     ("name", "shard", "index"),
     [
