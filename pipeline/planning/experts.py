@@ -102,7 +102,8 @@ def _separate(layer: str, parts: Mapping[tuple[str, str], Tensor], names: tuple[
     if len(parts) != 2:
         raise BadExperts(layer=layer, why="only one of gate_up_proj and down_proj exists")
     both, down = parts["", "gate_up_proj"], parts["", "down_proj"]
-    if len(both.shape) != 3 or len(down.shape) != 3 or both.shape[0] != down.shape[0] or both.shape[1] % 2:
+    stacked = len(both.shape) == len(down.shape) == 3 and both.shape[0] == down.shape[0]
+    if not stacked or both.shape[1] % 2 or 0 in both.shape + down.shape:
         raise BadExperts(layer=layer, why=f"unsupported shapes: {list(both.shape)} and {list(down.shape)}")
     rows = both.shape[1] // 2
     _check(layer, [both, down], (rows, both.shape[2]), down.shape[1:])

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from posixpath import dirname, join
 
+from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.prefixes import half_wrapped, unwrapped_name, unwrapped_names, wrappers_in
-from reshard.pipeline.errors import BadExperts, PrefixUnused, RenameCollision
+from reshard.pipeline.errors import BadExperts, PrefixUnused, RenameCollision, Unsupported
 from reshard.pipeline.planning.experts import arranged
 from reshard.pipeline.planning.model import Entry
 from reshard.pipeline.planning.scales import MODELOPT, dequantised, plain_config
@@ -64,7 +65,7 @@ def select(
 
     ``configs`` are the texts, by path, that say how weights are quantised. Raises DuplicateTensor when two names become
     one without their prefixes, RenameCollision when they do by the rules, BadRename, BadExperts, NotDequantized,
-    BadScale.
+    BadScale, and Unsupported for a name that no safetensors file can have.
     """
     tensors, ties, notes = _unwrapped(checkpoint, options)
     rearranged = False
@@ -96,7 +97,12 @@ def select(
         entries = tuple(map(Entry, kept, wanted))
         notes += _cast_notes(entries, options.dtype, fixed)
     selection = Selection(entries, dropped, tuple(ties), tuple(notes), scales, rearranged=rearranged)
-    return _renamed(selection, options.rename, str(checkpoint.name)) if options.rename else selection
+    if options.rename:
+        selection = _renamed(selection, options.rename, str(checkpoint.name))
+    if checkpoint.name.suffix == SUFFIX and any(entry.name == "__metadata__" for entry in selection.entries):
+        what = "a tensor named __metadata__, which headers have for their own texts"
+        raise Unsupported(file=str(checkpoint.name), what=what)
+    return selection
 
 
 def _renamed(selection: Selection, rules: Sequence[Rule], checkpoint: str) -> Selection:

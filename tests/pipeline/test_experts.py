@@ -141,6 +141,7 @@ STACK = {"mlp.experts.gate_up_proj": (2, 12, 4), "mlp.experts.down_proj": (2, 4,
         ("separate", {"mlp.experts.gate_up_proj": (2, 12, 4)}, "F32", "only one of gate_up_proj and down_proj exists"),
         ("separate", STACK | {"mlp.experts.gate_up_proj": (2, 11, 4)}, "F32", "shapes"),
         ("separate", STACK | {"mlp.experts.down_proj": (3, 4, 6)}, "F32", "shapes"),
+        ("separate", {"mlp.experts.gate_up_proj": (2, 0, 4), "mlp.experts.down_proj": (2, 4, 0)}, "F32", "shapes"),
         ("separate", STACK, "I8", "quantized"),
     ],
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from reshard.pipeline.errors import Unsupported
 from reshard.pipeline.planning.select import quantised, select
 from reshard.pipeline.request import Options
 from reshard.pipeline.tensors import Checkpoint, Name, Piece, Tensor
@@ -55,6 +56,14 @@ def test_what_is_packed_and_what_belongs_to_it_is_never_cast(packing: str, wante
     plain = {t.name for t in found.tensors if "norm" in t.name or "embed" in t.name or t.name == "lm_head.weight"}
     same = {t.name for t in found.tensors if t.dtype == {"float16": "F16", "bfloat16": "BF16"}[wanted]}
     assert cast == plain - same, "the rest of the model is"
+
+
+@pytest.mark.parametrize("prefix", [None, "module."])
+def test_a_name_that_headers_have_for_their_own_texts_is_refused(prefix: str | None) -> None:
+    names = [f"{prefix or ''}{name}" for name in ("w", "__metadata__")]
+    found = Checkpoint(Name("", "model"), (0,), tuple(tensor(name, "F32") for name in names))
+    with pytest.raises(Unsupported, match="cannot convert model to safetensors: a tensor named __metadata__"):
+        select(found, Options(strip_prefix=prefix), {})
 
 
 def test_the_plan_says_which_floats_stay_because_of_what_they_belong_to() -> None:
