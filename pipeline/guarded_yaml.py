@@ -6,6 +6,8 @@ from typing import Any
 
 import yaml
 
+from reshard.pipeline.text import counted
+
 NESTING_MAX = 32  # levels of a file; a catalog has five, and libyaml itself ends the process at some ten thousand
 NODES_MAX = 3_000_000  # values of a catalog, with what its aliases repeat; an entry has few more than twenty
 # Ten times as fast, where PyYAML was built with libyaml; a catalog may have thousands of lines.
@@ -50,6 +52,6 @@ def _refuse_bombs(text: str, nodes_max: int, loader_of: Any) -> None:
         if len(opened) > NESTING_MAX:
             why = f"nested deeper than {NESTING_MAX} levels"
         elif nodes > nodes_max:
-            why = f"more than {nodes_max:,} values"
+            why = f"more than {counted(nodes_max, 'value')}"
         if why:
             raise yaml.MarkedYAMLError(problem=why, problem_mark=event.start_mark)

@@ -23,6 +23,7 @@ from reshard.pipeline.limits import ALIGNMENT, METADATA_COPIES_MAX
 from reshard.pipeline.planning.blocks import block_of, natural
 from reshard.pipeline.planning.model import Entry
 from reshard.pipeline.tensors import DTYPE_BITS, size_in_bytes
+from reshard.pipeline.text import counted
 
 Bin = list[Entry]
 
@@ -444,6 +445,6 @@ def check_size(entries: Sequence[Entry], limit: int, about: About, oversize: str
 def check_metadata(about: Heading, files: int, limit: int) -> None:
     """Raises BadSize where so many ``files`` would repeat more of the source's metadata than a plan holds."""
     if (size := files * metadata_size(about.metadata)) > METADATA_COPIES_MAX:
-        why = f"{files:,} shards would repeat {human_bytes(size)} of metadata"
+        why = f"{counted(files, 'shard')} would repeat {human_bytes(size)} of metadata"
         most = human_bytes(METADATA_COPIES_MAX)
         raise BadSize(value=human_bytes(limit), why=f"{why} (maximum: {most}); use a larger size")

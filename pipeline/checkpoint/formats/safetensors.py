@@ -22,6 +22,7 @@ from reshard.pipeline.checkpoint.formats.pointers import refuse_pointer
 from reshard.pipeline.errors import BadHeader, BadLength
 from reshard.pipeline.limits import ALIGNMENT, DIMENSIONS_MAX, HEADER_MAX, OPENED_FREE, OPENED_OF_TENSOR
 from reshard.pipeline.tensors import DTYPE_BITS, Piece, Tensor, rows_as, size_in_bytes
+from reshard.pipeline.text import counted
 
 LENGTH_BYTES = 8
 _OPENING = '{"__metadata__":'
@@ -229,7 +230,7 @@ def _refuse_clutter(text: str) -> None:
     if text.count("[") + text.count("{") > most:
         opened = (found for found in _OPENED.finditer(text) if found[0][0] != '"')
         if next(islice(opened, most, None), None) is not None:
-            raise ValueError(f"more than {most:,} arrays and objects")
+            raise ValueError(f"too many arrays and objects (more than {most:,})")
 
 
 def _integer(digits: str) -> int | float:
@@ -289,7 +290,9 @@ def _spec(name: str, entry: Any, data_start: int, file: str) -> Spec:
     if not _are_counts(shape):
         raise BadHeader(file=file, why=f"{name} has no valid shape")
     if len(shape) > DIMENSIONS_MAX:
-        raise BadHeader(file=file, why=f"{name} has {len(shape):,} dimensions, and the limit is {DIMENSIONS_MAX:,}")
+        raise BadHeader(
+            file=file, why=f"{name} has {counted(len(shape), 'dimension')}, and the limit is {DIMENSIONS_MAX:,}"
+        )
     if not _are_counts(offsets) or len(offsets) != 2:
         raise BadHeader(file=file, why=f"{name} has no valid data_offsets")
     return Spec(dtype, tuple(shape), data_start + offsets[0], data_start + offsets[1])

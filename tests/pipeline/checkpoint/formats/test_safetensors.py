@@ -170,7 +170,9 @@ def test_what_only_takes_memory_is_refused_although_the_library_takes_it(clutter
     entry = CLUTTER[clutter]
     content = file_of({"a": entry}, bytes(entry["data_offsets"][1]))
     assert len(safetensors.deserialize(content)) == 1
-    with pytest.raises(BadHeader, match="1,000 dimensions|has [0-9,]+ dimensions|1,016 arrays and objects"):
+    with pytest.raises(
+        BadHeader, match="1,000 dimensions|has [0-9,]+ dimensions|arrays and objects [(]more than 1,016"
+    ):
         parse(content)
 
 
