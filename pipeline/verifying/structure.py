@@ -156,9 +156,11 @@ def check_weight_files(headers: Headers, formats: Set[str] | None = None) -> Ite
     for path, header in sorted(headers.items()):
         if isinstance(header, CheckpointError):
             yield Finding("length" if isinstance(header, BadLength) else "header", str(header), path)
-        elif not isinstance(header, GgufHeader) and not header.metadata.get("format"):
+        elif isinstance(header, GgufHeader):
+            continue
+        elif not (one := header.metadata.get("format")):
             yield Finding("format", f'{path} has no "format" in its metadata, which transformers requires', path)
-        elif formats and isinstance(header, Header) and (one := header.metadata["format"]) not in formats:
+        elif formats and one not in formats:
             text = f"{path} has the format {one!r:.60} in its metadata, which loaders refuse; use 'pt'"
             yield Finding("format", text, path)
     parts = [header for _, header in sorted(headers.items()) if isinstance(header, GgufHeader)]

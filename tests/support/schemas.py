@@ -38,7 +38,8 @@ def valid(schema: dict[str, Any], defs: dict[str, Any]) -> st.SearchStrategy[Any
             least, most = schema.get("minimum", schema.get("exclusiveMinimum", -1) + 1), schema["maximum"]
             return st.integers(least, most) | st.sampled_from([least, most])
         case "number":
-            return st.floats(schema["minimum"], schema["maximum"])
+            least = schema.get("minimum", schema.get("exclusiveMinimum"))
+            return st.floats(least, schema["maximum"], exclude_min="exclusiveMinimum" in schema)
         case "boolean":
             return st.booleans()
         case "null":
