@@ -23,13 +23,13 @@ from tests.benchmarks.profiles import Sampler
 from tests.benchmarks.race import Cost
 from tests.benchmarks.scale import SMOKE, Scale
 
-# Half of the queue's own tests once more, or nothing but seconds, of which tiny data says nothing.
-SLOW = {"faulty", "nights", "tiny", "finished", "proving", "loading", "casts", "folders", "memory", "xet", "lfs"}
+# The others are half of the queue's own tests once more, or nothing but seconds, of which tiny data says nothing.
+QUICK = {"planning", "layout", "layouts"}
 
 
 @pytest.mark.parametrize(
     "benchmark",
-    [pytest.param(b, id=b.__name__, marks=[pytest.mark.slow] if b.__name__ in SLOW else []) for b in BENCHMARKS],
+    [pytest.param(b, id=b.__name__, marks=[] if b.__name__ in QUICK else [pytest.mark.slow]) for b in BENCHMARKS],
 )
 @pytest.mark.timeout(600)
 def test_a_benchmark_runs_on_tiny_data_and_its_memory_is_bounded(benchmark: Benchmark) -> None:

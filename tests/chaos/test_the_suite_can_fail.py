@@ -31,6 +31,7 @@ def test_every_guard_is_tried() -> None:
     assert NEEDED.keys() == GUARDS.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guard", NEEDED)
 def test_without_a_guard_it_goes_red(hub: HubProcess, tmp_path: Path, guard: str) -> None:
     scenario, machines, violated = NEEDED[guard]

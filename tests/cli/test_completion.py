@@ -22,7 +22,10 @@ def job(queue: Queue) -> str:
     return queue("submit", "a/b", "--to", "c/d", "-q").out.strip()
 
 
-@pytest.mark.parametrize("command", ["status", "watch", "cancel", "retry", "rollback", "delete"])
+@pytest.mark.parametrize(
+    "command",
+    ["status", "rollback", *(pytest.param(c, marks=pytest.mark.slow) for c in ("watch", "cancel", "retry", "delete"))],
+)
 def test_a_job_is_completed_by_its_id(command: str, reshard: Run, job: str, url: str) -> None:
     assert job in offered(reshard, f"reshard {command} ", RESHARD_BROKER_URL=url)
     assert offered(reshard, f"reshard {command} {job[:4]}", RESHARD_BROKER_URL=url) == [job]

@@ -32,8 +32,8 @@ def held(folder: Path) -> Tensors:
     ("kind", "changes", "ranks"),
     [
         ("MixtralForCausalLM", {}, "ep4"),
-        ("Qwen3MoeForCausalLM", {}, "ep2"),
-        ("DeepseekV3ForCausalLM", {}, "ep2"),
+        pytest.param("Qwen3MoeForCausalLM", {}, "ep2", marks=pytest.mark.slow),
+        pytest.param("DeepseekV3ForCausalLM", {}, "ep2", marks=pytest.mark.slow),
         ("DeepseekV3ForCausalLM", {"num_hidden_layers": 5}, "pp3"),
     ],
 )

@@ -119,7 +119,7 @@ def held(clean: dict[str, str], state: Path, namespace: Namespace, tmp_path: Pat
     return Held(source, tmp_path / "out", space, clean)
 
 
-@pytest.mark.parametrize("number, kept, jobs", [(1, 0, 1), (2, 4, 1), (1, 4, 2)])
+@pytest.mark.parametrize("number, kept, jobs", [pytest.param(1, 0, 1, marks=pytest.mark.slow), (2, 4, 1), (1, 4, 2)])
 def test_ctrl_c_says_what_is_kept_and_what_to_type(number: int, kept: int, jobs: int, reshard: Run, held: Held) -> None:
     """The Hub holds the bytes of the first or of the second file back, once it is planned."""
     weights = f"^GET /_cdn/.*model-0000{number}-of"

@@ -16,6 +16,8 @@ from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.support.procs import wait_for
 from tests.support.warm_reload import CHILD, PROGRAM, cold
 
+pytestmark = pytest.mark.slow  # whether what runs the other tests is fit to, which they show as well
+
 
 def at_work(folder: Path) -> list[psutil.Process]:
     """The processes that work in a folder below this one; of one that has ended, the system says none."""

@@ -57,7 +57,7 @@ def test_what_the_document_calls_valid_is_not_called_malformed(
     path = f"{ROOT}{one.path}".replace("{job}", "none").replace("{name}", "none")
     with site.client("act") as client:
 
-        @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
         @given(bodies(one))
         def sent(body: Any) -> None:
             check.validate(json.loads(json.dumps(body)))

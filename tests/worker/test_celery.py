@@ -108,7 +108,7 @@ def test_a_worker_that_celery_starts_is_the_one_that_reshard_worker_starts(site:
     site.assert_published_once(site.submit("second", priority="bulk"), "second")
 
 
-@pytest.mark.parametrize("queue", ["interactive", "reshard:interactive"])
+@pytest.mark.parametrize("queue", ["interactive", pytest.param("reshard:interactive", marks=pytest.mark.slow)])
 def test_a_worker_with_the_queue_of_one_class_leaves_the_jobs_of_the_other(site: Site, queue: str) -> None:
     worker = typed(site, "-Q", queue, "-c", "1")
     (name,) = (process.name for process in site.store.processes() if process.pid == worker.pid)

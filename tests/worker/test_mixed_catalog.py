@@ -121,7 +121,9 @@ FORMS: dict[str, tuple[Sequence[str], Mapping[float, Sequence[str]]]] = {
 }
 
 
-@pytest.mark.parametrize("form", [pytest.param(f, marks=[pytest.mark.slow] if "sixty" in f else []) for f in FORMS])
+@pytest.mark.parametrize(
+    "form", [pytest.param(f, marks=[] if f == "short-killed" else [pytest.mark.slow]) for f in FORMS]
+)
 def test_each_model_ends_as_the_table_says(night: Night, hub: HubProcess, tmp_path: Path, form: str) -> None:
     names, kills = FORMS[form]
     world = World(hub, form, build(names, tmp_path))

@@ -200,7 +200,9 @@ def test_a_night_without_kills(expected: dict[str, Any]) -> None:
     ]
 
 
-@pytest.mark.parametrize("followed", [killed_at_each_event, killed_at_each_command])
+@pytest.mark.parametrize(
+    "followed", [pytest.param(killed_at_each_event, marks=pytest.mark.slow), killed_at_each_command]
+)
 def test_a_follower_that_is_killed_at_any_event_leaves_the_same_end_state(
     broker: Broker, store: JobStore, expected: dict[str, Any], followed: Callable[[str], None]
 ) -> None:

@@ -56,7 +56,7 @@ def opened(folder: Path, disk: Disk | None = None) -> tuple[Contents, list[Store
 # ------------------------------------------------------------------------------------------- made by real processes
 
 
-@pytest.fixture(scope="module", params=[2, 3], ids=["2 ranks", "3 ranks"])
+@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 3], ids=["2 ranks", "3 ranks"])
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dcp")
     subprocess.run(
