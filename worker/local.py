@@ -153,7 +153,7 @@ def check_installed() -> None:
 def worker_command(concurrency: int, *queues: str) -> list[str]:
     """What `reshard worker` becomes; app.py has the rest, for whoever types it. Without ``queues`` it takes all."""
     return [
-        sys.executable, "-m", "celery", "--quiet", "--app", "reshard.worker.app", "worker",
+        sys.executable, "-m", "reshard.worker.program", "--quiet", "--app", "reshard.worker.app", "worker",
         "--concurrency", str(concurrency), *(("--queues", ",".join(queues)) if queues else ()),
     ]  # fmt: skip
 
@@ -177,7 +177,8 @@ def become_worker(
     if os.getpid() == 1:  # cli/start.py says why; app.py takes it, when the one that handles it here is gone
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     ends = {"RESHARD_UNTIL_IDLE": "1"} if until_idle else {}
-    os.execve(command[0], command, {**os.environ, LOG_FORMAT: settings.log_format, **ends})
+    found = {"PYTHONSAFEPATH": "1"}  # nothing is imported from the current folder, which may be a model's
+    os.execve(command[0], command, {**os.environ, LOG_FORMAT: settings.log_format, **found, **ends})
 
 
 def _silent(store: JobStore, daemon: Daemon) -> Silent | None:

@@ -51,8 +51,8 @@ GUARDS: dict[str, Callable[[], None]] = {
 
 def broken_worker_command(guard: str, concurrency: int) -> Sequence[str]:
     """The command of a worker without ``guard``."""
-    python, module, celery, *arguments = worker_command(concurrency)
-    assert (module, celery) == ("-m", "celery")
+    python, module, program, *arguments = worker_command(concurrency)
+    assert (module, program) == ("-m", "reshard.worker.program")
     return [python, "-m", "tests.chaos.broken_worker", guard, *arguments]
 
 

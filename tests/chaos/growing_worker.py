@@ -17,8 +17,8 @@ GROW = signal.SIGWINCH  # SIGUSR1 is the pool's and SIGUSR2 the keeper's; and it
 
 def growing_worker_command(concurrency: int) -> Sequence[str]:
     """The command of such a worker."""
-    python, module, celery, *arguments = worker_command(concurrency)
-    assert (module, celery) == ("-m", "celery")
+    python, module, program, *arguments = worker_command(concurrency)
+    assert (module, program) == ("-m", "reshard.worker.program")
     return [python, "-m", __name__, *arguments]
 
 

@@ -34,7 +34,7 @@ COMMAND = Path(sys.executable).parent / "reshard"
 # Read when Python starts, or when what is imported here is.
 AT_START = ("PYTHON", "LANG", "LC_", "OTEL_", "PYDANTIC_", "TYPER_", "SSL_")
 UNBUFFERED = "PYTHONUNBUFFERED"  # which a fork makes good
-MODULES = ("celery", "reshard.worker.control")  # programs beside the command
+MODULES = ("celery", "reshard.worker.control", "reshard.worker.program")  # programs beside the command
 IMPORTED = (
     "celery.apps.worker", "celery.bin.celery", "celery.concurrency.prefork", "celery.worker.components",
     "kombu.transport.redis", "reshard.client.queue", "reshard.pipeline.reshard", "reshard.worker.control",

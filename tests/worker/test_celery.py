@@ -141,6 +141,25 @@ def test_reshard_worker_takes_one_class_of_jobs_and_until_idle_waits_for_that_al
     assert site.store.get(quick).state == JobState.queued
 
 
+@pytest.fixture
+def shadows(site: Site) -> Iterator[Path]:
+    """The machine's folder with modules like those of a worker, as a hostile model has them; what they write there."""
+    found = site.machine.folder / "imported"
+    files = [site.machine.folder / f"{name}.py" for name in ("celery", "kombu", "redis", "prometheus_client", "xxhash")]
+    for file in files:
+        file.write_text(f"from pathlib import Path\nPath({str(found)!r}).touch()\nraise SystemExit(99)\n")
+    yield found
+    for file in files:
+        file.unlink()
+
+
+def test_reshard_worker_imports_nothing_from_the_folder_it_is_started_in(site: Site, shadows: Path) -> None:
+    job = site.submit()
+    done = site.machine.run("worker", "--until-idle")
+    assert (done.returncode, shadows.exists()) == (0, False), done.stderr
+    assert site.store.get(job).state == JobState.done
+
+
 def test_a_queue_that_is_not_there_is_an_error_of_one_line(site: Site) -> None:
     worker = site.machine.launch("worker", [*CELERY, "worker", "-Q", "interactive,typo"])
     assert worker.wait(60) == 1
@@ -183,8 +202,8 @@ main()
 
 
 def test_a_step_whose_event_cannot_be_sent_is_carried_out(site: Site) -> None:
-    python, module, celery, *arguments = worker_command(1)
-    assert (module, celery) == ("-m", "celery")
+    python, module, program, *arguments = worker_command(1)
+    assert (module, program) == ("-m", "reshard.worker.program")
     worker = site.machine.start("worker", [python, "-c", REFUSED, *arguments])
     job = site.submit()
     site.assert_published_once(job)

@@ -97,8 +97,8 @@ main()
 
 def test_a_killed_child_is_replaced_and_the_job_goes_on(site: Site) -> None:
     """By our own look, which does not wait for Celery's."""
-    python, module, celery, *arguments = worker_command(1)
-    assert (module, celery) == ("-m", "celery")
+    python, module, program, *arguments = worker_command(1)
+    assert (module, program) == ("-m", "reshard.worker.program")
     site.slow()
     worker = site.machine.start("worker", [python, "-c", DEAF, *arguments])
     job = site.submit()
@@ -305,8 +305,8 @@ main()
 
 def test_a_broker_that_is_away_when_a_task_ends_does_not_stop_its_worker(site: Site) -> None:
     """Kombu cannot acknowledge the message then; with a prefetch of one, a message that stays open is the last one."""
-    python, module, celery, *arguments = worker_command(1)
-    assert (module, celery) == ("-m", "celery")
+    python, module, program, *arguments = worker_command(1)
+    assert (module, program) == ("-m", "reshard.worker.program")
     worker = site.machine.start("worker", [python, "-c", TALKATIVE, *arguments])
     wait_for(lambda: "worker ready" in worker.said(), "its child's being there")
     children = worker.children()
