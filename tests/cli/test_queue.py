@@ -222,8 +222,8 @@ def test_a_list_says_once_why_bulk_jobs_wait_and_a_job_at_work_when_it_has_copie
         leases.seal(group, receipts(plan, 0)[:1])
         listed = queue("list")
         assert len(re.findall("bulk jobs are on hold until .*: outside allowed hours", listed.err)) == 1
-        assert re.search(rf"{job}  copying \d+% of [^ ]+ kB, about \d+ s left  ", listed.out), listed.out
-        assert re.search(r"copying .*, about \d+ s left\n", queue("status", job).out)
+        assert re.search(rf"{job}  copying \d+% of [^ ]+ kB, about \d+ (s|min) left  ", listed.out), listed.out
+        assert re.search(r"copying .*, about \d+ (s|min) left\n", queue("status", job).out)
 
 
 def test_jobs_that_ended_are_deleted_by_id_and_others_refused_with_all_beside_them(queue: Queue) -> None:
