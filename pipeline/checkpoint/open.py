@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
+from posixpath import basename
 
-from reshard.pipeline.checkpoint.discover import Found, beside_a_model, is_numbered
+from reshard.pipeline.checkpoint.discover import Found, beside_a_model, is_numbered, suffix_of
 from reshard.pipeline.checkpoint.formats import dcp, gguf
 from reshard.pipeline.checkpoint.formats.pointers import refuse_pointers
 from reshard.pipeline.checkpoint.formats.ranged import each
 from reshard.pipeline.checkpoint.formats.rank_files import read_ranks
-from reshard.pipeline.checkpoint.formats.safetensors import LENGTH_BYTES, Header, header_length, parse_header
+from reshard.pipeline.checkpoint.formats.safetensors import LENGTH_BYTES, SUFFIX, Header, header_length, parse_header
 from reshard.pipeline.checkpoint.formats.torch_files import read_torch
 from reshard.pipeline.checkpoint.formats.zero import read_zero
 from reshard.pipeline.checkpoint.parts import FileSet, Format
@@ -185,25 +186,39 @@ def _index_notes(part: FileSet, owner: Mapping[str, str]) -> Iterator[str]:
 def _without_twins(
     checkpoints: list[Checkpoint], files: tuple[StoredFile, ...]
 ) -> tuple[list[Checkpoint], dict[str, str]]:
-    """One checkpoint a name. Of a single file beside an indexed set, loaders take the single file, and so do we."""
+    """One checkpoint a name: that which loaders take."""
     chosen: dict[Name, Checkpoint] = {}
     left_out: dict[str, str] = {}
-    for checkpoint in sorted(checkpoints, key=lambda c: c.index_path is None):
-        if (twin := chosen.get(checkpoint.name)) is not None:
-            single = files[checkpoint.files[0]].path
+
+    def order(checkpoint: Checkpoint) -> int:
+        return _order(checkpoint, files[checkpoint.files[0]].path)
+
+    for twin in sorted(checkpoints, key=order, reverse=True):
+        if (checkpoint := chosen.setdefault(twin.name, twin)) is not twin:
+            taken = checkpoint.index_path or files[checkpoint.files[0]].path
             beside = twin.index_path or files[twin.files[0]].path
-            if why := _conflict(twin, checkpoint, is_numbered(beside) and is_numbered(single)):
-                raise AmbiguousWeights(file=beside, other=single, why=why)
-            paths = [*(files[i].path for i in twin.files), *([twin.index_path] if twin.index_path else [])]
-            left_out |= dict.fromkeys(paths, f"loaders use {single} instead, with the same names and shapes")
-        chosen[checkpoint.name] = checkpoint
+            if why := _conflict(twin, checkpoint, order(twin) == order(checkpoint)):
+                raise AmbiguousWeights(file=beside, other=taken, why=why)
+            others = {files[i].path for i in twin.files} - {files[i].path for i in checkpoint.files}
+            paths = [*sorted(others), *([twin.index_path] if twin.index_path else [])]
+            left_out |= dict.fromkeys(paths, f"loaders use {taken} instead, with the same names and shapes")
     return sorted(chosen.values(), key=lambda c: c.files), left_out
 
 
-def _conflict(twin: Checkpoint, other: Checkpoint, in_parts: bool) -> str | None:
-    """Why it is not the same whichever of two sets counts; ``in_parts``: both are numbered files."""
+def _order(checkpoint: Checkpoint, first: str) -> int:
+    """The higher, the sooner loaders look for it: first for a single file of its name, then for its index."""
+    name, suffix = checkpoint.name, suffix_of(first)
+    if suffix not in {SUFFIX, gguf.SUFFIX} and name.stem == "model":
+        name = replace(name, stem="pytorch_model")
+    if checkpoint.index_path is None:
+        return 2 if first == name.path + suffix else 0
+    return 1 if basename(checkpoint.index_path).startswith(f"{name.stem}{suffix}.index") else 0
+
+
+def _conflict(twin: Checkpoint, other: Checkpoint, alike: bool) -> str | None:
+    """Why it is not the same whichever of two sets counts; ``alike``: nothing says which one loaders take."""
     is_gguf = other.name.suffix == gguf.SUFFIX
-    if is_gguf and in_parts:
+    if alike:
         return "belongs to another set with the same name"
     if _signature(twin) != _signature(other):
         return "has different tensors" + ("" if is_gguf else ", and loaders use that file")

@@ -138,6 +138,24 @@ def test_a_single_file_beside_a_different_set_is_no_guess(folder: Path) -> None:
     assert "--exclude" in caught.value.next_step
 
 
+def test_of_two_sets_of_one_name_that_which_loaders_take_counts(folder: Path) -> None:
+    save_sharded(folder, numbered(arrays(2, 100, seed=1), 1))
+    old = arrays(2, 100, seed=2)
+    info = {name: {"saved_offsets": [0] * array.ndim} for name, array in old.items()}
+    metadata = {"format": "pt", "DCP_SHARDING_INFO": json.dumps(info)}
+    save_file(old, folder / "shard-00001-model-00001-of-00001.safetensors", metadata=metadata)
+    assert checkpoints(folder)["model"].index_path == "model.safetensors.index.json"
+    save_sharded(folder, numbered(arrays(2, 100, seed=3), 2, "pytorch_model"), "pytorch_model.safetensors.index.json")
+    opened = checkpoints(folder)["model"]
+    assert opened.index_path == "model.safetensors.index.json" and not opened.in_parts
+    save_single(folder, arrays(2, 100, seed=4), "model.safetensors")
+    assert checkpoints(folder)["model"].index_path is None
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").rename(folder / "index.json")
+    with pytest.raises(AmbiguousWeights, match="another set with the same name"):
+        checkpoints(folder)
+
+
 def test_adapters_and_single_file_modules_are_not_cut(folder: Path) -> None:
     save_single(folder, arrays(1, 100))
     save_single(folder, arrays(1, 100), "adapter_model.safetensors")
