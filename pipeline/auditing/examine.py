@@ -203,6 +203,8 @@ def _of_source(
             return _Against([Told("source-unknown", "neither a map nor a manifest names its source")], made=made)
         theirs = sources.head(place, subject.source_known)
         commits = [theirs.pin.commit]
+        if place.on(sources.context.credentials.default_endpoint) is None:
+            stated = None  # a folder or an object store may hold that repository at any commit
         if stated and not _is_same(stated, place, subject.source_known, sources.context):
             told.append(Told("source-wrong", f"its manifest says it was made from {stated.repo}, not from {place}"))
         elif stated and stated.commit != commits[0]:

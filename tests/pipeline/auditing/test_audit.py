@@ -152,6 +152,15 @@ def test_what_a_manifest_says_is_held_against_the_files_and_the_map(space: Names
     assert found["good"].source_commit == commit
 
 
+def test_a_source_in_a_folder_is_not_another_than_the_repository_that_a_manifest_names(tmp_path: Path) -> None:
+    healthy = files_of(*model())
+    for name, files in {"from": healthy, "to/model": add_manifest(healthy, "me/source", "0" * 40)}.items():
+        (tmp_path / name).mkdir(parents=True)
+        for path, data in files.items():
+            (tmp_path / name / path).write_bytes(data)
+    assert kinds(audited(of_folder(tmp_path / "to", f"{tmp_path}/from"))) == set()
+
+
 def test_what_a_manifest_claims_of_its_source_hides_nothing(space: Namespace) -> None:
     commit = publish(space, "source", files_of(*model()))
     lacks = PLANTED["tensors-lost"](0)
@@ -328,7 +337,7 @@ def test_a_model_that_cannot_be_examined_hides_nothing_of_the_others(
     found = audited(subjects)
     assert {name: kinds({name: one}) for name, one in found.items()} == {
         "worst": {("worst", "unreadable")}, "bad": {("bad", "dtype-changed")}, "good": set(),
-        "nested": {("nested", "weights-broken")}, "odd": {("odd", "manifest-wrong"), ("odd", "source-wrong")},
+        "nested": {("nested", "weights-broken")}, "odd": {("odd", "manifest-wrong")},
     }  # fmt: skip
     assert found["worst"].findings[0].first == "internal error: ZeroDivisionError: of no kind that is known"
 
