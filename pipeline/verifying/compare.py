@@ -105,14 +105,20 @@ def dropped_copies(pair: Pair, ours: OpenedSide, ties: Mapping[str, str]) -> dic
     published = ROOT_KEY in pair.output.index_metadata or MANIFEST in ours.source.files()
     declared = _declared(pair.output)
     dropped = {}
+    tied: dict[tuple[str, str, tuple[int, ...]], str] = {}  # what the class ties, of one kind -> the first of it there
+
+    def group(tensor: Tensor) -> tuple[str, str, tuple[int, ...]]:
+        return ties.get(tensor.name, tensor.name), tensor.dtype, tensor.shape
+
+    for name in sorted(there):
+        tied.setdefault(group(before[name]), name)
     for name in before.keys() - there:
-        lost = before[name]
-        alike = [before[n] for n in there if (before[n].dtype, before[n].shape) == (lost.dtype, lost.shape)]
-        stored_once = {tensor.name for tensor in alike if lost.size and tensor.pieces == lost.pieces}
-        tied = {tensor.name for tensor in alike if ties.get(name, name) == ties.get(tensor.name, tensor.name)}
-        kept = stored_once & {declared.get(name)} or (set() if published else tied)
-        if kept:
-            dropped[name] = min(kept)
+        lost, said = before[name], declared.get(name)
+        kept = before[said] if isinstance(said, str) and said in there else None
+        if kept and lost.size and (kept.dtype, kept.shape, kept.pieces) == (lost.dtype, lost.shape, lost.pieces):
+            dropped[name] = kept.name
+        elif not published and group(lost) in tied:
+            dropped[name] = tied[group(lost)]
     return dropped
 
 
@@ -238,8 +244,11 @@ def check_stored(output: OpenedSide, was_read: Read) -> Check:
     """Whether what was read is what the store attests: a file's sha256, or the sums that an archive keeps."""
     figures = {"files": len(output.files), "attested": was_read.attested, "bytes": output.bytes}
     figures |= was_read.records.figures()
-    reason = "" if was_read.attested else "no hash or checksum covers all of its bytes"
-    result: Result = "failed" if was_read.corrupt else "passed" if was_read.attested else "skipped"
+    without = len(output.files) - was_read.attested
+    reason = f"no hash or checksum covers all bytes of {counted(without, 'file')}" if without else ""
+    result: Result = "failed" if was_read.corrupt else "inconclusive" if without else "passed"
+    if not was_read.attested and not was_read.corrupt:
+        result, reason = "skipped", "no hash or checksum covers all of its bytes"
     level = "each file's sha256, or its archive's checksums"
     return Check("stored bytes", result, level, reason, figures, was_read.corrupt)
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +17,9 @@ from safetensors.numpy import save_file
 
 from reshard.pipeline.places import Folder
 from reshard.pipeline.stores.folder.source import FolderSource
-from reshard.pipeline.verifying.compare import check_headers
+from reshard.pipeline.verifying.compare import check_headers, check_stored, dropped_copies, read
 from reshard.pipeline.verifying.opened import OpenedSide, paired
+from tests.support.measured import within
 from tests.support.models import Arrays, arrays, numbered, save_sharded, save_single
 
 TENSORS = arrays(4, 400)
@@ -169,3 +173,26 @@ def test_a_layout_that_loaders_do_not_find_is_a_finding(name: str, tmp_path: Pat
     (finding,) = found(tmp_path / "output", tmp_path / "source")
     assert finding.startswith(entry)
     assert "it is " in finding
+
+
+def test_many_lost_tensors_are_told_in_time_that_grows_with_their_number(tmp_path: Path) -> None:
+    made = {f"layer.{number}.w": np.zeros(2, np.float32) for number in range(12_000)}
+    save_single(tmp_path / "source", made)
+    save_single(tmp_path / "output", {name: made[name] for name in list(made)[::2]})
+    theirs, ours = (OpenedSide.open(FolderSource.open(Folder(path=str(tmp_path / n)))) for n in ("source", "output"))
+    (pair,) = paired(theirs, ours).pairs
+    start = time.process_time()
+    assert dropped_copies(pair, ours, {}) == {}
+    assert within(time.process_time() - start, 1.0)
+
+
+def test_stored_bytes_pass_only_if_every_file_has_a_hash(tmp_path: Path) -> None:
+    save_sharded(tmp_path, numbered(TENSORS, 2))
+    side = OpenedSide.open(FolderSource.open(Folder(path=str(tmp_path))))
+    for hashed, result in ((0, "skipped"), (1, "inconclusive"), (2, "passed")):
+        files = tuple(
+            replace(file, sha256=sha256((tmp_path / file.path).read_bytes()).hexdigest()) if number < hashed else file
+            for number, file in enumerate(side.opened.files)
+        )
+        known = replace(side, opened=replace(side.opened, files=files))
+        assert check_stored(known, read(known, lambda count: None, tmp_path)).result == result
