@@ -7,11 +7,11 @@ from posixpath import basename, dirname, join
 from typing import NamedTuple
 
 from reshard.pipeline.check import Check, Result, some
-from reshard.pipeline.checkpoint.discover import SOUGHT_STEMS, foreign_format, named_like, set_name
+from reshard.pipeline.checkpoint.discover import SOUGHT_STEMS, foreign_format, is_weights, named_like, set_name
 from reshard.pipeline.checkpoint.tool_files import is_tool_file
 from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.limits import CONFIG_MAX
-from reshard.pipeline.planning.beside import settings_files, sort_out
+from reshard.pipeline.planning.beside import excluded, settings_files, sort_out
 from reshard.pipeline.planning.model import CARD, MANIFEST, STATEMENTS
 from reshard.pipeline.planning.select import edited_config
 from reshard.pipeline.protocols import Source
@@ -20,7 +20,7 @@ from reshard.pipeline.request import Options
 from reshard.pipeline.tensors import StoredFile, same_by_hash
 from reshard.pipeline.verifying.digests import first_unequal
 from reshard.pipeline.verifying.json_difference import Difference, json_difference
-from reshard.pipeline.verifying.opened import OpenedSide
+from reshard.pipeline.verifying.opened import UNCHANGED, OpenedSide
 from reshard.pipeline.verifying.structure import Finding
 from reshard.pipeline.verifying.tokenizer import compared_by_behaviour
 from reshard.pipeline.verifying.tokenizer_files import TOKENIZER_FILES
@@ -33,7 +33,7 @@ _READ_BY_LOADERS = (
     "config.json", "generation_config.json", "model_index.json", "modules.json", "sentence_*_config.json",
     "config_sentence_transformers.json", "params.json", "*processor_config.json", "chat_template.*",
     "quant*_config.json", "hf_quant_config.json", "adapter_config.json", "adapter_model.*", "*.py", "*.jinja",
-    "tf_model*.h5", "flax_model*.msgpack", *TOKENIZER_FILES,
+    "tf_model*.h5", "flax_model*.msgpack", "consolidated*.safetensors", "consolidated.*.pth", *TOKENIZER_FILES,
 )  # fmt: skip
 # Folders below those, from which transformers takes chat templates and the code of `generate`.
 _READ_FOLDERS = ("additional_chat_templates", "custom_generate")
@@ -79,9 +79,11 @@ def compare_files(
     folders = _model_folders(source, output)
     findings: list[Finding] = []
     settings = settings_files(source.opened)
+    configs = {join(part.name.folder, "config.json") for part in source.found.sets}  # whose dtype a run changes
     undecided: list[str] = []
     figures = {"files": 0, "added": 0, "not_compared": 0}
-    for path in sorted(path for path in (carried | ours.keys()) - accounted if not is_tool_file(path)):
+    made = {path for path in settings if not excluded(changes, path)} if MANIFEST in ours else set()  # others make none
+    for path in sorted(path for path in (carried | made | ours.keys()) - accounted if not is_tool_file(path)):
         was, is_ = theirs.get(path), ours.get(path)
         figures["files"] += 1
         if is_ is None:
@@ -100,7 +102,9 @@ def compare_files(
         elif not deep and was.size == is_.size > CONFIG_MAX and same_by_hash(was, is_) is None:
             figures["not_compared"] += 1
             undecided.append(f"{path} was not compared (use --deep)")
-        elif difference := _difference(source.source, was, output.source, is_, changes, deep, tick):
+        elif difference := _difference(
+            source.source, was, output.source, is_, changes if path in configs else UNCHANGED, deep, tick
+        ):
             if difference.same_meaning:
                 undecided.append(f"{path} {difference.text}")
             else:
@@ -128,7 +132,7 @@ def _is_read(path: str, folders: set[str]) -> bool:
     folder = dirname(path)
     if basename(folder) in _READ_FOLDERS:
         return dirname(folder) in folders
-    weights = foreign_format(path) is not None and set_name(path).stem in SOUGHT_STEMS
+    weights = (is_weights(path) or foreign_format(path) is not None) and set_name(path).stem in SOUGHT_STEMS
     return folder in folders and (weights or named_like(path, _READ_BY_LOADERS))
 
 
@@ -140,7 +144,7 @@ def _difference(
         return None
     if was.path.endswith(".json") and max(was.size, is_.size) <= CONFIG_MAX:
         before, after = (b"".join(side.read(file, 0, file.size)) for side, file in ((source, was), (output, is_)))
-        if basename(was.path) == "config.json" and changes.dtype != "keep":
+        if changes.dtype != "keep":
             before = edited_config(was.path, before.decode("utf-8", "replace"), changes, source.files()).encode()
         return None if before == after else json_difference(before, after, config=named_like(was.path, _CONFIGS))
     if was.size != is_.size:

@@ -409,3 +409,38 @@ def test_a_tokenizer_that_there_is_no_room_for_is_said_so(tmp_path: Path) -> Non
     with files_of_at_most(2_000_000), closing(MetaLoader()) as meta_loader, pytest.raises(DiskFull) as full:
         check_tokenizers(source_of(tmp_path / "model"), None, meta_loader, tmp_path)
     assert full.value.facts["needed"] == 3_000_000
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["consolidated.safetensors", "consolidated-00001-of-00001.safetensors", "consolidated.00.pth",
+     "open_clip_model.safetensors"],
+)  # fmt: skip
+def test_added_weights_that_other_loaders_prefer_are_a_finding(name: str, pair: tuple[Path, Path]) -> None:
+    output, source = pair
+    save_single(output, arrays(2, 400, seed=5), name)
+    assert f"{name} is not in the source, and loaders read it" in compared(output, source).findings
+
+
+def test_a_cast_changes_the_config_beside_weights_and_no_other(tmp_path: Path) -> None:
+    save_single(tmp_path / "source", arrays(2, 400))
+    for folder in (".", "onnx"):
+        write(tmp_path / "source" / folder / "config.json", CONFIG)
+    asked = Options(dtype="float16")
+    places = [parse_place(str(tmp_path / name)) for name in ("source", "output")]
+    run(Request(source=places[0], target=places[1], options=asked), Context.from_env())
+    theirs, ours = (OpenedSide.open(source_of(tmp_path / name)) for name in ("source", "output"))
+    assert json.loads((tmp_path / "output" / "config.json").read_text())["dtype"] == "float16"
+    assert check_files(theirs, ours, asked, True, lambda count: None).result == "passed"
+
+
+def test_settings_that_reshard_wrote_may_not_be_lost(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    torch.save({"w": torch.zeros(3), "epoch": 7}, tmp_path / "source" / "pytorch_model.bin")
+    places = [parse_place(str(tmp_path / name)) for name in ("source", "output")]
+    run(Request(source=places[0], target=places[1], options=Options()), Context.from_env())
+    assert compared(tmp_path / "output", tmp_path / "source").result == "passed"
+    (tmp_path / "output" / "model.settings.json").unlink()
+    assert compared(tmp_path / "output", tmp_path / "source").findings == ("model.settings.json is missing",)
+    (tmp_path / "output" / "reshard.manifest.json").unlink()
+    assert compared(tmp_path / "output", tmp_path / "source").findings == (), "other converters write none"
