@@ -86,11 +86,13 @@ def read_device_map(value: str) -> str | dict[str, str]:
     return devices
 
 
-def device_maps(plan: Plan, source: Source, max_memory: Limits, device_map: DeviceMap) -> list[plans.DeviceMap]:
+def device_maps(
+    plan: Plan, source: Source, max_memory: Limits, device_map: DeviceMap, tmpdir: Path | None = None
+) -> list[plans.DeviceMap]:
     """The devices of each checkpoint of ``plan``; raises DeviceMapIncomplete."""
     from reshard.pipeline.verifying.meta_load import MetaLoader
 
-    with closing(MetaLoader()) as meta_loader:
+    with closing(MetaLoader(tmpdir=tmpdir)) as meta_loader:
         return [_made(plan, output, source, meta_loader, max_memory, device_map) for output in plan.outputs]
 
 

@@ -96,7 +96,7 @@ def _repository(place: str, output: Output) -> None:
 
     context = Context.from_env()
     source = open_source(parse_place(place), context)
-    with closing(MetaLoader()) as meta_loader:
+    with closing(MetaLoader(tmpdir=context.tmpdir)) as meta_loader:
         health = examine(source, meta_loader, context.tmpdir)
     refused = health.refusals
     found = Repository.of(

@@ -59,7 +59,7 @@ def plan(
         document, made, source, target, _ = look(request, context)
     text = plan_text(document, WHOLE if all_ else SHORT)
     if memory is not None or placed is not None:
-        document.device_maps = device_maps(made, source, memory, placed)
+        document.device_maps = device_maps(made, source, memory, placed, context.tmpdir)
         text = "\n".join([text, *map(device_text, document.device_maps)])
     output.result(document, text, "\n".join(file.path for file in document.files))
     if request.target != NOWHERE and not made.published:  # whether shards wait on this disk shows only with the target

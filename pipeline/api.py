@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 
 from reshard.pipeline.arguments import as_option, in_python
 from reshard.pipeline.check import Check, Result
 from reshard.pipeline.checkpoint.discover import foreign_format
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
-from reshard.pipeline.errors import NoTarget, UsageError, shortened
+from reshard.pipeline.errors import AccessError, HubRefused, NoTarget, TargetNotFound, UsageError, shortened
 from reshard.pipeline.places import NOWHERE, AnyPlace, parse_place
 from reshard.pipeline.planning.model import MANIFEST, Plan
 from reshard.pipeline.protocols import Source
@@ -126,8 +126,13 @@ def verify(
     ours = open_source(place, context)
     # What has no manifest has no publication that brought one, and a weight file has none.
     may = place.local.is_dir() if place.local else MANIFEST in ours.files()
-    target = open_target(place, Options(), context) if may else None
-    described = described_by(target, ours.pin.commit) if target else None
+    # To look at its history, what reads the repository has to do.
+    reading = replace(context, credentials=context.credentials.reading())
+    target = open_target(place, Options(), reading) if may else None
+    try:
+        described = described_by(target, ours.pin.commit) if target else None
+    except (AccessError, HubRefused, TargetNotFound):
+        described = None  # which the check of the manifest tells
     theirs = open_source(other, context) if other else None
     if theirs and lender:
         theirs = Borrowing(theirs, open_source(lender, context))
@@ -135,13 +140,14 @@ def verify(
     # First, because they may end in an error of what was asked for, and reading every byte takes longer.
     signed = check_signatures(ours, trusted, builder, deep) if trusted else []
     with closing(MetaLoader(tmpdir=context.tmpdir)) as meta_loader:
-        loaded = [check_load(ours, theirs, meta_loader, load, tick, context.tmpdir)] if load else []
+        expected = changes or Options()
+        loaded = [check_load(ours, theirs, meta_loader, load, tick, context.tmpdir, expected)] if load else []
         checks = check_all(
             ours,
             theirs,
             meta_loader,
             deep=deep,
-            changes=changes or Options(),
+            changes=expected,
             described=described,
             vouched=lambda: bool(target and described and target.is_ours(described.commit, described.author)),
             tick=tick,

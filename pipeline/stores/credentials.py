@@ -165,6 +165,12 @@ class Credentials:
         serves = "; ".join(f"{e.endpoint}{_scope(e.namespace, e.use)}" for e in called)
         raise CredentialScope(name=name, use=use, namespace=namespace, endpoint=endpoint, serves=serves)
 
+    def reading(self) -> Credentials:
+        """The same for a target that is only looked at: for ``write`` it finds what is there for ``read``."""
+        entries = (entry for entry in self._entries if entry.use != "write")
+        both = (entry.model_copy(update={"use": entry.use and use}) for entry in entries for use in ("read", "write"))
+        return Credentials(self.default_endpoint, tuple(both))
+
     def _called(self, name: str) -> list[_Entry]:
         called = [entry for entry in self._entries if entry.name == name]
         if not called:

@@ -14,18 +14,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from reshard.pipeline.arguments import as_option
 from reshard.pipeline.check import Check, Result
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.limits import LOAD_CPU, LOAD_TIME
 from reshard.pipeline.protocols import Source
+from reshard.pipeline.request import Options
 from reshard.pipeline.tensors import StoredFile
 from reshard.pipeline.text import counted
 from reshard.pipeline.verifying.child.server import Allowed
 from reshard.pipeline.verifying.meta_load import MetaLoader
+from reshard.pipeline.verifying.opened import UNCHANGED
 from reshard.pipeline.verifying.tokenizer import fetched
 
 Loader = Literal["transformers", "accelerate"]
+_CHANGING = ("dtype", "dequantize", "strip_prefix", "rename", "experts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +108,19 @@ def check_load(
     options: LoadOptions,
     tick: Tick,
     tmpdir: Path | None,
+    changes: Options = UNCHANGED,
 ) -> Check:
     """Whether the model of the root folder loads and runs; with ``source``, whether it gives its output bit for bit.
+
+    What ``changes`` values or names is loaded alone: the source, as it is, gives another output.
 
     Raises DiskFull when what has to be fetched does not fit into ``tmpdir``, DeviceMapIncomplete, and as stores do.
     """
     level = f"loaded by {options.loader}, one forward pass"
     if not _files(output):
         return Check("load", "skipped", level, "no safetensors files with a config.json at its top level")
-    comparable = source is not None and bool(_files(source))  # asked before anything is fetched
+    changed = [as_option(name) for name in _CHANGING if getattr(changes, name) != getattr(UNCHANGED, name)]
+    comparable = source is not None and not changed and bool(_files(source))  # asked before anything is fetched
     with ExitStack() as fetched:
         here = fetched.enter_context(_as_folder(output, tick, tmpdir))
         if source is not None and comparable:
@@ -120,17 +128,20 @@ def check_load(
             found = compare_loads(meta_loader, there, here, options)
         else:
             found = load(meta_loader, here, options)
-    result, reason = _judged(found, alone=source is None)
+    why = f"{', '.join(changed)} can change the output" if changed else "the source's format cannot be loaded here"
+    result, reason = _judged(found, None if source is None else f"{why}, so there is nothing to compare with")
     reason, findings = ("", (f"the model: {reason}",)) if result == "failed" else (reason, ())
     return Check("load", result, level, reason, _figures(found), findings)
 
 
-def _judged(found: LoadCheck, alone: bool) -> tuple[Result, str]:
-    """A model that runs on made-up parameters proves nothing alone: some are made so, and others lost them."""
+def _judged(found: LoadCheck, incomparable: str | None) -> tuple[Result, str]:
+    """A model that runs on made-up parameters proves nothing alone: some are made so, and others lost them.
+
+    ``incomparable`` says why a source that there is was not loaded, if it was not.
+    """
     if found.result != "loaded":
         return "passed" if found.result == "equal" else found.result, found.reason
-    if not alone:
-        incomparable = "the source's format cannot be loaded here, so there is nothing to compare with"
+    if incomparable:
         return "inconclusive", f"{found.reason}; {incomparable}"
     if found.in_no_file:
         return "inconclusive", f"{found.reason}; use --against to see whether the source has them"
@@ -157,6 +168,7 @@ def _files(source: Source) -> list[StoredFile]:
 
 
 def _as_folder(source: Source, tick: Tick, tmpdir: Path | None) -> AbstractContextManager[Path]:
-    if (local := source.place.local) and local.is_dir():
+    files = _files(source)
+    if (local := source.place.local) and all((local / file.path).is_file() for file in files):  # none is lent
         return nullcontext(local)
-    return fetched(source, _files(source), tick, tmpdir)
+    return fetched(source, files, tick, tmpdir)

@@ -273,3 +273,17 @@ def test_a_password_in_a_place_is_refused_and_never_printed() -> None:
     with pytest.raises(BadPlace) as refused:
         parse_place("https://me:secret@hub.example/user/repo")
     assert "secret" not in json.dumps(refused.value.to_dict())
+
+
+def test_what_only_reads_finds_for_a_target_what_it_does_for_a_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = [("read", "R"), ("write", "W")]
+    text = "".join(f'[[credential]]\nendpoint = "https://mine.example"\nuse = "{u}"\nenv = "{e}"\n' for u, e in entries)
+    (tmp_path / "c.toml").write_text(text)
+    for name, value in (("RESHARD_CREDENTIALS", str(tmp_path / "c.toml")), ("R", "reads"), ("W", "writes")):
+        monkeypatch.setenv(name, value)
+    credentials = Credentials.from_env()
+    uses: tuple[Use, ...] = ("read", "write")
+    assert [token(credentials.find("https://mine.example", "a", use)) for use in uses] == ["reads", "writes"]
+    assert [token(credentials.reading().find("https://mine.example", "a", use)) for use in uses] == ["reads", "reads"]

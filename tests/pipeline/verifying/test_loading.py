@@ -18,6 +18,7 @@ from reshard.pipeline.protocols import Source
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.connect import Context, open_source
+from reshard.pipeline.stores.overlay import Borrowing
 from reshard.pipeline.verifying.load import LoadOptions, check_load
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.hub.fixtures import Namespace, hub, hub_process, namespace
@@ -125,3 +126,17 @@ def test_what_no_loader_reads_is_skipped_and_a_source_in_torch_is_nothing_to_com
     assert (untried.result, untried.figures) == ("skipped", {})
     found = look(opened(output), opened(tmp_path / "bin"), meta_loader, tmp_path)
     assert found.result == "inconclusive" and "nothing to compare with" in found.reason
+
+
+def test_what_options_changed_is_loaded_alone_and_a_lent_config_with_its_weights(
+    cut: tuple[Path, Path], tmp_path: Path, meta_loader: MetaLoader
+) -> None:
+    source, output = cut
+    options = LoadOptions()
+    for changes in (Options(dtype="bfloat16"), Options(strip_prefix="model.")):
+        found = check_load(opened(output), opened(source), meta_loader, options, lambda n: None, tmp_path, changes)
+        assert found.result == "inconclusive" and "can change the output" in found.reason
+    (tmp_path / "bare").mkdir()
+    shutil.copy(source / "model.safetensors", tmp_path / "bare")
+    lent = Borrowing(opened(tmp_path / "bare"), opened(source))
+    assert look(opened(output), lent, meta_loader, tmp_path).result == "passed"
