@@ -436,7 +436,7 @@ def test_a_cast_changes_the_config_beside_weights_and_no_other(tmp_path: Path) -
 
 def test_settings_that_reshard_wrote_may_not_be_lost(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
-    torch.save({"w": torch.zeros(3), "epoch": 7}, tmp_path / "source" / "pytorch_model.bin")
+    torch.save({"model": {"w": torch.zeros(3)}, "config": {"dim": 3}}, tmp_path / "source" / "pytorch_model.bin")
     places = [parse_place(str(tmp_path / name)) for name in ("source", "output")]
     run(Request(source=places[0], target=places[1], options=Options()), Context.from_env())
     assert compared(tmp_path / "output", tmp_path / "source").result == "passed"
