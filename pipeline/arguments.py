@@ -43,7 +43,7 @@ def typed_options(given: Iterable[tuple[str, object]]) -> list[str]:
             case _, bool():
                 words.append(option if value else f"--no-{option[2:]}")
             case _:
-                words += [option, str(value)]
+                words += [option, str(getattr(value, "spelled", value))]  # a place with its Hub
     return words
 
 

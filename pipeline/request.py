@@ -270,7 +270,7 @@ class Options(Strict):
 
     def content(self) -> dict[str, object]:
         """The options that decide what the commit holds: ``weights()`` and what is carried."""
-        config_from = str(self.config_from) if self.config_from else None
+        config_from = self.config_from.spelled if self.config_from else None
         return self.weights() | self._deciding("content") | {"config_from": config_from}
 
     def _deciding(self, what: Literal["weights", "content"]) -> dict[str, object]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from reshard.pipeline import request
+from reshard.pipeline.arguments import typed_options
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.request import Options, Request, canonical, key_of
 
@@ -85,6 +86,12 @@ def test_a_digest_made_in_parts_is_that_of_the_whole(value: object, at_once: int
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(request, "AT_ONCE", at_once)
         assert key_of(value) == hashlib.sha256(canonical(value)).hexdigest()
+
+
+def test_a_repository_that_lends_its_config_is_another_on_another_hub() -> None:
+    here, there = (Options(config_from=Hub(repo="them/config", endpoint=at)) for at in (None, HERE))
+    assert here.content() != there.content()
+    assert typed_options(there.changed().items()) == ["--config-from", f"{HERE}/them/config"]
 
 
 def test_what_verify_can_be_told_of_tensors_is_also_read_from_a_manifest() -> None:

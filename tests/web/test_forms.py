@@ -88,7 +88,8 @@ def test_an_edit_keeps_what_a_form_cannot_say(site: Site, schedules: Schedules) 
     before = schedules.get("nightly").schedule
     with signed_in(site) as client:
         filled = form(client.get("/schedules/nightly/edit"))
-        assert filled["source"] == "https://hub.example/a/b/tree/v1" and "manifest" not in filled
+        assert filled["source"] == filled["config_from"] == "https://hub.example/a/b/tree/v1"
+        assert "manifest" not in filled
         client.post("/schedules/nightly", data=filled)
         assert schedules.get("nightly").schedule == before
         client.post("/schedules/nightly", data=filled | {"source": "c/d"})

@@ -188,4 +188,4 @@ def _typed(one: Input, value: Any) -> str:
         return "on" if value else ""
     if one.name == "rename" and value:
         return json.dumps([{pattern: replacement} for pattern, replacement in value], ensure_ascii=False)
-    return " ".join(value or ()) if one.kind == "words" or not value else str(value)
+    return " ".join(value or ()) if one.kind == "words" or not value else str(getattr(value, "spelled", value))
