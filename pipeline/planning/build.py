@@ -185,8 +185,7 @@ def make_plan(known: Known) -> Plan:
     beside = {f.path for f in carried} | {edit.path for edit in edits} | {CARD}
     stays = written | {*reused} | beside
     theirs = {one.path for one in left_out if known.in_place} - {*STATEMENTS}
-    deletes = deletes_of(outputs, before, stays, theirs, options)
-    pruned = {*deletes} - {*deletes_of(outputs, before, stays, theirs, options.model_copy(update={"prune": False}))}
+    deletes, pruned = deletes_of(outputs, before, stays, theirs, options)
     taken = pruned - before.published.keys()
     kept = before.files.keys() - stays - {*deletes}
     if options.sign and (foreign := sorted(path for path in kept if not is_tool_file(path))):

@@ -38,8 +38,8 @@ NOTHING = Before("", {}, {}, {})
 
 def deletes_of(
     outputs: Iterable[Output], before: Before, stays: Set[str], theirs: Set[str], options: Options
-) -> tuple[str, ...]:
-    """What our commit removes: the weights it supersedes, what we published and no longer do, and with --prune all.
+) -> tuple[tuple[str, ...], set[str]]:
+    """What our commit removes, and of it what --prune alone does: neither superseded weights nor what was ours.
 
     ``theirs`` is what a publication in place left of its own source: no longer to publish that is not to delete it.
     """
@@ -51,9 +51,9 @@ def deletes_of(
             doomed |= _named_by(index, content)
     if options.dequantize:  # of what these weights were, or those that they take the place of
         doomed |= {join(name.folder, MODELOPT) for name in names} & before.files.keys()
-    if options.prune:
-        doomed |= {path for path in before.files if not is_tool_file(path)}
-    return tuple(sorted(doomed - stays))
+    doomed -= stays
+    pruned = {path for path in before.files if not is_tool_file(path)} - stays - doomed if options.prune else set()
+    return tuple(sorted(doomed | pruned)), pruned
 
 
 def missing(files: Iterable[StoredFile], there: Mapping[str, StoredFile]) -> list[StoredFile]:
