@@ -27,6 +27,7 @@ def test_a_worker_is_killed(whole: Service, moment: str) -> None:
     scenarios.worker_killed(whole, "http", MOMENTS[moment])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["copying", "after the commit, before its response"])
 def test_a_worker_is_killed_over_xet(whole: Service, moment: str) -> None:
     scenarios.worker_killed(whole, "xet", MOMENTS[moment])

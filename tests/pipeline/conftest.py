@@ -25,6 +25,22 @@ disable_progress_bars()
 
 Run = Callable[..., Report]
 
+HERE = Path(__file__).parent
+# Whose questions are of what a commit asks of the Hub, which is the same over both: `make test` takes one.
+OVER_HTTP = [
+    HERE / name
+    for name in (
+        "publishing/test_commit.py",
+        "publishing/test_manifest.py",
+        "publishing/test_rollback.py",
+        "publishing/test_self_hosted.py",
+        "publishing/test_signing.py",
+        "verifying/test_signed.py",
+        "test_occupied.py",
+    )
+]
+assert all(path.exists() for path in OVER_HTTP)
+
 TRANSPORT = "RESHARD_TEST_TRANSPORT"  # how this test's jobs and seeds reach the Hub: "http" or "xet"
 
 
@@ -48,6 +64,13 @@ def go(meta_loader: MetaLoader) -> Run:
         return run(asked(source, target, **options), Context.from_env(), meta_loader=meta_loader)
 
     return go
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        spec = getattr(item, "callspec", None)
+        if spec and item.path in OVER_HTTP and spec.params.get("on_hub") == "xet":
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(params=["http", "xet"])

@@ -60,11 +60,6 @@ NONSENSE = [
 ]
 
 
-# What is asked of the Hub is the same over both.
-BOTH = pytest.mark.parametrize("on_hub", ["http", pytest.param("xet", marks=pytest.mark.slow)], indirect=True)
-
-
-@BOTH
 @pytest.mark.parametrize("body", NONSENSE, ids=lambda body: body[:25])
 def test_a_commit_answered_with_nonsense_is_looked_for_and_never_sent_again(
     job: Job, on_hub: Namespace, body: str
@@ -79,7 +74,6 @@ def test_a_commit_answered_with_nonsense_is_looked_for_and_never_sent_again(
     assert published.found and published.commit == on_hub.admin.head(on_hub.repo("target")) and commits(on_hub) == 2
 
 
-@BOTH
 @pytest.mark.parametrize(
     ("lost", "where", "answer"),
     [

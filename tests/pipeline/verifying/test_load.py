@@ -200,7 +200,9 @@ def test_fused_experts_load_by_transformers_and_not_by_accelerate(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is watched where /proc tells it")
-@pytest.mark.parametrize(("memory", "result"), [(400 * MB, "inconclusive"), (2000 * MB, "loaded")])
+@pytest.mark.parametrize(
+    ("memory", "result"), [(400 * MB, "inconclusive"), pytest.param(2000 * MB, "loaded", marks=pytest.mark.slow)]
+)
 def test_a_load_that_holds_more_memory_than_it_may_is_ended(
     memory: int, result: str, tmp_path: Path, meta_loader: MetaLoader
 ) -> None:

@@ -52,6 +52,7 @@ def test_only_what_a_class_took_is_known_to_others(saved: GetSaved, tmp_path: Pa
     assert [*tmp_path.iterdir()] == []
 
 
+@pytest.mark.slow
 def test_a_child_that_was_started_ahead_serves_the_check_and_ends_where_nothing_is_asked(
     saved: GetSaved, tmp_path: Path
 ) -> None:

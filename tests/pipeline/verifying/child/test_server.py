@@ -200,7 +200,9 @@ def test_a_child_that_is_killed_stuck_or_closed_is_inconclusive_and_replaced() -
         assert meta_loader.pid is None
 
 
-@pytest.mark.parametrize("moment", ["idle", "busy", "stuck", "closed"])
+@pytest.mark.parametrize(
+    "moment", ["idle", "busy", *(pytest.param(m, marks=pytest.mark.slow) for m in ("stuck", "closed"))]
+)
 def test_an_adopted_child_ends_like_ones_own(moment: str) -> None:
     owner = MetaLoader()
     warm = child_of(owner)
