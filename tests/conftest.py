@@ -43,6 +43,7 @@ LONGEST = [
     )
 ]
 assert all(path.exists() for path in LONGEST)
+SLOW_TIMEOUT = 1800  # seconds after which a slow test hangs; a machine may take 5 times what another does
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -57,6 +58,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tests = Counter(item.path for item in items)
     rank = {path: number for number, path in enumerate(LONGEST)}
     items.sort(key=lambda item: (rank.get(item.path, len(rank)), -tests[item.path]))
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT))
 
 
 def pytest_configure(config: pytest.Config) -> None:
