@@ -177,8 +177,8 @@ def become_worker(
     if os.getpid() == 1:  # cli/start.py says why; app.py takes it, when the one that handles it here is gone
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     ends = {"RESHARD_UNTIL_IDLE": "1"} if until_idle else {}
-    found = {"PYTHONSAFEPATH": "1"}  # nothing is imported from the current folder, which may be a model's
-    os.execve(command[0], command, {**os.environ, LOG_FORMAT: settings.log_format, **found, **ends})
+    safe = {"PYTHONSAFEPATH": "1"}  # nothing is imported from the current folder, which may be a model's
+    os.execve(command[0], command, {**os.environ, LOG_FORMAT: settings.log_format, **safe, **ends})
 
 
 def _silent(store: JobStore, daemon: Daemon) -> Silent | None:

@@ -189,10 +189,7 @@ def _without_twins(
     """One checkpoint a name: that which loaders take."""
     chosen: dict[Name, Checkpoint] = {}
     left_out: dict[str, str] = {}
-
-    def order(checkpoint: Checkpoint) -> int:
-        return _order(checkpoint, files[checkpoint.files[0]].path)
-
+    order = partial(_order, files)
     for twin in sorted(checkpoints, key=order, reverse=True):
         if (checkpoint := chosen.setdefault(twin.name, twin)) is not twin:
             taken = checkpoint.index_path or files[checkpoint.files[0]].path
@@ -205,8 +202,9 @@ def _without_twins(
     return sorted(chosen.values(), key=lambda c: c.files), left_out
 
 
-def _order(checkpoint: Checkpoint, first: str) -> int:
+def _order(files: Sequence[StoredFile], checkpoint: Checkpoint) -> int:
     """The higher, the sooner loaders look for it: first for a single file of its name, then for its index."""
+    first = files[checkpoint.files[0]].path
     name, suffix = checkpoint.name, suffix_of(first)
     if suffix not in {SUFFIX, gguf.SUFFIX} and name.stem == "model":
         name = replace(name, stem="pytorch_model")
