@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypedDict, Unpack
@@ -77,6 +77,7 @@ class Declared:
     value: str | None = None  # what stands for its value in help; None: its choices or its type
     # What of a key it changes: the bytes of the weights, or what else a commit holds; None: neither.
     decides: Literal["weights", "content"] | None = None
+    alters: Collection[Literal["values", "names", "which"]] = ()  # of tensors: "which" there are
     late: bool = False  # a key names it only where it is not the default, so that those of before it stay as they are
     told: Callable[[Any], str] | None = None  # of the options: what those who find the result are told of it
     expect: str = ""  # help of `reshard verify --against`, which then expects it
@@ -132,6 +133,7 @@ class Options(Strict):
         "keep",
         "Cast wider floating-point tensors to this type. Narrower, fp8, packed and integer tensors are unchanged.",
         decides="weights",
+        alters=("values",),
         told=lambda o: "" if o.dequantize else f"wider floating-point tensors were cast to {o.dtype}",
         expect="Expect the result of `reshard run --dtype`.",
         claimed="hinted",
@@ -141,6 +143,7 @@ class Options(Strict):
         "Convert quantized weights to --dtype and drop their scales; other tensors are unchanged.",
         WEIGHTS,
         decides="weights",
+        alters=("values", "which"),
         late=True,
         told=lambda o: f"quantized weights were converted to {o.dtype} using their scales",
         expect="Expect the result of `reshard run --dequantize`.",
@@ -154,6 +157,7 @@ class Options(Strict):
         "For tied weights in .bin files: keep every name, or only the one that the others are tied to.",
         WEIGHTS,
         decides="weights",
+        alters=("which",),
         told=lambda _: "only one of each set of tied tensors was kept",
         expect="Expect the result of `reshard run --ties`.",
     )
@@ -163,6 +167,7 @@ class Options(Strict):
         WEIGHTS,
         "PREFIX",
         decides="weights",
+        alters=("names",),
         told=lambda _: "wrapper prefixes were removed from names",
         expect="Expect tensor names without this prefix.",
         claimed="hinted",
@@ -172,6 +177,7 @@ class Options(Strict):
         "MoE experts: fused (two tensors per layer, as in transformers 5) or separate (three per expert).",
         WEIGHTS,
         decides="weights",
+        alters=("names",),
         late=True,
         told=lambda o: "experts were fused" if o.experts == "fused" else "fused experts were separated",
         expect="Expect this layout of MoE experts (default: the one in the manifest).",
@@ -183,6 +189,7 @@ class Options(Strict):
         WEIGHTS,
         "RULES",
         decides="weights",
+        alters=("names",),
         late=True,
         told=lambda _: "tensors were renamed by rules",
         expect="Expect tensors renamed by these rules (default: those in the manifest).",
@@ -285,6 +292,10 @@ class Options(Strict):
         """Those that are not the default."""
         fields = type(self).model_fields.items()
         return {name: value for name, field in fields if (value := getattr(self, name)) != field.default}
+
+    def altering(self, *what: Literal["values", "names", "which"]) -> list[str]:
+        """Those of ``changed()`` that alter any of these of tensors."""
+        return [name for name in self.changed() if not set(what).isdisjoint(self.declared(name).alters)]
 
     def told(self) -> str:
         """What was changed, in one sentence for those who find the result."""

@@ -19,6 +19,8 @@ from tests.support import warm_reload
 # How long an example takes is the machine's affair. The command line's profile counts over this one.
 settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any_machine")
+# For `make test`: the same examples each time, so that green stays green, and fewer; test-all looks for new ones.
+settings.register_profile("quick", settings.get_profile("ci"), max_examples=30)
 
 ROOT = Path(__file__).parents[1]
 

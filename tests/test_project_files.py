@@ -136,6 +136,7 @@ def test_links_that_lead_nowhere_on_a_site_become_their_text() -> None:
     assert seen == ["docs/worker/steps.py", "docs/guides/security.md"]
 
 
+@pytest.mark.slow
 def test_the_site_is_built_of_the_same_pages_and_every_link_on_it_leads_somewhere(tmp_path: Path) -> None:
     command = [BIN / "mkdocs", "build", "--strict", "--site-dir", tmp_path]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -24,7 +24,7 @@ from reshard.pipeline.stores.overlay import is_lent
 from reshard.pipeline.tensors import Name
 from reshard.pipeline.text import counted
 from reshard.pipeline.verifying.meta_load import NO_CLASS, MetaLoader, Own
-from reshard.pipeline.verifying.opened import own_of, renames
+from reshard.pipeline.verifying.opened import own_of
 from reshard.pipeline.verifying.published import Expected, differences
 from reshard.pipeline.verifying.structure import (
     Signature,
@@ -195,7 +195,7 @@ def _ask_class(plan: Plan, shards: Sequence[Shard], number: int, source: Source,
         edited.get(output.config) or its_config,
         _planned(entries),
         signature(_headers(ours)),
-        own=own if renames(plan.options) else None,
+        own=own if plan.options.altering("names", "which") else None,
         lent=is_lent(source, output.config),
     )
 

@@ -29,8 +29,6 @@ from reshard.pipeline.verifying.opened import UNCHANGED
 from reshard.pipeline.verifying.tokenizer import fetched
 
 Loader = Literal["transformers", "accelerate"]
-# Whose output is another, or has names that the source's class does not look for; `ties` changes neither.
-_CHANGING = ("dtype", "dequantize", "strip_prefix", "rename", "experts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +118,7 @@ def check_load(
     level = f"loaded by {options.loader}, one forward pass"
     if not _files(output):
         return Check("load", "skipped", level, "no safetensors files with a config.json at its top level")
-    changed = [as_option(name) for name in changes.changed() if name in _CHANGING]
+    changed = [as_option(name) for name in changes.altering("values", "names")]
     comparable = source is not None and not changed and bool(_files(source))  # asked before anything is fetched
     with ExitStack() as fetched:
         here = fetched.enter_context(_as_folder(output, tick, tmpdir))

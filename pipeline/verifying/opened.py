@@ -26,7 +26,6 @@ from reshard.pipeline.tensors import Checkpoint, Name, StoredFile, Tensor
 from reshard.pipeline.verifying.meta_load import Own
 
 UNCHANGED = Options()
-_RENAMING = ("rename", "strip_prefix", "experts", "ties", "dequantize")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class OpenedSide:
         changed = [replace(c, tensors=tuple(entry.tensor for entry in chosen[c.name])) for c in opened.checkpoints]
         casts = {name: {e.name: e for e in entries if e.cast} for name, entries in chosen.items()}
         exchanged = {new: old for pair in zip(opened.checkpoints, changed, strict=True) for new, old in _taken(*pair)}
-        own = {c.name: c for c in opened.checkpoints} if renames(changes) else {}
+        own = {c.name: c for c in opened.checkpoints} if changes.altering("names", "which") else {}
         return cls(source, found, replace(opened, checkpoints=tuple(changed)), casts, exchanged, own)
 
     @classmethod
@@ -95,11 +94,6 @@ class OpenedSide:
         changed = self.changed.get(checkpoint.name, {})
         kinds = {tensor.name: (tensor.dtype, tensor.shape) for tensor in checkpoint.tensors}
         return kinds | {name: (entry.as_dtype, entry.tensor.shape) for name, entry in changed.items()}
-
-
-def renames(options: Options) -> bool:
-    """Whether they change the names of tensors, or which ones there are."""
-    return any(getattr(options, name) != getattr(UNCHANGED, name) for name in _RENAMING)
 
 
 def own_of(config: bytes, before: Sequence[Tensor], after: Iterable[Tensor]) -> Own:

@@ -38,6 +38,7 @@ def test_a_schedule_is_survived(whole: Service, scenario: Scenario) -> None:
     scenario(whole, "http")
 
 
+@pytest.mark.slow
 def test_no_temporary_file_is_left_on_any_machine(whole: Service) -> None:
     """Neither of what was killed here nor of any test before."""
     scenarios.all_killed(whole, "http")

@@ -41,6 +41,19 @@ def test_devices_are_given_whole_blocks_and_only_the_files_they_need(reshard: Ru
     assert "blocks kept whole: LlamaDecoderLayer" in reshard(*typed).out
 
 
+@pytest.mark.parametrize("typed", [["doctor"], ["plan", "--max-memory", "cpu=1GB"]], ids=["doctor", "plan"])
+def test_the_child_that_builds_the_model_is_kept_where_temporary_files_are(
+    reshard: Run, llama: Path, tmp_path: Path, typed: list[str]
+) -> None:
+    room = tmp_path / "room"
+    room.mkdir()
+    before = room.stat().st_mtime_ns
+    done = reshard(*typed, llama, env={"RESHARD_TMPDIR": str(room)})
+    assert done.code == 0, done.err
+    assert room.stat().st_mtime_ns > before, "nothing was ever in it"
+    assert not list(room.iterdir())
+
+
 @pytest.mark.slow
 def test_a_map_may_be_named_as_accelerate_names_it(reshard: Run, llama: Path) -> None:
     limits = ("--max-memory", "0=2MB,1=2MB,2=2MB,cpu=1GB")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 from huggingface_hub import CommitOperationAdd, HfApi, snapshot_download
 
 from reshard.pipeline.places import parse_place
@@ -31,8 +32,22 @@ LOADERS = COLUMNS[1:]
 EQUAL, WRONG = "equal", "WRONG"
 CHILDREN = 2  # processes that load at the same time
 HEAVY = (".safetensors", ".bin", ".pth", ".distcp")
+# One of each way to save, place, cast and error of a loader; `make test-all` has every one.
+QUICK = {
+    "t5-ties", "gpt2", "chatglm-int4", "mistral", "llama-cache", "sentence-transformers", "fsdp-wrapped", "zero-3",
+    "gptq", "mxfp4-plain", "experts-fused", "bucket",
+}  # fmt: skip
+EACH_CASE = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
+)
 
 ROOT = Path(__file__).parents[2]
+
+
+def named(request: pytest.FixtureRequest) -> set[str]:
+    """The cases that tests of this file name in this run."""
+    items = [item for item in request.session.items if isinstance(item, pytest.Function) and item.path == request.path]
+    return {str(item.callspec.params.get("name")) for item in items if hasattr(item, "callspec")} & CASES.keys()
 
 
 @dataclass(frozen=True)
@@ -68,7 +83,7 @@ class _Done:
 def run_cases(names: Sequence[str], space: Namespace, scratch: Path) -> list[Row]:
     """The rows of those cases; ``space`` is a user on the Hub on loopback, ``HF_ENDPOINT`` and ``HF_TOKEN`` are its."""
     with closing(MetaLoader()) as meta_loader, _Loaders(scratch) as loaders, _bucket() as bucket:
-        done = [_reshard(name, scratch / name, space, meta_loader, bucket) for name in _built(names, scratch)]
+        done = [_reshard(name, scratch / name, space, meta_loader, bucket) for name in build_cases(names, scratch)]
         asked = [(d, loader) for d in done for loader in LOADERS]
         said = loaders.ask([(loader, d.target, "auto") for d, loader in asked])
         found = {(d.name, loader): answer for (d, loader), answer in zip(asked, said, strict=True)}
@@ -87,7 +102,7 @@ def _bucket() -> Iterator[S3]:
         yield bucket
 
 
-def _built(names: Sequence[str], scratch: Path) -> Iterator[str]:
+def build_cases(names: Sequence[str], scratch: Path) -> Iterator[str]:
     """The names, each as soon as its source is there; the next ones are built meanwhile."""
     command = [sys.executable, "-m", "tests.formats.child", "build", str(scratch), *names]
     with subprocess.Popen(command, cwd=ROOT, env=_environment(scratch), stdout=subprocess.PIPE, text=True) as child:

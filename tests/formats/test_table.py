@@ -9,7 +9,7 @@ import pytest
 from tests.formats.cases import CASES
 from tests.formats.gguf_rows import gguf_rows
 from tests.formats.refused import refusals
-from tests.formats.run import COLUMNS, EQUAL, Row, judged, run_cases
+from tests.formats.run import COLUMNS, EACH_CASE, EQUAL, QUICK, Row, judged, named, run_cases
 from tests.formats.table import between, cells_of, falls, rendered, replaced
 from tests.hub.admin import HubAdmin
 from tests.hub.fixtures import Namespace, hub_process
@@ -22,21 +22,14 @@ PAGE = Path(__file__).parents[2] / "docs" / "formats.md"
 # One run for all that are asked for; of all of them it takes minutes of processor time.
 pytestmark = pytest.mark.timeout(900)
 
-# One of each way to save, place, cast and error of a loader; `make test-all` has every one.
-QUICK = {
-    "t5-ties", "gpt2", "gptj", "chatglm-int4", "mistral", "llama-cache", "deepseek", "stray", "sentence-transformers",
-    "fsdp-wrapped", "verl", "zero-3", "gptq", "fp8-plain", "mxfp4-plain", "renamed", "experts-fused", "bucket",
-}  # fmt: skip
-
 
 @pytest.fixture(scope="module")
 def rows(
     request: pytest.FixtureRequest, hub_process: HubProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Row]:
     """The lines of the cases whose tests are in this run."""
-    items = [i for i in request.session.items if isinstance(i, pytest.Function) and i.path == request.path]
-    asked = {i.callspec.params.get("name") for i in items if hasattr(i, "callspec")} & CASES.keys() or QUICK
-    if any(i.function is test_the_page_holds_the_table_of_this_run for i in items):
+    asked = named(request) or QUICK
+    if any(item.name == test_the_page_holds_the_table_of_this_run.__name__ for item in request.session.items):
         asked = CASES.keys()
     admin: HubAdmin = hub_process.admin
     space = Namespace(hub_process.endpoint, admin, admin.create_user("formats"))
@@ -47,7 +40,7 @@ def rows(
     return {row.name: row for row in found}
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in CASES])
+@EACH_CASE
 @pytest.mark.parametrize("column", COLUMNS)
 def test_equal_or_the_error_that_the_source_gives_too(rows: dict[str, Row], name: str, column: str) -> None:
     assert column not in rows[name].wrong, rows[name].wrong[column]

@@ -15,11 +15,12 @@ from reshard.pipeline.places import REVISION, parse_place
 from reshard.pipeline.request import Request
 from reshard.pipeline.sizes import parse_size
 from reshard.worker.followers.schedules import Schedule
+from tests.support.examples import examples
 
 LETTERS = st.text(st.sampled_from("ab.-/@{}~^:?*[\\ \r\n\t\x1b\x7fé"), min_size=1, max_size=8)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(LETTERS | st.sampled_from(["main", "v1.0", "refs/pr/1", "a.lock", "a.lock/b", "a/.b", "x..y", "HEAD~1"]))
 @example("main\r\nx")
 def test_a_revision_is_a_name_that_git_takes(name: str) -> None:

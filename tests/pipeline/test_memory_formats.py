@@ -65,6 +65,7 @@ def strings(texts: Iterator[str]) -> bytes:
     return struct.pack("<IIQ", 9, 8, len(raw)) + b"".join(struct.pack("<Q", len(text)) + text for text in raw)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [200 * MB, *sizes(30_000 * MB)[1:]])
 def test_a_gguf_file_with_a_large_vocabulary(room: Path, size: int) -> None:
     tokens = 262_144
@@ -86,9 +87,8 @@ def test_a_gguf_file_with_a_large_vocabulary(room: Path, size: int) -> None:
     assert cost.peak <= MEMORY_FLOOR
 
 
-@pytest.mark.parametrize(
-    "dimension", [pytest.param(0, id="rows"), pytest.param(1, id="columns", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("dimension", [pytest.param(0, id="rows"), pytest.param(1, id="columns")])
 @pytest.mark.parametrize("size", sizes(3200 * MB, 6400 * MB))
 def test_a_distributed_checkpoint(room: Path, size: int, dimension: int) -> None:
     source = room / "model"
@@ -100,6 +100,7 @@ def test_a_distributed_checkpoint(room: Path, size: int, dimension: int) -> None
     assert cost.peak <= MEMORY_FLOOR
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", sizes(6 * GB))
 def test_a_zero_3_checkpoint_of_eight_ranks(room: Path, size: int) -> None:
     columns = size // (8 * ROWS * 4)
@@ -152,6 +153,7 @@ def quantised(folder: Path, specs: Sequence[Spec], method: str) -> int:
     return sum(prod(shape) * BECOMES[dtype] for name, dtype, shape in specs if "scale" not in name)
 
 
+@pytest.mark.slow
 def test_a_quantised_model_made_plain(room: Path) -> None:
     plain = quantised(room / "model", [*in_mxfp4(100 * MB)], "mxfp4")
     cost = reshard(room / "model", room / "out", dtype="bfloat16", dequantize=True)

@@ -17,15 +17,16 @@ from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.opened import OpenedSide
 from reshard.pipeline.verifying.verify import verify
 from tests.formats.cases import CASES
-from tests.formats.run import _built
+from tests.formats.run import EACH_CASE, build_cases, named
 
 pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    scratch = tmp_path_factory.mktemp("honest")
-    assert list(_built(list(CASES), scratch)) == list(CASES)
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cases whose tests are in this run."""
+    scratch, names = tmp_path_factory.mktemp("honest"), sorted(named(request))
+    assert list(build_cases(names, scratch)) == names
     return scratch
 
 
@@ -43,7 +44,7 @@ def checked(name: str, scratch: Path, meta_loader: MetaLoader, told: bool) -> li
     return verify(open_source(target, context), against, meta_loader, deep=True, changes=Options(**wishes))
 
 
-@pytest.mark.parametrize("name", CASES)
+@EACH_CASE
 def test_an_honest_output_is_never_called_broken(name: str, built: Path, meta_loader: MetaLoader) -> None:
     checks = checked(name, built, meta_loader, told=True)
     assert {check.name: check.findings for check in checks if check.result == "failed"} == {}
@@ -52,7 +53,7 @@ def test_an_honest_output_is_never_called_broken(name: str, built: Path, meta_lo
     assert all(check.reason for check in checks if check.result in {"skipped", "inconclusive"})
 
 
-@pytest.mark.parametrize("name", CASES)
+@EACH_CASE
 def test_an_honest_source_breaks_no_rule_and_is_looked_at(name: str, built: Path) -> None:
     source = open_source(parse_place(str(built / name / "source")), Context.from_env())
     rules = check_rules(OpenedSide.attempt(source))

@@ -21,6 +21,7 @@ from reshard.pipeline.request import Request
 from reshard.web.openapi import openapi
 from reshard.worker.followers.schedules import Schedule
 from reshard.worker.queue.jobs import JobStore
+from tests.support.examples import examples
 from tests.support.schemas import valid
 from tests.web.conftest import Site
 
@@ -57,7 +58,7 @@ def test_what_the_document_calls_valid_is_not_called_malformed(
     path = f"{ROOT}{one.path}".replace("{job}", "none").replace("{name}", "none")
     with site.client("act") as client:
 
-        @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=examples(80), deadline=None, suppress_health_check=list(HealthCheck))
         @given(bodies(one))
         def sent(body: Any) -> None:
             check.validate(json.loads(json.dumps(body)))

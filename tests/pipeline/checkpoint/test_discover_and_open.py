@@ -283,14 +283,14 @@ def test_one_name_in_two_files_is_found_in_one_pass_however_many_others_there_ar
     folder.mkdir()
     weight_map = {}
     for file in ("a.safetensors", "b.safetensors"):
-        names = [*(f"{file}.{number}" for number in range(200_000)), "both"]
+        names = [*(f"{file}.{number}" for number in range(50_000)), "both"]
         (folder / file).write_bytes(build_header(((name, "F32", (0,)) for name in names), {}))
         weight_map |= dict.fromkeys(names, file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     before = time.process_time()
     with pytest.raises(DuplicateTensor, match="both: in a.safetensors and again in b.safetensors"):
         checkpoints(folder)
-    assert within(time.process_time() - before, 20)
+    assert within(time.process_time() - before, 5)
 
 
 @pytest.mark.parametrize(

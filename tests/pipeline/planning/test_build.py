@@ -363,7 +363,7 @@ def aligned_share(plan: Plan, align: int) -> float:
     return good / total
 
 
-@pytest.mark.parametrize("shapes", [llama_3_8b, qwen_2_5_7b, deepseek_v3])
+@pytest.mark.parametrize("shapes", [llama_3_8b, qwen_2_5_7b, pytest.param(deepseek_v3, marks=pytest.mark.slow)])
 def test_with_align_nearly_all_bytes_of_real_models_begin_at_pages(shapes: Callable[[], Shapes]) -> None:
     opened = opened_named(shapes(), file_of=4_300 * MB)
     plain, cut = (plan_of(opened, size=5 * GB, align=align) for align in (8, 4096))

@@ -180,14 +180,15 @@ def test_source_order_is_file_by_file_and_byte_by_byte() -> None:
 ALIGNED, MISALIGNED = ["F32"], ["F32", "U8", "BF16"]
 
 
-@pytest.mark.parametrize("dtypes", [ALIGNED, MISALIGNED])
-@pytest.mark.parametrize("packing", [balanced, layers])
+@pytest.mark.parametrize("dtypes", [pytest.param(ALIGNED, marks=pytest.mark.slow), MISALIGNED])
+@pytest.mark.parametrize("packing", [greedy, balanced, layers])
 def test_fifty_thousand_tensors_are_packed_in_a_second(packing: Packing, dtypes: list[str]) -> None:
     assert_packed_in_seconds(packing, 50_000, dtypes)
 
 
-@pytest.mark.parametrize("dtypes", [ALIGNED, pytest.param(MISALIGNED, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("packing", [greedy, *(pytest.param(p, marks=pytest.mark.slow) for p in (balanced, layers))])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtypes", [ALIGNED, MISALIGNED])
+@pytest.mark.parametrize("packing", [greedy, balanced, layers])
 def test_half_a_million_tensors_are_packed_in_seconds(packing: Packing, dtypes: list[str]) -> None:
     assert_packed_in_seconds(packing, 500_000, dtypes)
 

@@ -28,7 +28,8 @@ def names_of(plan: Plan) -> list[str]:
     return [entry.name for shard in plan.shards for entry in shard.entries]
 
 
-@pytest.mark.parametrize(("typed", "in_a_node"), [pytest.param("ep8", 1, marks=pytest.mark.slow), ("ep32", 8)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("typed", "in_a_node"), [("ep8", 1), ("ep32", 8)])
 def test_ranks_of_deepseek_v3_read_what_they_need(typed: str, in_a_node: int) -> None:
     opened = opened_named(deepseek_v3(), file_of=4_300 * MB)
     plain, cut = plan_of(opened, size=5 * GB), plan_of(opened, size=5 * GB, ranks=typed)

@@ -212,9 +212,9 @@ def make_target(request: pytest.FixtureRequest) -> Iterator[MakeTarget]:
     yield request.getfixturevalue(names.get(request.param, f"{request.param}_target"))
 
 
-@pytest.fixture(params=["hub_bucket", "bucket"])
+@pytest.fixture(params=[pytest.param("hub_bucket", marks=pytest.mark.slow), "bucket"])
 def make_object_target(request: pytest.FixtureRequest) -> Iterator[MakeTarget]:
-    """Of the stores without commits."""
+    """Of the stores without commits; what both do is one class's, so that one shows it in `make test`."""
     yield request.getfixturevalue(f"{request.param}_target")
 
 

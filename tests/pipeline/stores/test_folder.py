@@ -378,8 +378,14 @@ def test_a_link_where_the_journal_lies_changes_no_file_of_anybody(
     assert stranger.exists() is there and (not there or stranger.read_text() == "theirs")
 
 
-@pytest.mark.parametrize("takes", [False, True])
-@pytest.mark.parametrize("how", ["exchange", "journal"])
+@pytest.mark.parametrize(
+    ("how", "takes"),
+    [
+        ("exchange", True),
+        ("journal", True),
+        *(pytest.param(h, False, marks=pytest.mark.slow) for h in ("exchange", "journal")),
+    ],
+)
 def test_a_commit_killed_anywhere_is_complete_or_absent(tmp_path: Path, how: str, takes: bool) -> None:
     """And what was kept before is there until then; what it took from others, from then on."""
     whole = {**NEW, "w.safetensors": b"abc"}

@@ -13,6 +13,7 @@ from reshard.pipeline.errors import SourceChanged
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.tensors import StoredFile
 from tests.pipeline.stores.conftest import MakeSource, noise, read
+from tests.support.examples import examples
 
 BIG = noise(3_300_001)
 FILES = {"config.json": b'{"a": 1}', "unet/model.safetensors": BIG, "empty.txt": b"", "deep/er/é b.txt": b"x" * 70_000}
@@ -43,7 +44,7 @@ def test_reads_whole_files(source: Source) -> None:
         assert read(source, path) == data
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, len(BIG)), st.integers(0, len(BIG)))
 def test_reads_exactly_the_range_that_was_asked_for(source: Source, one: int, other: int) -> None:
     start, stop = sorted((one, other))

@@ -579,7 +579,8 @@ def test_a_process_killed_in_the_middle_of_a_stream_leaves_nothing(
 # ----------------------------------------------------------------------------------------------------------- memory
 
 
-@pytest.mark.parametrize("size", [600 * MB, pytest.param(6000 * MB, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [600 * MB, 6000 * MB])
 def test_moving_over_xet_stays_within_the_limit(
     size: int, hub: HubAdmin, namespace: Namespace, tmp_path: Path, context: Context
 ) -> None:

@@ -20,6 +20,7 @@ from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Lease, Leases
 from reshard.worker.queue.scripts import job_key
 from reshard.worker.queue.states import JobState
+from tests.support.examples import examples
 from tests.worker.conftest import Wakes, age, ask, receipts, waiting_lines
 
 TROUBLE = SourceNotFound(repo="them/model", endpoint="https://hub").to_dict()
@@ -182,6 +183,6 @@ def test_no_order_of_events_breaks_a_job(store: JobStore, plan: Plan) -> None:
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         Life,
         settings=settings(
-            max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=examples(40), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

@@ -22,6 +22,7 @@ from reshard.worker.queue.events import EVENT_MAX, EVENTS, KINDS, TOLD, TOTALS
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.settings import Settings
+from tests.support.examples import examples
 from tests.worker.conftest import Wakes, ask
 from tests.worker.followers.builders import begin, definition, fail, jobs
 
@@ -164,7 +165,7 @@ _EVENTS = st.builds(
 ).filter(bool)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(events=st.lists(_EVENTS, min_size=1, max_size=12))
 def test_no_event_of_any_form_stops_a_follower(
     store: JobStore, wakes: Wakes, events: list[Mapping[str, str | bytes]]

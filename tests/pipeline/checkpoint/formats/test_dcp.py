@@ -42,6 +42,7 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.planning.ranges import runs
 from reshard.pipeline.tensors import Contents, Piece, StoredFile, Tensor
 from tests.support.canary import touch
+from tests.support.examples import examples
 from tests.support.pieces import Disk, assert_holds, flat_memory, stored
 
 MIB = 1 << 20
@@ -223,7 +224,7 @@ def test_the_checkpoint_that_the_lies_start_from_is_honest(tmp_path: Path) -> No
 
 
 @given(st.data())
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_grid_of_chunks_in_any_order_and_in_any_files(tmp_path: Path, data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(0, 5), max_size=3)))
     full = torch.randn(shape, generator=torch.Generator().manual_seed(1))
@@ -418,7 +419,7 @@ HONEST = pickle.dumps(halves(Path("unused")).metadata)
 
 
 @given(st.lists(st.tuples(st.integers(0, len(HONEST) - 1), st.integers(0, 255)), max_size=4))
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_damaged_metadata_gives_tensors_or_an_error_of_ours(tmp_path: Path, changes: list[tuple[int, int]]) -> None:
     folder = halves(tmp_path).write()
     data = bytearray(HONEST)

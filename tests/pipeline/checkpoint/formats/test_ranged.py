@@ -14,6 +14,7 @@ from reshard.pipeline.checkpoint.formats.ranged import each, read_bytes, read_sp
 from reshard.pipeline.errors import BadLength
 from reshard.pipeline.limits import SPAN_GAP, SPAN_READ
 from reshard.pipeline.tensors import Span, StoredFile
+from tests.support.examples import examples
 from tests.support.pieces import Disk
 
 SIZE = 40 * SPAN_GAP
@@ -30,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(st.lists(PLACES, max_size=12))
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.too_slow], deadline=None)
 def test_every_span_is_answered_in_place_by_requests_that_lie_apart(folder: Path, spans: list[Span]) -> None:
     data = (folder / "x.bin").read_bytes()
     disk = Disk(folder)

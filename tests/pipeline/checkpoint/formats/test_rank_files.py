@@ -27,6 +27,7 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.planning.ranges import runs
 from reshard.pipeline.tensors import Contents, StoredFile
 from tests.support.canary import touch
+from tests.support.examples import examples
 from tests.support.pieces import Disk, assert_holds, content, flat_memory, stored
 from tests.support.save_ranks import as_rank, by_rows, by_rows_in_replicas, part_of, rank_path, save_ranks
 
@@ -250,7 +251,7 @@ def test_nothing_in_a_rank_file_is_run(tmp_path: Path) -> None:
 
 
 @given(st.data())
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_damage_is_refused_or_harmless(tmp_path: Path, data: st.DataObject) -> None:
     honest = tmp_path / "honest"
     if not honest.exists():

@@ -21,6 +21,7 @@ from reshard.pipeline.checkpoint.formats.safetensors import (
 )
 from reshard.pipeline.errors import BadHeader, BadLength, CheckpointError
 from reshard.pipeline.tensors import DTYPE_BITS, size_in_bytes
+from tests.support.examples import examples
 
 WHOLE_BYTES = sorted(dtype for dtype, bits in DTYPE_BITS.items() if bits % 8 == 0)
 tensor_specs = st.dictionaries(
@@ -258,14 +259,14 @@ headers = st.one_of(
 )
 
 
-@settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(1500), deadline=None, suppress_health_check=list(HealthCheck))
 @given(headers, st.sampled_from([0, 1, 4, 8]))
 @example(f'{{"a":["U8",[4],[0,0]],"a":{A_SPEC}}}', 4)  # the first of a name is wrong, and does not count
 def test_a_header_is_accepted_exactly_when_the_library_accepts_it(header: str, size: int) -> None:
     event("accepted" if agrees(file_of(header, bytes(size))) else "refused")
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(600), deadline=None, suppress_health_check=list(HealthCheck))
 @given(tensor_specs, st.booleans(), st.data())
 def test_a_compact_header_with_one_edit_is_accepted_exactly_when_the_library_accepts_it(
     tensors: dict[str, tuple[str, tuple[int, ...]]], metadata: bool, data: st.DataObject

@@ -16,6 +16,7 @@ from reshard.pipeline.checkpoint.formats.torch_files import read_torch
 from reshard.pipeline.errors import BadArchive, BadLength, BadPickle, CheckpointError, UnsafePickle, Unsupported
 from reshard.pipeline.tensors import StoredFile
 from tests.support.canary import touch
+from tests.support.examples import examples
 from tests.support.pieces import Disk, content, flat_memory, stored
 
 MIB = 1 << 20
@@ -155,7 +156,7 @@ HONEST = honest_file()
 
 
 @given(st.lists(st.tuples(st.integers(0, len(HONEST) - 1), st.integers(0, 255)), max_size=4), st.integers(0, 60))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_a_damaged_file_gives_tensors_inside_of_it_or_an_error_of_ours(
     changes: list[tuple[int, int]], cut: int
 ) -> None:

@@ -32,6 +32,7 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.tensors import Contents, StoredFile
 from tests.support.canary import touch
+from tests.support.examples import examples
 from tests.support.pieces import Disk, content, flat_memory, stored
 
 MIB = 1 << 20
@@ -132,7 +133,7 @@ def test_views_of_all_kinds(tmp_path: Path) -> None:
 
 
 @given(st.data())
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_strided_view(tmp_path: Path, data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.integers(0, 4), max_size=4))
     strides = [data.draw(st.integers(0, 5)) for _ in shape]
@@ -753,7 +754,7 @@ def read_bytes_of(data: bytes) -> Contents:
 
 
 @given(st.lists(st.tuples(st.integers(0, len(HONEST) - 1), st.integers(0, 255)), max_size=4), st.integers(0, 40))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_a_damaged_file_gives_tensors_inside_of_it_or_an_error_of_ours(
     changes: list[tuple[int, int]], cut: int
 ) -> None:
@@ -782,7 +783,7 @@ def test_any_bytes_give_an_error_of_ours(data: bytes) -> None:
 
 
 @given(st.binary(max_size=200), st.lists(st.integers(0, 399), max_size=5))
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_any_pickle_in_an_archive_gives_tensors_or_an_error_of_ours(noise: bytes, swaps: list[int]) -> None:
     archive = zipfile.ZipFile(io.BytesIO(HONEST))
     records = {info.filename: archive.read(info) for info in archive.infolist()}

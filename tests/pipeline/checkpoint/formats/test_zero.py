@@ -29,6 +29,7 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.planning.ranges import runs
 from reshard.pipeline.tensors import Contents, StoredFile
 from tests.support.canary import touch
+from tests.support.examples import examples
 from tests.support.pieces import Disk, assert_holds, content, flat_memory, stored
 from tests.support.save_zero import Zero, model_path, optimizer_path, save, training
 
@@ -112,7 +113,7 @@ def test_a_vocabulary_that_lost_its_padding_has_the_shape_of_its_file(tmp_path: 
 
 
 @given(st.data())
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_shapes_in_any_groups(tmp_path: Path, data: st.DataObject) -> None:
     stage, ranks = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 5))
     shapes = data.draw(st.lists(st.lists(st.integers(0, 5), max_size=3), min_size=1, max_size=6))
@@ -339,7 +340,7 @@ def test_a_file_that_is_no_archive_is_named(tmp_path: Path) -> None:
 
 
 @given(st.data())
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_damage_is_refused_or_harmless(tmp_path: Path, data: st.DataObject) -> None:
     stage = data.draw(st.integers(2, 3))
     honest = tmp_path / f"honest-{stage}"
