@@ -16,6 +16,9 @@ from hypothesis import HealthCheck, settings
 
 from tests.support import warm_reload
 
+# One Hub and one object store for all files of a process.
+pytest_plugins = ["tests.hub.fixtures", "tests.support.s3"]
+
 # How long an example takes is the machine's affair. The command line's profile counts over this one.
 settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any_machine")

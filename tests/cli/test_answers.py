@@ -12,12 +12,10 @@ from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.queue.jobs import JobStore, Process
 from tests.cli.conftest import Queue
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace
 from tests.support.models import arrays, save_single
 from tests.worker.conftest import another, followed
 from tests.worker.followers.builders import begin, definition, fail, jobs
-
-__all__ = ["hub", "hub_process", "namespace"]
 
 
 @pytest.mark.slow

@@ -13,10 +13,8 @@ from reshard.pipeline.places import parse_place
 from reshard.pipeline.request import Options
 from reshard.pipeline.sizes import SINGLE
 from tests.cli.conftest import Run
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace
 from tests.pipeline.auditing.planted import PLANTED, SECOND, catalog, files_of, model, publish
-
-__all__ = ["hub", "hub_process", "namespace"]
 
 
 def test_an_audit_is_a_table_json_and_a_page_and_fails_if_a_model_is_wrong(

@@ -15,10 +15,8 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Run
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace
 from tests.support.models import save_model
-
-__all__ = ["hub", "hub_process", "namespace"]
 
 SIZE = "20kB"
 FIRST = "model-00001-of-00002.safetensors"

@@ -18,10 +18,8 @@ from reshard.worker.followers.records import Definition, entry_of
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.settings import Settings
 from tests.cli.conftest import WHEN, Queue, Run
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace
 from tests.support.models import arrays, save_single
-
-__all__ = ["hub", "hub_process", "namespace"]
 
 
 def model(space: Namespace, name: str, **settings: object) -> str:

@@ -8,10 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from tests.cli.conftest import Run
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace
 from tests.support.models import save_single
-
-__all__ = ["hub", "hub_process", "namespace"]
 
 
 def test_an_installation_without_a_queue_is_fit_for_run(reshard: Run, namespace: Namespace) -> None:

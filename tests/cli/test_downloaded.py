@@ -9,10 +9,10 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.cli.uploads import download, source
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace
 from tests.support.checker import from_folder, read_checkpoint
 
-__all__ = ["hub", "hub_process", "namespace", "source"]
+__all__ = ["source"]
 
 
 def links_of(file: Path) -> list[Path]:

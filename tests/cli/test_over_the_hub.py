@@ -12,9 +12,9 @@ import pytest
 from reshard.pipeline.limits import MB
 from tests.cli.conftest import Run, answered
 from tests.cli.uploads import ROWS, source
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace
 
-__all__ = ["hub", "hub_process", "namespace", "source"]
+__all__ = ["source"]
 
 SEAM = 0.15 * MB  # bytes sent again at most wherever a new file begins or ends inside an old one
 

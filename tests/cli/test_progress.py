@@ -23,11 +23,11 @@ from reshard.pipeline.request import Request
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from tests.cli.conftest import read
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace
 from tests.support.procs import Broker
 from tests.worker.conftest import ask, broker, claimed, leases, plan, receipts, store, wakes
 
-__all__ = ["broker", "hub", "hub_process", "leases", "namespace", "plan", "store", "wakes"]
+__all__ = ["broker", "leases", "plan", "store", "wakes"]
 
 
 class Clock:

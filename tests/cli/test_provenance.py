@@ -14,10 +14,8 @@ from in_toto_attestation.predicates.provenance.v1.provenance_pb2 import Provenan
 from in_toto_attestation.v1.statement_pb2 import Statement
 
 from tests.cli.conftest import Run
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace
 from tests.support.keys import Pair, make_pair
-
-__all__ = ["hub", "hub_process", "namespace"]
 
 BUILDER = "https://builders.example/eu"
 

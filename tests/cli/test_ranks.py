@@ -12,10 +12,8 @@ from reshard.pipeline.planning.readers import Readers, shares
 from tests.cli.conftest import Run
 from tests.cli.uploads import download
 from tests.formats.models import model_of
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace
 from tests.support.checker import Tensors, from_folder, parse, read_checkpoint
-
-__all__ = ["hub", "hub_process", "namespace"]
 
 
 def held(folder: Path) -> Tensors:

@@ -18,13 +18,11 @@ import pytest
 from reshard.pipeline.limits import SETTLE
 from tests.cli.conftest import Run
 from tests.hub.admin import HubAdmin
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace
 from tests.support.giants import Spec, save_sparse
 from tests.support.models import arrays, numbered, save_sharded
 from tests.support.procs import wait_for
 from tests.support.warm import COMMAND
-
-__all__ = ["hub", "hub_process", "namespace"]
 
 MB = 1000**2
 SHARD = 50 * MB  # bytes; of --size 51MB, which holds five tensors and a header

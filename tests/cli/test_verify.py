@@ -10,9 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.cli.conftest import ROW, Run
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace
-
-__all__ = ["hub", "hub_process", "namespace"]
+from tests.hub.fixtures import Namespace
 
 
 @pytest.fixture

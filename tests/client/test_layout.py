@@ -25,12 +25,10 @@ from reshard.pipeline.planning.existing import NOTHING
 from reshard.pipeline.planning.model import Keys
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.stores.connect import Context, open_source
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace, xet_cache
+from tests.hub.fixtures import Namespace
 from tests.pipeline.planning.builders import PIN, opened_named, request
 from tests.pipeline.planning.shapes import Shapes, llama_3_8b
 from tests.support.models import save_mixture
-
-__all__ = ["hub", "hub_process", "namespace", "xet_cache"]
 
 DOWNLOAD = """
 import json, sys

@@ -10,11 +10,10 @@ import pytest
 from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.states import JobState
-from tests.hub.fixtures import hub, hub_process, namespace
 from tests.support.procs import Broker, Machine, wait_for
 from tests.worker.sites import Site, site
 
-__all__ = ["hub", "hub_process", "namespace", "site"]
+__all__ = ["site"]
 
 pytestmark = pytest.mark.slow  # `make deploy-test` runs them with the other trials
 

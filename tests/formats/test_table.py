@@ -12,10 +12,8 @@ from tests.formats.refused import refusals
 from tests.formats.run import COLUMNS, EACH_CASE, EQUAL, QUICK, Row, judged, named, run_cases
 from tests.formats.table import between, cells_of, falls, rendered, replaced
 from tests.hub.admin import HubAdmin
-from tests.hub.fixtures import Namespace, hub_process
+from tests.hub.fixtures import Namespace
 from tests.hub.process import HubProcess
-
-__all__ = ["hub_process"]
 
 PAGE = Path(__file__).parents[2] / "docs" / "formats.md"
 

@@ -17,9 +17,9 @@ from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import Report, run
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.verifying.meta_load import MetaLoader
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace
 
-__all__ = ["Run", "hub", "hub_process", "namespace"]
+__all__ = ["Run"]
 
 disable_progress_bars()
 

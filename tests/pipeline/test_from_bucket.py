@@ -19,9 +19,7 @@ from reshard.pipeline.verifying.verify import verify
 from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import Run, asked
 from tests.support.models import save_model
-from tests.support.s3 import S3, bucket, s3_server
-
-__all__ = ["bucket", "s3_server"]
+from tests.support.s3 import S3
 
 SIZE = 20_000
 

@@ -16,9 +16,7 @@ from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.verify import verify
 from tests.pipeline.conftest import Run
 from tests.support.models import save_model
-from tests.support.s3 import S3, bucket, s3_server
-
-__all__ = ["bucket", "s3_server"]
+from tests.support.s3 import S3
 
 SIZE = 20_000
 

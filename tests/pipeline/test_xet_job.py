@@ -13,11 +13,9 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.utils import disable_progress_bars
 
 from reshard.pipeline.limits import MB, MEMORY_FLOOR_XET
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace
 from tests.support.measured import Measured, measured
 from tests.support.models import save_single
-
-__all__ = ["hub", "hub_process", "namespace"]
 
 SIZE = 200 * MB
 SEAM = 150_000  # bytes that a seam may cost

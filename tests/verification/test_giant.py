@@ -9,12 +9,10 @@ from pathlib import Path
 import pytest
 
 from reshard.pipeline.limits import MB
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace
 from tests.pipeline.verifying.models import deepseek_fp8
 from tests.support.giants import save_sparse
 from tests.support.measured import measured, within
-
-__all__ = ["hub", "hub_process", "namespace"]
 
 pytestmark = pytest.mark.slow
 

@@ -25,14 +25,14 @@ from reshard.worker.queue.jobs import JobStore, Process
 from reshard.worker.queue.scripts import PREFIX
 from reshard.worker.settings import settings as cached
 from tests.cli.conftest import Run, clean, model, reshard
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace
 from tests.support.loaded import HEAVY, breaks, loaded_by
 from tests.support.procs import Broker, Machine, free_port
 from tests.support.warm import COMMAND
 from tests.web.conftest import ROOT, Site, start
 from tests.worker.conftest import another, copying, plan
 
-__all__ = ["clean", "hub", "hub_process", "model", "namespace", "plan", "reshard"]
+__all__ = ["clean", "model", "plan", "reshard"]
 
 CATALOG = "name: mirror\nentries:\n- {repo: a/model, to: us/model}\n"
 SUBMIT = ("submit", "a/model", "--to", "b/model")

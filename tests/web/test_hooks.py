@@ -19,12 +19,10 @@ from reshard.web.auth import Scope, add_token
 from reshard.web.hooks import AT_ONCE
 from reshard.worker.followers.schedules import ALL, Schedule, Schedules
 from reshard.worker.queue.jobs import JobStore
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 from tests.support.procs import Broker, Machine, free_port
 from tests.web.conftest import SECRET, Site, answered, post, pushed, start
-
-__all__ = ["hub", "hub_process", "namespace"]
 
 
 @pytest.fixture

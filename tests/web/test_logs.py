@@ -10,12 +10,10 @@ import pytest
 
 from reshard.web.auth import Scope, add_token
 from reshard.worker.queue.jobs import JobStore
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 from tests.support.procs import Broker, Machine, free_port, wait_for
 from tests.web.conftest import SECRET, Site, post, pushed, start
-
-__all__ = ["hub", "hub_process", "namespace"]
 
 # Each logger logs all that it can, whatever level it is set to; those of libraries that are not loaded yet, too.
 LOUD = "import logging\nlogging.Logger.setLevel = lambda *_: None\nlogging.getLogger().level = logging.DEBUG\n"

@@ -24,12 +24,11 @@ from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX
 from reshard.worker.queue.states import JobState
-from tests.hub.fixtures import hub, hub_process, namespace
 from tests.support.procs import Broker, Proc, wait_for
 from tests.worker.conftest import ask, claimed
 from tests.worker.sites import SIZE, Site, site
 
-__all__ = ["hub", "hub_process", "namespace", "site"]
+__all__ = ["site"]
 
 CELERY = [sys.executable, "-m", "celery", "-A", "reshard.worker.app"]
 

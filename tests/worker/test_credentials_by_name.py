@@ -15,9 +15,7 @@ from reshard.pipeline.request import Request
 from reshard.pipeline.stores.connect import Context, open_source
 from reshard.worker.fleet import policy
 from reshard.worker.settings import Settings
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace
-
-__all__ = ["hub", "hub_process", "namespace"]
+from tests.hub.fixtures import Namespace
 
 Guard = Callable[[Request, Settings], None]
 

@@ -25,12 +25,10 @@ from reshard.worker.logs import JsonFormatter, at_work
 from reshard.worker.queue.events import TOTALS, Reader, follow
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace
 from tests.support.models import arrays, save_single
 from tests.support.procs import Broker, Machine, Proc, in_a_process, kill_this_process, wait_for
 from tests.worker.conftest import another, ask, claimed, copied, copying, followed
-
-__all__ = ["hub", "hub_process", "namespace"]
 
 FETCH = """
 import logging

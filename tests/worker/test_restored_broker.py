@@ -9,11 +9,10 @@ from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import job_key
 from reshard.worker.queue.states import JobState
-from tests.hub.fixtures import hub, hub_process, namespace
 from tests.worker.conftest import ask, claimed
 from tests.worker.sites import SIZE, Site, site
 
-__all__ = ["hub", "hub_process", "namespace", "site"]
+__all__ = ["site"]
 
 
 # In one step, as a snapshot of the server is: control may be at work, and a job is always in one of its lists.

@@ -10,12 +10,10 @@ import pytest
 
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.states import JobState
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace
 from tests.support.checker import from_hub, read_checkpoint
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 from tests.support.procs import Broker, Machine, wait_for
-
-__all__ = ["hub", "hub_process", "namespace"]
 
 
 @pytest.fixture

@@ -10,11 +10,10 @@ from redis import Redis
 from reshard.pipeline.errors import BadSignKey, SignKeyNotAllowed
 from reshard.pipeline.planning.model import SIGNATURE
 from reshard.worker.queue.states import JobState
-from tests.hub.fixtures import hub, hub_process, namespace
 from tests.support.keys import make_pair, refusal
 from tests.worker.sites import Site, site
 
-__all__ = ["hub", "hub_process", "namespace", "site"]
+__all__ = ["site"]
 
 
 def stored(client: Redis) -> bytes:

@@ -11,11 +11,9 @@ from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Options, Request
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.states import JobState
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace
 from tests.support.models import save_single
 from tests.support.procs import Broker, Machine, wait_for
-
-__all__ = ["hub", "hub_process", "namespace"]
 
 
 @pytest.mark.slow

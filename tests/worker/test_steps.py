@@ -30,14 +30,14 @@ from reshard.worker.queue.record import Job
 from reshard.worker.queue.scripts import job_key
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import ATTEMPTS_AT_A_BUG, Settings
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace
 from tests.support.checker import from_folder, read_checkpoint
 from tests.support.giants import save_sparse
 from tests.support.models import arrays, numbered, save_sharded, save_single
 from tests.worker.bench import DISK, EXPIRED, Bench, bench, one_reload, raising, steps
 from tests.worker.conftest import SIZE, age, another
 
-__all__ = ["bench", "hub", "hub_process", "namespace", "one_reload", "steps"]
+__all__ = ["bench", "one_reload", "steps"]
 
 
 HUB = errors.HubUnreachable(endpoint="https://hub", what="no route")

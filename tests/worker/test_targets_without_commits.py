@@ -7,13 +7,12 @@ import json
 from reshard.pipeline.places import Bucket, Hub
 from reshard.pipeline.request import Options, Request
 from reshard.worker.queue.states import JobState
-from tests.hub.fixtures import hub, hub_process, namespace
 from tests.support.checker import from_hub, read_checkpoint
 from tests.support.procs import wait_for
-from tests.support.s3 import S3, bucket, s3_server
+from tests.support.s3 import S3
 from tests.worker.sites import SIZE, Site, site
 
-__all__ = ["bucket", "hub", "hub_process", "namespace", "s3_server", "site"]
+__all__ = ["site"]
 
 FOLDER = "models/cut"
 

@@ -27,12 +27,11 @@ from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import Settings
-from tests.hub.fixtures import hub, hub_process, namespace
 from tests.support.procs import wait_for
 from tests.worker.conftest import ask, claimed, followed
 from tests.worker.sites import SIZE, Site, site
 
-__all__ = ["hub", "hub_process", "namespace", "site"]
+__all__ = ["site"]
 
 NEVER = "3600000"  # ms between two exports: what comes was sent at the end of a process
 STEPS = {"plan": 1, "check": 1, "group": 4, "publish": 1, "confirm": 1}

@@ -13,12 +13,10 @@ from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.connect import Context
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.states import JobState
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace
 from tests.support.checker import from_hub, read_checkpoint
 from tests.support.models import arrays, numbered, save_sharded
 from tests.support.procs import Broker, Machine, wait_for
-
-__all__ = ["hub", "hub_process", "namespace"]
 
 SIZE = 210_000  # bytes; five shards of four tensors for each of the four source files
 

@@ -35,13 +35,12 @@ from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX, job_key
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import HAND_BACK, LEASE
-from tests.hub.fixtures import hub, hub_process, namespace
 from tests.support.procs import Machine, wait_for
 from tests.worker.conftest import SIZE, age, another, ask, claimed, copied, copying, planned, process, receipts
 from tests.worker.followers.builders import begin, definition
 from tests.worker.sites import Site, site
 
-__all__ = ["hub", "hub_process", "namespace", "site"]
+__all__ = ["site"]
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("pipeline", "worker", "client", "web", "cli")  # the folders of the package

@@ -22,12 +22,11 @@ from reshard.worker.local import worker_command
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.record import Job
 from reshard.worker.queue.states import JobState
-from tests.hub.fixtures import hub, hub_process, namespace
 from tests.support.models import arrays, numbered, save_sharded, save_single
 from tests.support.procs import Proc, wait_for
 from tests.worker.sites import SIZE, Site, site
 
-__all__ = ["hub", "hub_process", "namespace", "site"]
+__all__ = ["site"]
 
 
 def child_of(worker: Proc, job: Job, unit: str) -> int:

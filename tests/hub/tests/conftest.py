@@ -5,10 +5,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import HfApi, constants
 
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace, xet_cache
+from tests.hub.fixtures import Namespace
 from tests.hub.proven import proven
-
-__all__ = ["hub", "hub_process", "namespace", "xet_cache"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

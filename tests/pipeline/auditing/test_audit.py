@@ -23,7 +23,7 @@ from reshard.pipeline.request import Request
 from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.verifying.meta_load import MetaLoader
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace
 from tests.pipeline.auditing.planted import (
     PLANTED,
     SECOND,
@@ -35,8 +35,6 @@ from tests.pipeline.auditing.planted import (
 )
 from tests.pipeline.stores.conftest import Impatient
 from tests.pipeline.verifying.models import save as save_tied
-
-__all__ = ["hub", "hub_process", "namespace"]
 
 
 @pytest.fixture

@@ -19,10 +19,8 @@ from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.stores.credentials import Credentials
 from reshard.pipeline.stores.pace import RateLimitWindow
 from tests.hub.admin import HubAdmin
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace, xet_cache
-from tests.support.s3 import S3, bucket, odd_store, s3_server
-
-__all__ = ["bucket", "hub", "hub_process", "namespace", "odd_store", "s3_server", "xet_cache"]
+from tests.hub.fixtures import Namespace
+from tests.support.s3 import S3
 
 _names = itertools.count(1)
 

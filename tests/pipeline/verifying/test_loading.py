@@ -21,10 +21,8 @@ from reshard.pipeline.stores.connect import Context, open_source
 from reshard.pipeline.stores.overlay import Borrowing
 from reshard.pipeline.verifying.load import LoadOptions, check_load
 from reshard.pipeline.verifying.meta_load import MetaLoader
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace
 from tests.pipeline.verifying.models import Saved
-
-__all__ = ["hub", "hub_process", "namespace"]
 
 SIZE = 20_000
 

@@ -8,12 +8,11 @@ import pytest
 
 from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.queue.states import JobState
-from tests.hub.fixtures import hub, hub_process, namespace
 from tests.support.models import arrays, save_single
 from tests.support.procs import Proc, wait_for
 from tests.worker.sites import Site, site
 
-__all__ = ["hub", "hub_process", "namespace", "site"]
+__all__ = ["site"]
 
 
 def events(site: Site, job: str, kind: str) -> list[dict[str, str]]:

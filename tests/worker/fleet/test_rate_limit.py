@@ -20,10 +20,8 @@ from reshard.pipeline.stores.pace import RateLimitWindow
 from reshard.worker.fleet.rate_limit import RESERVE, SharedRateLimiter, rate_limiters
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.scripts import PREFIX, texts
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace
 from tests.support.procs import Broker
-
-__all__ = ["hub", "hub_process", "namespace"]
 
 BUDGET = "http://hub someone"
 

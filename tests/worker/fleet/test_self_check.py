@@ -23,7 +23,7 @@ from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import ATTEMPTS_AT_A_BUG, Settings
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace
 from tests.support.at_fault import WAYS, spoil, spoil_started
 from tests.support.procs import Proc, wait_for
 from tests.worker.bench import DISK, EXPIRED, Bench, bench, one_reload, raising, steps
@@ -31,7 +31,7 @@ from tests.worker.conftest import Wakes, age, another, ask, claimed, process
 from tests.worker.followers.scrapes import port, scrape
 from tests.worker.sites import Site, site
 
-__all__ = ["bench", "hub", "hub_process", "namespace", "one_reload", "port", "site", "steps"]
+__all__ = ["bench", "one_reload", "port", "site", "steps"]
 
 
 # ------------------------------------------------------------------------------------------------- whose unit it is

@@ -13,11 +13,9 @@ from reshard.client.operations.catalogs import told
 from reshard.worker.followers.catalogs import Catalogs
 from reshard.worker.followers.records import CatalogStatus as Seen
 from reshard.worker.queue.jobs import JobStore
-from tests.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.hub.fixtures import Namespace
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 from tests.support.procs import Broker, Machine, wait_for
-
-__all__ = ["hub", "hub_process", "namespace"]
 
 GOOD = ("one", "two", "three", "old")
 

@@ -17,13 +17,12 @@ from reshard.worker.queue.events import EVENTS
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import server_ms
-from tests.hub.fixtures import hub, hub_process, namespace
 from tests.support.procs import wait_for
 from tests.worker.conftest import ask, followed
 from tests.worker.followers.builders import begin, definition, fail, finish, jobs
 from tests.worker.sites import SIZE, Site, site
 
-__all__ = ["hub", "hub_process", "namespace", "site"]
+__all__ = ["site"]
 
 
 def taken(store: JobStore) -> dict[tuple[str, str], Counter[str]]:

@@ -99,6 +99,7 @@ class Driver:
 
 
 SITUATIONS = [name for name in vars(Driver) if not name.startswith("_")]
+TRIED: set[str] = set()
 
 
 def carried_out(driver: Driver) -> dict[str, list[Callable[[str, Lease | None], object]]]:
@@ -171,6 +172,7 @@ def test_each_step_leads_only_where_the_table_says(store: JobStore, leases: Leas
             assert walked <= listed, f"{name} of a job that is {situation}"
             assert strays(store.redis) == [], f"nobody would look again after {name} of a job that is {situation}"
             SEEN.update(walked)
+    TRIED.add(situation)
 
 
 # Of lua/: what others begin with, and steps that take no job.
@@ -190,6 +192,6 @@ SEEN: set[tuple[JobState | None, JobState, str]] = set()
 
 
 def test_every_transition_of_the_table_was_made(store: JobStore, leases: Leases, plan: Plan) -> None:
-    for situation in SITUATIONS:
+    for situation in {*SITUATIONS} - TRIED:  # where this test is asked for alone
         test_each_step_leads_only_where_the_table_says(store, leases, plan, situation)
     assert {(t.source, t.target, t.step) for t in TRANSITIONS if t.source} == SEEN
