@@ -12,9 +12,9 @@ import pytest
 from reshard.pipeline.limits import MB
 from tests.cli.conftest import Run, answered
 from tests.cli.uploads import ROWS, source
-from tests.hub.fixtures import Namespace
+from tests.hub.fixtures import Namespace, hub_process
 
-__all__ = ["source"]
+__all__ = ["hub_process", "source"]  # of its own: other files would leave chunks there, and what is sent is counted
 
 SEAM = 0.15 * MB  # bytes sent again at most wherever a new file begins or ends inside an old one
 

@@ -13,9 +13,11 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.utils import disable_progress_bars
 
 from reshard.pipeline.limits import MB, MEMORY_FLOOR_XET
-from tests.hub.fixtures import Namespace
+from tests.hub.fixtures import Namespace, hub_process
 from tests.support.measured import Measured, measured
 from tests.support.models import save_single
+
+__all__ = ["hub_process"]  # of its own: other files would leave chunks there, and what is sent is counted
 
 SIZE = 200 * MB
 SEAM = 150_000  # bytes that a seam may cost

@@ -22,8 +22,10 @@ from reshard.pipeline.limits import MEMORY_FLOOR_XET, MIB, RECEIVE
 from reshard.pipeline.stores import xet
 from reshard.pipeline.stores.xet import is_not_found, settings
 from tests.hub.admin import HubAdmin
-from tests.hub.fixtures import Namespace
+from tests.hub.fixtures import Namespace, hub_process
 from tests.pipeline.stores.conftest import noise
+
+__all__ = ["hub_process"]  # of its own: other files would leave chunks there, and what is sent is counted
 
 CHANGED = f"hf_xet {version('hf_xet')} or huggingface_hub {version('huggingface_hub')} changed: "
 

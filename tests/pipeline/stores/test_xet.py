@@ -39,9 +39,11 @@ from reshard.pipeline.stores.connect import Context, Transport, open_source, ope
 from reshard.pipeline.stores.hub_target import HubTarget
 from reshard.pipeline.stores.xet import XetSink, XetSource, XetWriter, plain, write_token_route
 from tests.hub.admin import HubAdmin
-from tests.hub.fixtures import Namespace
+from tests.hub.fixtures import Namespace, hub_process
 from tests.pipeline.stores.conftest import MakeSource, MakeTarget, noise, read
 from tests.pipeline.stores.moves import ROOT, move
+
+__all__ = ["hub_process"]  # of its own: other files would leave chunks there, and what is sent is counted
 
 STORE = "/_cas/"
 _seeds = itertools.count(1000)
