@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tomllib
 import venv
@@ -231,15 +232,21 @@ def test_the_wheel_holds_every_file_of_the_tree(wheel: Path) -> None:
     assert inside == tree
 
 
-@pytest.fixture(scope="module")
-def client(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bin folder of a fresh environment with the wheel and nothing else."""
+@pytest.fixture(scope="module", params=["linked", pytest.param("installed", marks=pytest.mark.slow)])
+def client(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of a fresh environment with the wheel, and what it needs: linked from ours, or got by pip."""
     home = tmp_path_factory.mktemp("client")
     venv.create(home)
     # Compiling every file of what is installed would take longer than installing it.
-    subprocess.run(
-        [*pip_of(home / "bin"), "install", "-qq", "--no-compile", "-c", ROOT / "constraints.txt", wheel], check=True
-    )
+    install = [*pip_of(home / "bin"), "install", "-qq", "--no-compile", wheel]
+    if request.param == "installed":
+        subprocess.run([*install, "-c", ROOT / "constraints.txt"], check=True)
+    else:
+        subprocess.run([*install, "--no-deps", "--no-index"], check=True)
+        (there,) = home.glob("lib/python*/site-packages")
+        files = [file for name in {*needed("reshard", frozenset(), set())} for file in distribution(name).files or ()]
+        for name in {file.parts[0] for file in files} - {"..", "__pycache__"}:
+            (there / name).symlink_to(Path(sysconfig.get_path("platlib"), name))
     return home / "bin"
 
 

@@ -178,6 +178,7 @@ def recut(
     return found
 
 
+@pytest.mark.slow
 def test_of_a_file_that_is_cut_anew_only_the_seams_are_sent(
     xet_source: MakeSource, hub: HubAdmin, namespace: Namespace, tmp_path: Path
 ) -> None:

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from reshard.pipeline.check import Check
 from reshard.pipeline.errors import DiskFull
-from reshard.pipeline.limits import CONFIG_MAX, TOKENIZER_MAX
+from reshard.pipeline.limits import CONFIG_MAX
 from reshard.pipeline.places import Folder, parse_place
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.folder.source import FolderSource, list_folder
-from reshard.pipeline.verifying import meta_load
+from reshard.pipeline.verifying import meta_load, tokenizer
 from reshard.pipeline.verifying.files import check_files
 from reshard.pipeline.verifying.json_difference import json_difference
 from reshard.pipeline.verifying.meta_load import MetaLoader
@@ -165,13 +165,14 @@ def test_a_tokenizer_whose_behaviour_nobody_can_look_at_passes_only_byte_for_byt
 
 
 def test_a_tokenizer_that_is_too_large_to_load_is_compared_byte_for_byte(
-    pair: tuple[Path, Path], meta_loader: MetaLoader
+    pair: tuple[Path, Path], meta_loader: MetaLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tokenizer, "TOKENIZER_MAX", 1000)
     output, source = pair
     give_tokenizers(output, source)
     for folder in pair:
         with (folder / "vocab.txt").open("wb") as file:
-            file.truncate(TOKENIZER_MAX + 1)
+            file.truncate(1001)
     (check,) = check_tokenizers(source_of(output), source_of(source), meta_loader, None)
     assert check.result == "skipped"
     assert compared(output, source).result == "passed"
