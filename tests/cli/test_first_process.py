@@ -49,6 +49,8 @@ def test_sigterm_ends_a_command_that_is_still_loaded(command: str, clean: dict[s
 def test_sigterm_ends_a_worker_while_celery_is_loaded(url: str, clean: dict[str, str], tmp_path: Path) -> None:
     env = clean | {"RESHARD_BROKER_URL": url, "TMPDIR": str(tmp_path)}
     with first_process(env, tmp_path, "worker") as (started, pid):
-        wait_for(lambda: b"\0celery\0" in Path(f"/proc/{pid}/cmdline").read_bytes(), "its becoming Celery")
+        wait_for(
+            lambda: b"\0reshard.worker.program\0" in Path(f"/proc/{pid}/cmdline").read_bytes(), "its becoming Celery"
+        )
         os.kill(pid, signal.SIGTERM)
         assert (started.wait(30), started.said()) == (ENDED, "")

@@ -18,9 +18,7 @@ from reshard.pipeline.limits import MEMORY_FLOOR_XET
 from reshard.pipeline.stores.answers import Account
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.credentials import Credential, Reference
-from tests.pipeline.conftest import Namespace, hub, hub_process, namespace
-
-__all__ = ["hub", "hub_process", "namespace"]
+from tests.hub.fixtures import Namespace
 
 
 def reference(space: Namespace, token: str | None) -> Reference:
