@@ -54,6 +54,13 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def trees() -> Iterator[None]:
+    """Those of all files take 220 MB, which other files of this process have no use for."""
+    yield
+    tree.cache_clear()
+
+
 def breaking(broken: Callable[[Path], object]) -> dict[str, object]:
     """What of each module breaks a rule."""
     return {path.relative_to(ROOT).as_posix(): found for path in MODULES if (found := broken(path))}

@@ -129,7 +129,7 @@ def test_what_only_a_torch_for_cuda_needs_is_held_by_the_pin_of_torch() -> None:
     assert found == {"torch", "other", "sympy", "mpmath", "nvidia-ml-py"}
 
 
-IMPORT = re.compile(r"^ *(?:import|from) (\w+)[.\w]*(?: as \w+| import .+)?$", re.MULTILINE)
+IMPORT = re.compile(r"^ *(?:import|from) (\w+)[.\w]*(?: as \w+| import .+)?(?: *#.*)?$", re.MULTILINE)
 
 
 def imported() -> set[str]:

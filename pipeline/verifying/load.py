@@ -118,6 +118,7 @@ def check_load(
     level = f"loaded by {options.loader}, one forward pass"
     if not _files(output):
         return Check("load", "skipped", level, "no safetensors files with a config.json at its top level")
+    # A class that ties tensors gives the same without the copies: which there are does not count.
     changed = [as_option(name) for name in changes.altering("values", "names")]
     comparable = source is not None and not changed and bool(_files(source))  # asked before anything is fetched
     with ExitStack() as fetched:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
 from huggingface_hub import CommitOperationAdd, HfApi, snapshot_download
 
 from reshard.pipeline.places import parse_place
@@ -32,22 +31,8 @@ LOADERS = COLUMNS[1:]
 EQUAL, WRONG = "equal", "WRONG"
 CHILDREN = 2  # processes that load at the same time
 HEAVY = (".safetensors", ".bin", ".pth", ".distcp")
-# One of each way to save, place, cast and error of a loader; `make test-all` has every one.
-QUICK = {
-    "t5-ties", "gpt2", "chatglm-int4", "mistral", "llama-cache", "sentence-transformers", "fsdp-wrapped", "zero-3",
-    "gptq", "mxfp4-plain", "experts-fused", "bucket",
-}  # fmt: skip
-EACH_CASE = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
-)
 
 ROOT = Path(__file__).parents[2]
-
-
-def named(request: pytest.FixtureRequest) -> set[str]:
-    """The cases that tests of this file name in this run."""
-    items = [item for item in request.session.items if isinstance(item, pytest.Function) and item.path == request.path]
-    return {str(item.callspec.params.get("name")) for item in items if hasattr(item, "callspec")} & CASES.keys()
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ import pytest
 
 from tests.formats.cases import CASES
 from tests.formats.gguf_rows import gguf_rows
+from tests.formats.quick import EACH_CASE, QUICK, named
 from tests.formats.refused import refusals
-from tests.formats.run import COLUMNS, EACH_CASE, EQUAL, QUICK, Row, judged, named, run_cases
+from tests.formats.run import COLUMNS, EQUAL, Row, judged, run_cases
 from tests.formats.table import between, cells_of, falls, rendered, replaced
 from tests.hub.admin import HubAdmin
 from tests.hub.fixtures import Namespace

@@ -88,7 +88,7 @@ def test_a_gguf_file_with_a_large_vocabulary(room: Path, size: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dimension", [pytest.param(0, id="rows"), pytest.param(1, id="columns")])
+@pytest.mark.parametrize("dimension", [0, 1], ids=["rows", "columns"])
 @pytest.mark.parametrize("size", sizes(3200 * MB, 6400 * MB))
 def test_a_distributed_checkpoint(room: Path, size: int, dimension: int) -> None:
     source = room / "model"

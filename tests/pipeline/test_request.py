@@ -99,3 +99,10 @@ def test_what_verify_can_be_told_of_tensors_is_also_read_from_a_manifest() -> No
     told = {name for name, one in declared.items() if one.expect and one.decides == "weights"}
     # Which copies of tied tensors were dropped a manifest says tensor by tensor, and not by this option.
     assert told - {"ties"} == {name for name, one in declared.items() if one.claimed}
+
+
+def test_what_is_told_of_a_result_is_what_alters_its_tensors() -> None:
+    declared = {name: Options.declared(name) for name in Options.model_fields}
+    assert {name for name, one in declared.items() if one.told} == {
+        name for name, one in declared.items() if one.alters
+    }

@@ -17,7 +17,8 @@ from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.opened import OpenedSide
 from reshard.pipeline.verifying.verify import verify
 from tests.formats.cases import CASES
-from tests.formats.run import EACH_CASE, build_cases, named
+from tests.formats.quick import EACH_CASE, named
+from tests.formats.run import build_cases
 
 pytestmark = pytest.mark.timeout(900)
 
