@@ -78,7 +78,7 @@ def _queue(folder: Path, env: dict[str, str], count: int) -> tuple[float, Profil
         machine.control()
         machine.worker(concurrency=1)
         store.submit(_bulk(0))
-        wait_for(lambda: store.counts()[JobState.done] == 1, "the warm-up", 120)
+        wait_for(lambda: store.counts()[JobState.done] == 1, "the warm-up")
         with processes() as took:
             for number in range(1, count):
                 store.submit(_bulk(number))

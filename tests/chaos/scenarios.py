@@ -43,7 +43,7 @@ def caught(service: Service, transport: Transport, moment: Moment) -> tuple[Work
     work = service.prepare(transport)
     rule = moment.lay(service, work)
     work = service.submit(work)
-    service.admin.wait_for_fault(rule, waiting=1, timeout=60)
+    service.admin.wait_for_fault(rule, waiting=1)
     return work, rule
 
 
@@ -99,7 +99,7 @@ def all_killed(service: Service, transport: Transport) -> None:
 def woken_for_nothing(service: Service, transport: Transport) -> None:
     """Wakes come many times over while everything is being copied: they find nothing to do."""
     work, _ = caught(service, transport, Moment(lambda work: work.upload))
-    wait_for(lambda: len(service.store.get(work.job).claims) == 1, "all other groups' end", 60)
+    wait_for(lambda: len(service.store.get(work.job).claims) == 1, "all other groups' end")
     before = service.tokens(work)
     for _ in range(8):
         service.wake(work)
@@ -120,14 +120,14 @@ def zombie_comes_back(service: Service, transport: Transport) -> None:
     before = service.tokens(work)["publish"]
     zombie.signal_all(signal.SIGSTOP)
     try:
-        service.admin.wait_for_fault(second, waiting=1, timeout=60)
+        service.admin.wait_for_fault(second, waiting=1)
         owner = service.tokens(work)["publish"]
     finally:
         zombie.signal_all(signal.SIGCONT)
     assert owner != before
     service.admin.release(first)
     heard = f"publish of job {work.job} stopped: lease"
-    wait_for(lambda: heard in zombie.said() or service.store.get(work.job).state.ended, "the zombie's end", 60)
+    wait_for(lambda: heard in zombie.said() or service.store.get(work.job).state.ended, "the zombie's end")
     service.admin.clear_faults()
     service.check(work)
     if service.finishers(work)["publish"] != owner:
@@ -139,7 +139,7 @@ def two_finishers(service: Service, transport: Transport) -> None:
     work, _ = caught(service, transport, Moment(lambda work: work.commit))
     worker, _ = service.holder(work)
     service.kill_worker(worker)
-    service.admin.wait_for_request(work.commit, timeout=60)
+    service.admin.wait_for_request(work.commit)
     service.admin.clear_faults()
     service.check(work)
 

@@ -52,7 +52,6 @@ MACHINES = 2
 LEASE = 1.2  # seconds; so that the dead are missed soon
 FILES, SHARDS = 4, 4  # source files, and shards of each
 SIZE = 420_000  # bytes of a shard: four tensors of 100 kB
-PATIENCE = 120.0  # seconds; nothing here takes ten on an idle machine, and ours is shared
 USER, TOKEN = "us", "hf_us"
 RELOADED = f"{USER}/reloaded"  # the same model stored plainly, with a config, so that a reload child is asked about it
 CONNECTIONS = POOL + 8  # to the Hub, of a child, at most; hf_xet has some of its own
@@ -160,7 +159,7 @@ class Service:
             self.store.cancel(work.job)
 
     def ended(self, work: Work) -> Job:
-        wait_for(lambda: self.store.get(work.job).state.ended, f"the end of {self.story(work)}", PATIENCE)
+        wait_for(lambda: self.store.get(work.job).state.ended, f"the end of {self.story(work)}")
         return self.store.get(work.job)
 
     def story(self, work: Work) -> str:
@@ -185,7 +184,7 @@ class Service:
         def there() -> bool:
             return self.requests() >= requests or not self.can_go_on() or self.store.get(work.job).state.ended
 
-        wait_for(there, f"request {requests} of {work}", PATIENCE)
+        wait_for(there, f"request {requests} of {work}")
 
     def can_go_on(self) -> bool:
         processes = (*self.workers, *self.controls)
@@ -297,7 +296,7 @@ class Service:
             announced = {found.pid for found in self.store.processes()}
             return all(w.pid in announced and len(w.children()) >= CONCURRENCY for w in self.workers)
 
-        wait_for(there, "all workers' signs of life", PATIENCE)
+        wait_for(there, "all workers' signs of life")
 
     def _machine(self, folder: Path) -> Machine:
         """One whose token and credentials are in files, so that they can go bad while its worker runs."""

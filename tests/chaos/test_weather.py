@@ -303,7 +303,7 @@ def endure(service: Service, row: Row, transport: Transport) -> None:
     work = service.submit(work)
     try:
         if rule is not None:
-            service.admin.wait_for_fault(rule, waiting=1, timeout=60)
+            service.admin.wait_for_fault(rule, waiting=1)
             row.deed(service, work)
             service.admin.clear_faults()
         seen = service.ended(work)

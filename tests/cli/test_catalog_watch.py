@@ -22,6 +22,7 @@ from reshard.worker.followers.cursor import Cursor
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from tests.cli.conftest import Done, Run
+from tests.support.stuck import STUCK
 from tests.support.warm import COMMAND
 from tests.worker.conftest import broker, copying_at, leases, process, store, wakes
 from tests.worker.followers.builders import begin, definition, fail, finish, jobs
@@ -211,7 +212,7 @@ def test_ctrl_c_leaves_the_catalog_at_work_and_says_how_to_follow_it_again(
     assert watching.stderr is not None
     said = next(line for line in watching.stderr if line == "expanding\n")
     watching.send_signal(signal.SIGINT)
-    out, err = watching.communicate(timeout=60)
+    out, err = watching.communicate(timeout=STUCK)
     assert said and watching.returncode == 130
     assert out == "Submitted catalog mirror\n"
     assert "Catalog mirror is still running; to follow its progress, run `reshard catalog watch mirror`" in err

@@ -16,6 +16,7 @@ from typer import BadParameter
 from reshard.cli.errors import INTERRUPTED, guarded
 from reshard.pipeline.errors import BadSize, ReshardError, SourceNotFound, by_code
 from tests.cli.conftest import Run
+from tests.support.stuck import STUCK
 from tests.support.warm import COMMAND
 
 
@@ -168,7 +169,7 @@ def test_an_interrupt_while_the_command_is_loaded_ends_it_without_a_word(clean: 
     with subprocess.Popen([COMMAND, "list"], env=env, stdout=pipe, stderr=pipe, text=True, preexec_fn=heeds) as loading:
         assert loading.stdout is not None and loading.stdout.readline() == "loading\n"
         loading.send_signal(signal.SIGINT)
-        _, said = loading.communicate(timeout=60)
+        _, said = loading.communicate(timeout=STUCK)
     assert (loading.returncode, said) == (-signal.SIGINT, "")
 
 

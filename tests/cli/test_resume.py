@@ -22,6 +22,7 @@ from tests.hub.fixtures import Namespace
 from tests.support.giants import Spec, save_sparse
 from tests.support.models import arrays, numbered, save_sharded
 from tests.support.procs import wait_for
+from tests.support.stuck import STUCK
 from tests.support.warm import COMMAND
 
 MB = 1000**2
@@ -55,9 +56,9 @@ def kill(arguments: list[str], clean: dict[str, str], target: Path, reached: flo
     running = subprocess.Popen(
         [COMMAND, *arguments], env=clean, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    wait_for(lambda: copied(target) >= reached or running.poll() is not None, f"{reached} bytes", 120)
+    wait_for(lambda: copied(target) >= reached or running.poll() is not None, f"{reached} bytes")
     running.kill()
-    _, said = running.communicate(timeout=60)
+    _, said = running.communicate(timeout=STUCK)
     assert running.returncode == -signal.SIGKILL, said
 
 
@@ -85,11 +86,11 @@ class Held:
             preexec_fn=heeds,
         )
         self.space.wait_for_fault(rule, waiting=1)
-        wait_for(lambda: self.noted() >= noted, f"{noted} files", 60)
+        wait_for(lambda: self.noted() >= noted, f"{noted} files")
         # Python looks for signals before it waits for an answer, and sees none that comes between the two.
         wait_for(lambda: _sleeps(running.pid), "its waiting for the answer")
         running.send_signal(signal.SIGINT)
-        _, said = running.communicate(timeout=60)
+        _, said = running.communicate(timeout=STUCK)
         assert running.returncode == 130 and "Traceback" not in said, said
         assert not self.target.exists()
         self.space.clear_faults()

@@ -25,6 +25,7 @@ from tests.deploy.tools import Missing, tool
 from tests.hub import HubProcess
 from tests.support.models import save_model
 from tests.support.procs import Proc, answer, free_port, wait_for
+from tests.support.stuck import STUCK
 
 FOUND = [found for text in base().values() for found in manifests(text)]
 WORKLOADS = [found for found in FOUND if found["kind"] in ("Deployment", "StatefulSet")]
@@ -271,7 +272,7 @@ class Node:
         """What `reshard ARGUMENTS` says in its container."""
         environ = {key: self.here(value) for key, value in environment(workload).items()} | {"PATH": self.path} | more
         command = [sys.executable, "-c", "from reshard.cli.main import main; main()", *arguments]
-        done = subprocess.run(command, env=environ, cwd=self.folder, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, env=environ, cwd=self.folder, capture_output=True, text=True, timeout=STUCK)
         assert done.returncode == 0, done.stderr + "".join(process.said()[-3000:] for process in self.processes)
         return done.stdout
 
@@ -306,7 +307,7 @@ def test_what_the_manifests_start_gets_ready_does_a_job_and_ends_in_time(node: N
         wait_for(lambda: "Ready to accept connections" in broker.said(), "the broker's start")
         started = {kind: node.start(by_name[kind], **more) for kind in ("control", "worker", "web")}
         for kind, (process, port) in started.items():
-            wait_for(lambda process=process, port=port: ready(process, port), f"{kind}'s readiness", 60)
+            wait_for(lambda process=process, port=port: ready(process, port), f"{kind}'s readiness")
         said = node.run(
             by_name["control"], "submit", "acme/model", "--to", "acme/cut", "--size", "200KB", "--watch", **more
         )

@@ -41,7 +41,7 @@ def test_a_job_goes_on_with_another_broker_that_has_the_append_only_folder(site:
             assert paused is not None and paused.reason == "moving"
             assert not store.get(job).state.ended
             Fleet(store).resume()
-            wait_for(lambda: store.get(job).state.ended, "the end of the job", 60)
+            wait_for(lambda: store.get(job).state.ended, "the end of the job")
             assert store.get(job).state == JobState.done, store.get(job).error
     assert site.space.admin.state(site.space.repo("out"))["commits"] == 2
 

@@ -87,12 +87,12 @@ class Site:
         """A job whose weights come slowly, once a copy of it is under way."""
         self.hub.admin.fault(WEIGHTS, "throttle", rate=300_000)
         job = self.submit(target)
-        wait_for(lambda: any(held["unit"].startswith("group") for held in self.job(job)["claims"]), "a copy", 120)
+        wait_for(lambda: any(held["unit"].startswith("group") for held in self.job(job)["claims"]), "a copy")
         return job
 
     def done(self, job: str) -> None:
         self.hub.admin.clear_faults()
-        wait_for(lambda: self.job(job)["state"] in ("done", "failed"), f"the end of {job}", 180)
+        wait_for(lambda: self.job(job)["state"] in ("done", "failed"), f"the end of {job}")
         seen = self.job(job)
         assert seen["state"] == "done", seen["error"] or seen["last_error"]
 
@@ -142,9 +142,9 @@ def test_the_guide_installs_it(site: Site) -> None:
             lines = f"HF_ENDPOINT={site.hub.endpoint}\\nRESHARD_WEB_PORT=8474\\n"
             site.type(f"printf '{lines}' >> /etc/reshard/reshard.env")
         site.type(block)
-    wait_for(lambda: site.processes() == {("control", NOW), ("worker", NOW)}, "workers and the control process", 180)
+    wait_for(lambda: site.processes() == {("control", NOW), ("worker", NOW)}, "workers and the control process")
     web = "/opt/reshard/bin/python -c 'import urllib.request as u; u.urlopen(\"http://127.0.0.1:8474/readyz\")'"
-    wait_for(lambda: site.type(f"{web} && echo yes || true") == "yes\n", "the page", 60)
+    wait_for(lambda: site.type(f"{web} && echo yes || true") == "yes\n", "the page")
     for unit in UNITS:
         assert site.unit(unit, "ActiveState", "NRestarts") == ["active", "0"], site.system.journal(unit)[-3000:]
     assert "Traceback" not in site.system.journal()
@@ -191,7 +191,7 @@ def test_a_worker_that_is_killed_is_started_again_and_its_job_goes_on(site: Site
     job = site.slow_job("acme/killed")
     site.type("systemctl kill --signal=KILL reshard-worker@1")
     site.done(job)
-    wait_for(lambda: site.unit("reshard-worker@1", "NRestarts", "ActiveState") == ["1", "active"], "its restart", 60)
+    wait_for(lambda: site.unit("reshard-worker@1", "NRestarts", "ActiveState") == ["1", "active"], "its restart")
     site.type("systemctl start reshard-worker@2")
 
 
@@ -200,7 +200,7 @@ def test_what_a_unit_cannot_start_with_is_in_the_journal(site: Site) -> None:
     site.type(f"mkdir -p {folder}; printf '[Service]\\nEnvironment=RESHARD_CONCURRENCY=none\\n' > {folder}/wrong.conf")
     site.type("systemctl daemon-reload; systemctl start reshard-worker@3")
     said = "error[usage.setting]: RESHARD_CONCURRENCY=none"
-    wait_for(lambda: said in site.system.journal("reshard-worker@3"), "the error in the journal", 60)
+    wait_for(lambda: said in site.system.journal("reshard-worker@3"), "the error in the journal")
     site.type(f"systemctl stop reshard-worker@3; rm -r {folder}; systemctl daemon-reload")
 
 
@@ -211,18 +211,18 @@ def test_a_worker_is_added_and_removed(site: Site) -> None:
     assert len(site.type(f"systemctl {workers}").splitlines()) == 3
     site.type(disable)
     assert len(site.type(f"systemctl {workers}").splitlines()) == 2
-    wait_for(lambda: site.processes() == {("control", NOW), ("worker", NOW)}, "three processes", 60)
+    wait_for(lambda: site.processes() == {("control", NOW), ("worker", NOW)}, "three processes")
 
 
 def test_it_is_upgraded_and_goes_back_while_a_job_is_at_work(site: Site) -> None:
     job = site.slow_job("acme/upgraded")
     site.type(f"sed -i 's/^version = .*/version = \"{NEXT}\"/' pyproject.toml")
     site.follow("Upgrade and roll back", f"venv /opt/reshard-{NEXT}")
-    wait_for(lambda: site.processes() == {("control", NEXT), ("worker", NEXT)}, "the new release", 120)
+    wait_for(lambda: site.processes() == {("control", NEXT), ("worker", NEXT)}, "the new release")
     site.done(job)
     other = site.slow_job("acme/downgraded")
     site.follow("Upgrade and roll back", f"ln -sfn reshard-{NOW}")
-    wait_for(lambda: site.processes() == {("control", NOW), ("worker", NOW)}, "the old release", 120)
+    wait_for(lambda: site.processes() == {("control", NOW), ("worker", NOW)}, "the old release")
     site.done(other)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 TIMEOUT = 600  # seconds; an import of gigabytes is hashed in one request
+STUCK = 300.0  # seconds: what has not come by then never comes; no bound on anybody's pace
 
 
 class HubRefused(Exception):
@@ -141,7 +142,7 @@ class HubAdmin:
         answer: dict[str, Any] = self._get("log/totals")
         return answer
 
-    def wait_for_request(self, match: str, count: int = 1, timeout: float = 30) -> list[dict[str, Any]]:
+    def wait_for_request(self, match: str, count: int = 1, timeout: float = STUCK) -> list[dict[str, Any]]:
         """Until ``count`` requests whose ``METHOD path?query`` matches were answered."""
         found: list[dict[str, Any]] = self._get("log/wait", match=match, count=count, timeout=timeout)
         return found
@@ -152,7 +153,7 @@ class HubAdmin:
         """Disturb requests whose ``METHOD path?query`` matches; returns the rule's id. See the README for actions."""
         return int(self._post("faults", match=match, action=action, times=times, skip=skip, **options)["id"])
 
-    def wait_for_fault(self, rule: int, hits: int = 1, waiting: int = 0, timeout: float = 30) -> dict[str, Any]:
+    def wait_for_fault(self, rule: int, hits: int = 1, waiting: int = 0, timeout: float = STUCK) -> dict[str, Any]:
         """Until the rule was used ``hits`` times and holds ``waiting`` requests."""
         answer: dict[str, Any] = self._get(f"faults/{rule}/wait", hits=hits, waiting=waiting, timeout=timeout)
         return answer

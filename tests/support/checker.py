@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from tests.support.stuck import STUCK
+
 Fetch = Callable[[str], bytes | None]
 Tensors = dict[str, tuple[str, tuple[int, ...], str]]  # name -> dtype, shape, sha256 of the bytes
 
@@ -24,7 +26,7 @@ def from_hub(endpoint: str, repo: str, revision: str = "main", token: str | None
         if token:
             request.add_unredirected_header("Authorization", f"Bearer {token}")
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=STUCK) as answer:
                 content: bytes = answer.read()
                 return content
         except urllib.error.HTTPError as error:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tests.support.stuck import STUCK
+
 # redis looks whether `cryptography` is there, which loads its version alone.
 SIGNING = {"cryptography.hazmat", "model_signing", "sigstore", "securesystemslib", "OpenSSL", "cyclonedx"}
 HEAVY = {"torch", "transformers", "huggingface_hub.hf_api", "hf_xet", "celery", "numpy"} | SIGNING
@@ -24,7 +26,7 @@ def loaded_by(*arguments: str, ends_with: int = 0) -> set[str]:
         "except SystemExit as end:\n    code = end.code\n"
         "sys.stderr.write(f'ENDED {code}\\n' + '\\n'.join(name for name, module in sys.modules.items() if module))\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=STUCK, check=True)
     code, *modules = done.stderr.rpartition("ENDED ")[2].splitlines()
     assert code == str(ends_with), done.stderr
     return set(modules)

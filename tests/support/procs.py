@@ -32,15 +32,15 @@ import redis
 from reshard.worker.broker import CONFIG, HOST, answers, find_server
 from reshard.worker.local import control_command, worker_command
 from reshard.worker.queue.jobs import JobStore, open_redis
+from tests.support.stuck import STUCK
 from tests.support.warm import Forked, warm
 
 T = TypeVar("T")
 
-START = 60.0  # seconds; a worker needs three on an idle machine, and ours is shared
 POLL = 0.02  # seconds
 
 
-def wait_for(check: Callable[[], T], what: str, timeout: float = 30.0) -> T:
+def wait_for(check: Callable[[], T], what: str, timeout: float = STUCK) -> T:
     """The first true value of ``check``; fails the test with ``what`` did not happen."""
     deadline = time.monotonic() + timeout
     while not (value := check()):
@@ -223,7 +223,7 @@ class Machine:
                 assert process.alive(), f"{process.name} ended:\n{process.said()[-3000:]}"
                 return any(found.pid == process.pid for found in store.processes()) and " ready" in process.said()
 
-            wait_for(there, f"{process.name}'s first sign of life", START)
+            wait_for(there, f"{process.name}'s first sign of life")
 
     def reload_children(self) -> list[int]:
         """The pids of the warm processes that its workers ask about models; each leads the session of its forks."""

@@ -86,7 +86,7 @@ def start(machine: Machine, tokens: Path, port: int, **environment: str) -> Proc
             return answer(port, "/healthz")[0] == 200
         return False
 
-    wait_for(there, "the service's first answer", 60)
+    wait_for(there, "the service's first answer")
     return process
 
 

@@ -45,7 +45,7 @@ def browser(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Br
 
 def shown(browser: Browser, text: str, css: str) -> None:
     there = "return document.querySelector(arguments[0]).textContent.includes(arguments[1])"  # which lays nothing out
-    wait_for(lambda: browser.script(there, css, text), f"{text!r} on the page", 60)
+    wait_for(lambda: browser.script(there, css, text), f"{text!r} on the page")
 
 
 def test_what_is_marked_stays_marked_when_the_list_is_drawn_anew(browser: Browser, store: JobStore) -> None:

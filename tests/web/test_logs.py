@@ -45,7 +45,7 @@ def test_no_log_of_a_service_has_a_signature_or_a_token(
         site.post("/api/v1/plan", asked)
         namespace.admin.fault("GET /_(cdn|cas/xorbs)/", "status", status=503, times=4)
         job = site.post("/api/v1/jobs", asked)["id"]
-        wait_for(lambda: site.get(f"/api/v1/jobs/{job}", "act")["state"] == "done", "the job's end", 120)
+        wait_for(lambda: site.get(f"/api/v1/jobs/{job}", "act")["state"] == "done", "the job's end")
         told = [line["text"] for line in site.get(f"/api/v1/jobs/{job}/log", "act")["lines"]]
         assert post(site, pushed(source, "1" * 40)).status_code == 200
         assert httpx2.get(f"{url}/api/v1/jobs?token={token}", headers={"Authorization": "Bearer x"}).status_code == 401

@@ -306,7 +306,7 @@ def test_another_celery_app_submits_a_job_and_is_told_of_its_end_though_control_
             texts = [json.loads(text) for text in site.client.lrange("acme:heard", 0, -1)]
             return [args[0] for name, *args in texts if name == task]
 
-        wait_for(lambda: len(answers()) >= number, f"{number} of {task}", 60)
+        wait_for(lambda: len(answers()) >= number, f"{number} of {task}")
         return answers()
 
     publish("first", ("nightly-7", SIZE))

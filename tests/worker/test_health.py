@@ -16,6 +16,7 @@ from reshard.worker.queue.jobs import JobStore, Process
 from reshard.worker.queue.leases import Leases
 from reshard.worker.settings import PRESUMED_DEAD, Settings
 from tests.support.procs import Broker, Machine, answer, free_port, wait_for
+from tests.support.stuck import STUCK
 
 
 @pytest.mark.slow
@@ -99,7 +100,7 @@ def test_who_connects_and_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyP
     server = health.serve(0, "127.0.0.1", healthy=lambda: "", ready=lambda: "")
     assert server is not None
     try:
-        with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as silent:
+        with socket.create_connection(("127.0.0.1", server.server_port), timeout=STUCK) as silent:
             assert silent.recv(1) == b""
     finally:
         server.shutdown()

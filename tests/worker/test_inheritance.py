@@ -46,7 +46,7 @@ class Site:
         """Have a class checked that nobody has asked about; the pid of the reload child that did it."""
         save(name, self.folder / name)
         job = self.submit(name)
-        wait_for(lambda: self.store.get(job).state.ended, "the job's end", 120)
+        wait_for(lambda: self.store.get(job).state.ended, "the job's end")
         assert self.store.get(job).state == JobState.done
         (figures,) = [check["figures"] for check in self.store.get(job).checked if check["name"].startswith("reload")]
         assert "known" not in figures, "nobody was asked"
@@ -56,7 +56,7 @@ class Site:
     def replace_child(self) -> None:
         (child,) = self.worker.children()
         job = self.submit("many")
-        wait_for(lambda: child not in self.worker.children() and self.worker.children(), "another child", 120)
+        wait_for(lambda: child not in self.worker.children() and self.worker.children(), "another child")
         self.store.cancel(job)
 
 

@@ -247,7 +247,7 @@ def test_a_workers_lines_are_kept_with_their_job_and_printed(tmp_path: Path, bro
             asked = ("submit", str(tmp_path / source), "--to", str(tmp_path / f"{source}-out"), "--size", "300KB")
             ids.append(machine.run(*asked, "--quiet").stdout.strip())
         done, failed = ids
-        wait_for(lambda: all(store.get(job).state.ended for job in ids), "both ends", 120)
+        wait_for(lambda: all(store.get(job).state.ended for job in ids), "both ends")
         printed = machine.run("logs", failed)
         bare = machine.run("logs", done[:6], "--quiet").stdout
     units = {line.unit for line in store.log(done)}

@@ -51,7 +51,7 @@ def test_a_short_lease_is_renewed_well_before_its_end(
 
     first = end()
     with LeaseKeeper(leases, group, QUICK.model_copy(update={"lease": 0.4})):
-        wait_for(lambda: end() > first, "a renewal", 10)
+        wait_for(lambda: end() > first, "a renewal")
 
 
 def test_progress_reaches_the_store(store: JobStore, leases: Leases, group: Lease) -> None:

@@ -54,7 +54,7 @@ def test_a_conflict_is_built_upon_when_asked_and_the_commit_taken_back_when_aske
         namespace.admin.wait_for_fault(rule)
         theirs = namespace.admin.put_files(target, {"tokenizer.json": b"{}"})
         namespace.admin.release(rule)
-        wait_for(lambda: store.get(job).state.ended, "the end of the job", 60)
+        wait_for(lambda: store.get(job).state.ended, "the end of the job")
         failed = store.get(job)
         assert failed.state == JobState.failed and failed.error is not None
         assert failed.error["code"] == "target.conflict" and namespace.admin.head(target) == theirs
@@ -62,7 +62,7 @@ def test_a_conflict_is_built_upon_when_asked_and_the_commit_taken_back_when_aske
 
         namespace.admin.clear_faults()
         answer(machine, "retry", job, "--overwrite")
-        wait_for(lambda: store.get(job).state.ended, "the end of the second try", 60)
+        wait_for(lambda: store.get(job).state.ended, "the end of the second try")
         assert store.get(job).state == JobState.done, store.get(job).error
     assert read_checkpoint(from_hub(namespace.endpoint, target)) == read_checkpoint(from_hub(namespace.endpoint, repo))
 
@@ -92,13 +92,13 @@ def test_a_commit_that_did_not_read_back_and_was_taken_back_is_made_again(
     namespace.admin.fault(rf"^GET /{target}/resolve/", "status", status=404)
     job = str(answer(machine, "submit", repo, "--to", target, "--size", "20kB")["id"])
     with JobStore.at(machine.env["RESHARD_BROKER_URL"]) as store:
-        wait_for(lambda: store.get(job).state.ended, "the end of the job", 60)
+        wait_for(lambda: store.get(job).state.ended, "the end of the job")
         assert store.get(job).state == JobState.published_unverified, store.get(job).error
         namespace.admin.clear_faults()
         answer(machine, "rollback", job)
         assert not [path for path in namespace.admin.files(target) if path.endswith(".safetensors")]
         assert answer(machine, "retry", job)["state"] in {"queued", "planning"}
-        wait_for(lambda: store.get(job).state.ended, "the end of the second try", 60)
+        wait_for(lambda: store.get(job).state.ended, "the end of the second try")
         assert store.get(job).state == JobState.done and store.get(job).rolled_back is None
     assert read_checkpoint(from_hub(namespace.endpoint, target)) == read_checkpoint(from_hub(namespace.endpoint, repo))
 

@@ -39,7 +39,7 @@ def test_an_upload_slower_than_the_stall_keeps_its_lease(
         machine.control()
         machine.worker(concurrency=2)
         job = store.submit(Request(source=Hub(repo=source), target=Hub(repo=target), options=options)).id
-        wait_for(lambda: store.get(job).state.ended, "the end of the job", 60)
+        wait_for(lambda: store.get(job).state.ended, "the end of the job")
         events = [event for _, event in store.events(job)]
         assert store.get(job).state == JobState.done, store.get(job).error
     assert not [event for event in events if event["kind"] == "lost"]

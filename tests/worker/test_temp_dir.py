@@ -110,7 +110,7 @@ def test_the_warm_reload_child_of_a_killed_worker_leaves_nothing_after_the_next_
         machine.control()
         with JobStore.at(broker.url) as store:
             job = store.submit(request).id
-            wait_for(lambda: store.get(job).state.ended, "the job's end", 120)
+            wait_for(lambda: store.get(job).state.ended, "the job's end")
             assert store.get(job).state == JobState.done
         homes = list(machine.tmpdir.rglob("reshard-reload-*"))
         assert homes, "no reload child is warm"

@@ -43,7 +43,7 @@ def test_two_workers_without_a_shared_disk_finish_one_job_together(
         first.control()
         workers = [machine.worker(concurrency=1) for machine in (first, second)]
         job = store.submit(request).id
-        wait_for(lambda: store.get(job).state.ended, "the end of the job", 120)
+        wait_for(lambda: store.get(job).state.ended, "the end of the job")
         assert store.get(job).state == JobState.done, store.get(job).error
         copied = bytes_by_worker(store, job)
     assert len(copied) == len(workers) == 2

@@ -282,7 +282,7 @@ def test_receipts_of_a_copy_that_ends_while_the_broker_is_away_are_kept(site: Si
     job = site.submit()
     site.copying(job)
     site.broker.kill()
-    wait_for(lambda: "is waiting for the broker" in worker.said(), "a copy that has ended", 60)
+    wait_for(lambda: "is waiting for the broker" in worker.said(), "a copy that has ended")
     site.broker.start()
     site.space.admin.clear_faults()
     site.assert_published_once(job)
@@ -339,7 +339,7 @@ def test_work_that_kills_its_worker_each_time_ends_as_a_failed_job(site: Site) -
             killed.add(pid)
         return seen if seen.state.ended else None
 
-    seen = wait_for(killed_until_it_ended, "the end of a job that kills its workers", 120)
+    seen = wait_for(killed_until_it_ended, "the end of a job that kills its workers")
     assert seen is not None
     assert seen.state == JobState.failed
     assert seen.error is not None and seen.error["code"] == "job.attempts"
@@ -473,9 +473,9 @@ def test_a_bulk_copy_gives_way_at_its_next_shard_and_goes_on_later(site: Site, t
     site.space.admin.fault(r"^GET .*large\.safetensors", "throttle", rate=shard // 2)
     site.machine.worker(concurrency=1)
     bulk = site.submit("bulk", priority="bulk", size=shard, exclude=("model*",))
-    wait_for(lambda: sum(held.bytes for held in site.store.get(bulk).claims) > shard, "more than a shard", 60)
+    wait_for(lambda: sum(held.bytes for held in site.store.get(bulk).claims) > shard, "more than a shard")
     quick = site.submit("quick", exclude=("large*",))
-    wait_for(lambda: first_claims(site.store, quick), "the interactive job's turn", 60)
+    wait_for(lambda: first_claims(site.store, quick), "the interactive job's turn")
     assert not site.store.get(bulk).state.ended
     site.space.admin.clear_faults()
     assert site.ended(quick).state == site.ended(bulk).state == JobState.done

@@ -29,8 +29,10 @@ from tests.hub import HubAdmin, HubProcess, User
 from tests.hub.cas import shard as shards
 from tests.hub.cas.hashes import file_hash, from_hex, to_hex, xorb_hash
 from tests.hub.cas.xorb import GROUPED_LZ4, LZ4, checked, ungroup
-from tests.hub.fixtures import Namespace
+from tests.hub.fixtures import Namespace, hub_process
 from tests.hub.process import ROOT
+
+__all__ = ["hub_process"]  # of its own: other files would leave chunks there, and what is sent is counted
 
 RANDOM = numpy.random.default_rng(1).bytes(10_000_000)
 FLOATS = numpy.linspace(0, 1, 400_003, dtype=numpy.float32).tobytes()  # compressed, grouped by position

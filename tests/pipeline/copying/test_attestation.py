@@ -27,6 +27,7 @@ from reshard.pipeline.tensors import Record, StoredFile
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.verify import verify
 from tests.pipeline.conftest import Run
+from tests.support.stuck import STUCK
 
 LAYOUTS = ["fsdp1-True", "fsdp1-False", "fsdp2-flat", "fsdp2-nested", "trainer", "columns", "grid"]
 
@@ -35,7 +36,7 @@ LAYOUTS = ["fsdp1-True", "fsdp1-False", "fsdp2-flat", "fsdp2-nested", "trainer",
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One folder a layout, as four processes of torch write it."""
     folder = tmp_path_factory.mktemp("dcp")
-    subprocess.run([sys.executable, "-m", "tests.support.save_dcp", str(folder), "4"], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "tests.support.save_dcp", str(folder), "4"], check=True, timeout=STUCK)
     return folder
 
 

@@ -34,7 +34,7 @@ def test_a_pause_hands_a_copy_back_survives_the_broker_and_costs_nothing(site: S
     worker = site.machine.worker(concurrency=1)
     fleet = Fleet(site.store)
     job = site.submit(size=SHARD, exclude=("model*",))
-    wait_for(lambda: sum(held.bytes for held in site.store.get(job).claims) > SHARD // 2, "the middle of a shard", 60)
+    wait_for(lambda: sum(held.bytes for held in site.store.get(job).claims) > SHARD // 2, "the middle of a shard")
     fleet.pause("me", "the line is down")
     wait_for(lambda: site.store.get(job).claims == (), "the copy's end")
     assert {event["why"] for event in events(site, job, "released")} == {"yield"}

@@ -22,6 +22,7 @@ from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.scripts import PREFIX, texts
 from tests.hub.fixtures import Namespace
 from tests.support.procs import Broker
+from tests.support.stuck import STUCK
 
 BUDGET = "http://hub someone"
 
@@ -290,6 +291,6 @@ def test_a_worker_in_another_process_spends_the_same_budget(store: JobStore, bro
         f"pace = SharedRateLimiter({BUDGET!r}, open_redis(sys.argv[1]), lambda: None, lambda: None, bulk=True)\n"
         "for _ in range(8): pace.before('api')\n"
     )
-    subprocess.run([sys.executable, "-c", script, broker.url], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script, broker.url], check=True, timeout=STUCK)
     assert calls(hurried(store, bulk=True)) == 0
     assert calls(hurried(store, bulk=False)) == 2

@@ -253,13 +253,13 @@ def started(site: Site, tmp_path: Path, way: str, faulty: int) -> list[Proc]:
 def test_workers_at_fault_rest_fail_no_job_and_come_back(site: Site, tmp_path: Path) -> None:
     faulty, _ = started(site, tmp_path, "folder", 1)
     jobs = [site.submit(f"out{i}") for i in range(6)]
-    wait_for(lambda: fault(site, faulty), "its rest", 60)
+    wait_for(lambda: fault(site, faulty), "its rest")
     said = site.machine.run("fleet", "status").stdout
     assert len(re.findall(r"  paused itself  ", said)) == 1 and "the temporary folder" in said
     ended = [site.ended(job, 120) for job in jobs]
     assert {job.state for job in ended} == {JobState.done}, [job.error for job in ended if job.error]
     (tmp_path / "spoilt").unlink()
-    wait_for(lambda: fault(site, faulty) is None, "its coming back", 60)
+    wait_for(lambda: fault(site, faulty) is None, "its coming back")
     wait_for(lambda: "accepts work again" in faulty.said(), "its taking work")
 
 

@@ -69,7 +69,7 @@ def night(catalogs: Cursor) -> dict[str, int]:
         expander.look(catalogs.expanding())
         return catalogs.get("mirror").state != "expanding"
 
-    wait_for(look, "the expanding", 60)
+    wait_for(look, "the expanding")
     followed(catalogs.store)
     return catalogs.get("mirror").counts()
 
@@ -137,7 +137,7 @@ def test_a_catalog_says_why_it_waits_until_its_hub_is_back(
         expander.look(catalogs.expanding())
         return catalogs.get("mirror").state != "expanding"
 
-    wait_for(look, "the expanding", 60)
+    wait_for(look, "the expanding")
     assert catalogs.get("mirror").note is None
 
 

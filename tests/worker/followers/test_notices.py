@@ -638,7 +638,7 @@ def test_a_hook_that_hangs_holds_up_nothing_else(
     try:
         wait_for(lambda: receiver.posted, "the first try")
         job = store.submit(ask("other")).id
-        wait_for(lambda: ("interactive", job) in wakes.sent, "the wake", 10)
+        wait_for(lambda: ("interactive", job) in wakes.sent, "the wake")
     finally:
         control.stop()
         thread.join(10)

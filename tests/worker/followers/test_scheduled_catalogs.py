@@ -81,7 +81,7 @@ def test_each_night_does_what_changed_and_nothing_else(
     here.control()
     here.control()
     here.worker()
-    wait_for(lambda: Catalogs(store).get("mirror").state == "failed", "the night's end", 180)
+    wait_for(lambda: Catalogs(store).get("mirror").state == "failed", "the night's end")
     seen = Catalogs(store).get("mirror")
     assert seen.counts() == {"published": 4, "failed": 3}, seen.ended
     codes = {code: sorted(one.repo for one in group) for code, group in told(seen).failures().items()}

@@ -389,7 +389,7 @@ def test_real_processes_fire_a_missed_night_once_and_carry_it_out(
             machine.control()
             machine.control()
             [job] = wait_for(store.recent, "the firing")
-            wait_for(lambda: store.get(job.id).state.ended, "the job's end", 120)
+            wait_for(lambda: store.get(job.id).state.ended, "the job's end")
             assert store.get(job.id).state == JobState.done
             assert [found.id for found in store.recent()] == [job.id]
         assert (folder / "out" / "model.safetensors").exists()

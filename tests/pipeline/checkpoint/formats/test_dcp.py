@@ -44,6 +44,7 @@ from reshard.pipeline.tensors import Contents, Piece, StoredFile, Tensor
 from tests.support.canary import touch
 from tests.support.examples import examples
 from tests.support.pieces import Disk, assert_holds, flat_memory, stored
+from tests.support.stuck import STUCK
 
 MIB = 1 << 20
 
@@ -63,7 +64,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     subprocess.run(
         [sys.executable, "-m", "tests.support.save_dcp", str(folder), str(request.param)],
         check=True,
-        timeout=120,
+        timeout=STUCK,
         cwd=Path(__file__).parents[4],
     )
     return folder

@@ -29,6 +29,7 @@ from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.verdicts import ModelCheck
 from tests.pipeline.verifying.models import Saved, Specs, deepseek_fp8, layout
 from tests.support.measured import within
+from tests.support.stuck import STUCK
 
 ROOT = Path(__file__).parents[4]
 GetSaved = Callable[..., Saved]
@@ -152,7 +153,7 @@ def ended_at_work(
     until(lambda: warm.children() != [])
     fork = warm.children()[0]
     end(fork)
-    asking.join(timeout=30)
+    asking.join(timeout=STUCK)
     return found[0], fork
 
 
@@ -482,7 +483,7 @@ with closing(MetaLoader()) as meta_loader:
 
 
 def test_without_torch_it_says_what_to_install() -> None:
-    done = subprocess.run([sys.executable, "-c", _WITHOUT], capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", _WITHOUT], capture_output=True, text=True, check=True, timeout=STUCK)
     found = json.loads(done.stdout)
     assert (found["level"], found["result"]) == ("structural", "skipped")
     lacking = "torch and transformers and accelerate not installed here"  # and no path: pages show it
@@ -576,7 +577,7 @@ def test_threads_may_share_one_reload(saved: GetSaved, meta_loader: MetaLoader) 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=STUCK)
     assert [check.result for check in found] == ["clean"] * 4
 
 
