@@ -5,11 +5,10 @@ What is written follows from the source and the options; what is deleted and kep
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import PurePosixPath
-from posixpath import dirname, join
+from posixpath import join
 from typing import NamedTuple
 
 from reshard.pipeline.checkpoint.discover import Found
@@ -20,21 +19,15 @@ from reshard.pipeline.checkpoint.tool_files import is_tool_file
 from reshard.pipeline.errors import (
     BadRanks,
     BadSize,
-    CarriedTooLarge,
-    NameTooLong,
     NotDequantized,
     Oversize,
-    PathTaken,
     RenameUnused,
-    TooLargeForHub,
-    UnsafeName,
-    UnsafePath,
     UsageError,
 )
 from reshard.pipeline.figures import human_bytes
-from reshard.pipeline.limits import ALIGNMENT, COMPONENT_MAX, HUB_FILE_MAX, HUB_FOLDER_FILES_MAX, HUB_HTTP_MAX
-from reshard.pipeline.places import NOWHERE
+from reshard.pipeline.limits import ALIGNMENT
 from reshard.pipeline.planning.beside import excluded, idle_globs, settings_edits, settings_paths, sort_out
+from reshard.pipeline.planning.bounds import check_headers, check_names, check_paths, check_sizes, warnings_of
 from reshard.pipeline.planning.codec import plan_digest, shard_digest
 from reshard.pipeline.planning.existing import Before, deletes_of, drift, occupied, replaced
 from reshard.pipeline.planning.experts import unchanged
@@ -81,7 +74,7 @@ from reshard.pipeline.planning.scales import MODELOPT
 from reshard.pipeline.planning.select import Selection, check_prefix, edited_config, select
 from reshard.pipeline.request import LAYOUT, Options, Request, key_of
 from reshard.pipeline.tensors import Checkpoint, Name, Pin, StoredFile, size_in_bytes
-from reshard.pipeline.text import counted, printable, unsafe_path
+from reshard.pipeline.text import counted
 
 
 def request_key(request: Request, pin: Pin, lender: Pin | None, target: str) -> str:
@@ -139,13 +132,12 @@ class Known:
 def make_plan(known: Known) -> Plan:
     """The plan: same input, same plan, digest and all.
 
-    Raises Oversize, SizeTooSmall, TooLargeForHub, CarriedTooLarge, NameTooLong, PathTaken, UnsafePath, UnsafeName,
-    RenameUnused, PrefixUnused, and what ``select`` raises.
+    Raises Oversize, SizeTooSmall, RenameUnused, PrefixUnused, and what ``select`` and ``bounds.py`` raise.
     """
     options, opened, before = known.request.options, known.opened, known.before
     on_hub = known.request.target.local is None
     if on_hub:
-        _check_names(opened)
+        check_names(opened)
     shards: list[Shard] = []
     outputs: list[Output] = []
     notes = [*known.notes]
@@ -177,8 +169,9 @@ def make_plan(known: Known) -> Plan:
         written |= {*STATEMENTS} if options.tensor_hashes and shards else {SIGNATURE, PROVENANCE}
     reused = () if opened.checkpoints else _reused(known)
     carried, left_out = sort_out(known.listing, known.found, opened, options, written | {*reused})
+    check_headers(shards, options.size)
     if on_hub:
-        _refuse_too_large(shards, carried)
+        check_sizes(shards, carried)
     settings, told = settings_edits(opened, settings_paths(known.found, known.listing, options))
     edits = (*_edits(known, {file.path for file in carried}), *settings)
     notes += told
@@ -191,7 +184,7 @@ def make_plan(known: Known) -> Plan:
     if options.sign and (foreign := sorted(path for path in kept if not is_tool_file(path))):
         left = f"{counted(len(foreign), 'file')} left in place, such as {foreign[0]}"
         notes.append(f"{left}: not covered by the signature, so verifiers reject the download (--prune deletes them)")
-    _check_paths([s.path for s in shards], written | beside, kept, on_hub)
+    check_paths([s.path for s in shards], written | beside, kept, on_hub)
     notes += _uncut_notes(known, carried)
     if known.published is None:  # or nothing was listed
         notes += idle_globs(options, known.listing)
@@ -214,7 +207,7 @@ def make_plan(known: Known) -> Plan:
         reused=reused,
         deletes=deletes,
         kept=tuple(sorted(kept)),
-        notes=tuple(notes + _warnings(shards, carried, known)),
+        notes=tuple(notes + warnings_of(shards, carried, known.request.target)),
         digest="",
         transports=known.transports,
         shares=known.shares,
@@ -241,49 +234,6 @@ def _edits(known: Known, carried: set[str]) -> tuple[Edit, ...]:
     texts = {path: text for path, text in sorted(known.configs.items()) if path in carried}
     edited = [Edit(path, edited_config(path, text, options, listing)) for path, text in texts.items()]
     return tuple(edit for edit in edited if edit.content != texts[edit.path])
-
-
-def _check_paths(shards: Sequence[str], written: set[str], kept: Set[str], on_hub: bool) -> None:
-    """Raises NameTooLong, PathTaken or, for the Hub, UnsafePath where what is written cannot be beside what is kept."""
-    for path, times in Counter(shards).items():
-        if times > 1:
-            raise PathTaken(file=path, other="a shard of another checkpoint", why="they have the same path")
-    for path in sorted(written):
-        longest = max(len(part.encode()) for part in path.split("/"))
-        if longest > COMPONENT_MAX:
-            raise NameTooLong(file=path, bytes=longest, most=COMPONENT_MAX)
-        if on_hub and (why := unsafe_path(path)):
-            raise UnsafePath(file="the source", path=repr(path), why=why)
-    for path in sorted(together := written | kept):
-        for folder in PurePosixPath(path).parents:
-            if (taken := folder.as_posix()) in together:
-                raise PathTaken(file=path, other=taken, why="one is a file where the other needs a folder")
-
-
-def _check_names(opened: Opened) -> None:
-    """Raises UnsafePath, UnsafeName for names of the source that nobody should be shown from an index on the Hub."""
-    for file in opened.files:
-        if why := unsafe_path(file.path):
-            raise UnsafePath(file="the source", path=repr(file.path), why=why)
-    for checkpoint in opened.checkpoints:
-        names = [tensor.name for tensor in checkpoint.tensors]
-        if printable(together := "".join(names)) != together:  # all at once: there may be 500,000
-            bad = next(tensor for tensor in checkpoint.tensors if printable(tensor.name) != tensor.name)
-            where = next((piece.file for piece in bad.pieces), 0)
-            raise UnsafeName(file=opened.files[where].path, tensor=repr(bad.name)[:300])
-
-
-def _refuse_too_large(shards: Sequence[Shard], carried: Sequence[StoredFile]) -> None:
-    for shard in shards:
-        if shard.size > HUB_FILE_MAX:
-            if len(shard.entries) > 1:
-                raise BadSize(
-                    value=f"{shard.size:,} bytes", why=f"the Hub accepts files of at most {HUB_FILE_MAX:,} bytes"
-                )
-            raise TooLargeForHub(tensor=shard.entries[0].name, bytes=shard.size, most=HUB_FILE_MAX)
-    for file in carried:
-        if file.size > HUB_FILE_MAX:
-            raise CarriedTooLarge(file=file.path, bytes=file.size, most=HUB_FILE_MAX)
 
 
 # --------------------------------------------------------------------------------------------------------- cutting
@@ -423,22 +373,4 @@ def _uncut_notes(known: Known, carried: Sequence[StoredFile]) -> list[str]:
         f"{file.path} ({human_bytes(file.size)}) is copied unchanged: its loader does not support an index"
         for file in carried
         if file.path in known.found.uncut and file.size > known.request.options.size
-    ]
-
-
-def _warnings(shards: Sequence[Shard], carried: Sequence[StoredFile], known: Known) -> list[str]:
-    """What the Hub makes of the files; elsewhere it does not matter, and without a target it may."""
-    if not known.request.target.hub_noun and known.request.target != NOWHERE:
-        return []
-    notes = []
-    for path, size in [*((s.path, s.size) for s in shards), *((f.path, f.size) for f in carried)]:
-        if size > HUB_FILE_MAX:
-            notes.append(f"{path} is {size:,} bytes, but the Hub accepts at most {HUB_FILE_MAX:,}")
-        elif size > HUB_HTTP_MAX:
-            notes.append(f"{path} is {size:,} bytes: clients without hf_xet can download at most {HUB_HTTP_MAX:,}")
-    folders = Counter(dirname(shard.path) for shard in shards)
-    return notes + [
-        f"{folder or 'the root'} gets {counted(count, 'file')}, but the Hub accepts at most {HUB_FOLDER_FILES_MAX:,}"
-        for folder, count in folders.items()
-        if count > HUB_FOLDER_FILES_MAX
     ]

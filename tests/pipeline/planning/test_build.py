@@ -17,6 +17,7 @@ from reshard.pipeline.checkpoint.parts import FileSet
 from reshard.pipeline.errors import BadSize, CarriedTooLarge, ProofError, ReshardError, TooLargeForHub
 from reshard.pipeline.limits import GB, HUB_FILE_MAX, HUB_HTTP_MAX, MB
 from reshard.pipeline.places import NOWHERE, Folder, Hub, Place
+from reshard.pipeline.planning import bounds
 from reshard.pipeline.planning import build as planner
 from reshard.pipeline.planning.build import Known, make_plan, request_key, weights_key
 from reshard.pipeline.planning.codec import decode_head, decode_shard, encode
@@ -68,6 +69,16 @@ def test_a_file_that_clients_without_xet_do_not_download_is_noted() -> None:
     assert [note.partition(":")[0].split()[0] for note in notes] == ["model.safetensors", "extra.dat"]
     assert all("clients without hf_xet can download at most 50,000,000,000" in note for note in notes)
     assert planned_for(ON_HUB, HTTP, [HTTP - 1000], HTTP).notes == ()
+
+
+def test_a_header_that_no_reader_takes_is_refused_before_anything_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = opened_of([[8] * 20])
+    monkeypatch.setattr(bounds, "HEADER_MAX", len(plan_of(opened, size=10_000).shards[0].header))
+    assert plan_of(opened, size=10_000)
+    monkeypatch.setattr(bounds, "HEADER_MAX", bounds.HEADER_MAX - 1)
+    with pytest.raises(BadSize, match="the format's limit is .*; use a smaller size"):
+        plan_of(opened, size=10_000)
+    assert len(plan_of(opened, size=1000).shards) > 1
 
 
 @given(sources, st.integers(300, 4000))
