@@ -27,6 +27,10 @@ from reshard.worker.settings import Settings
 
 LOG_FORMAT, FOLDERS = "RESHARD_LOG_FORMAT", "RESHARD_ALLOWED_FOLDERS"
 PATHS = frozenset({"RESHARD_CREDENTIALS", "RESHARD_SIGN_KEYS", "RESHARD_WEB_TOKENS"})  # and the _FILE of each secret
+LIBRARY_PATHS = frozenset({
+    "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT",
+    "HF_HOME", "HF_TOKEN_PATH", "HF_XET_CACHE", "SSL_CERT_DIR", "SSL_CERT_FILE",
+})  # fmt: skip
 READY = 60.0  # seconds until a worker must have shown a sign of life; it takes three on an idle machine
 RESTART = 5.0  # seconds for a process to end that gives no sign of life, and then for the system to end it
 STOP = 40.0  # seconds; a worker hands back what it has within 30
@@ -105,6 +109,8 @@ def _paths(settings: Settings) -> dict[str, str]:
     set_ = {name: value for name, value in os.environ.items() if value}
     files = (name for name in set_ if name in PATHS or (name.startswith("RESHARD_") and name.endswith("_FILE")))
     env = {name: str(Path(set_[name]).absolute()) for name in files}
+    for name in LIBRARY_PATHS & set_.keys():  # huggingface_hub expands both
+        env[name] = str(Path(os.path.expandvars(set_[name])).expanduser().absolute())
     if any("," in str(folder) for folder in settings.allowed_folders):  # that of "a,b" would be two others
         raise BadSetting(name=FOLDERS, value=set_.get(FOLDERS, ""), why=f"{Path.cwd()} has a comma in its name")
     if settings.allowed_folders:

@@ -8,7 +8,7 @@ named in a TOML file that ``RESHARD_CREDENTIALS`` points to; it says where a tok
     endpoint = "https://huggingface.co"
     namespace = "my-org"             # left out: every namespace of the endpoint
     use = "write"                    # "read", "write", or left out for both
-    env = "MY_ORG_TOKEN"             # or file = "/run/secrets/my-org"
+    env = "MY_ORG_TOKEN"             # or file = "/run/secrets/my-org"; a relative path starts at the TOML file's folder
 
 The most particular entry wins: one for the namespace before one for all, one for the use before one for both, and of
 equal ones the first. A request that names one gets that one or an error, and only for what it serves.
@@ -193,7 +193,8 @@ def _scope(namespace: str | None, use: Use | None) -> str:
 
 def _read(file: Path) -> tuple[_Entry, ...]:
     try:
-        return _File.model_validate(tomllib.loads(file.read_text())).credential
+        entries = _File.model_validate(tomllib.loads(file.read_text())).credential
+        return tuple(e.model_copy(update={"file": file.parent / e.file}) if e.file else e for e in entries)
     except OSError as error:
         raise BadCredentials(file=str(file), why=error.strerror or str(error)) from error
     except UnicodeDecodeError:

@@ -222,15 +222,18 @@ def test_up_passes_relative_paths_on_as_they_are_from_here(
     monkeypatch.chdir(tmp_path)
     paths = {"RESHARD_CREDENTIALS": "tokens.toml", "RESHARD_SIGN_KEYS": "keys", "RESHARD_WEB_TOKENS": "./web"}
     paths |= {"RESHARD_NOTIFY_URL_FILE": "url", "RESHARD_DATA_DIR": "data", "RESHARD_TMPDIR": "tmp"}
+    paths |= {"HF_HOME": "hf", "AWS_CONFIG_FILE": "aws"}
     folders = {"RESHARD_ALLOWED_FOLDERS": "., models,/srv"}
     for name in ("tokens.toml", "url"):
         Path(name).write_text("http://hooks.example/" if name == "url" else "")
     Path("tmp").mkdir()
-    for name, value in (paths | folders).items():
+    at_home = {"HF_XET_CACHE": "~/xet", "HF_TOKEN_PATH": "$HOME/token"}
+    for name, value in (paths | folders | at_home).items():
         monkeypatch.setenv(name, value)
     local.up(Settings(broker_url=None))
     expected = {name: str(tmp_path / path) for name, path in paths.items()}
     expected["RESHARD_ALLOWED_FOLDERS"] = f"{tmp_path},{tmp_path}/models,/srv"
+    expected |= {"HF_XET_CACHE": str(Path.home() / "xet"), "HF_TOKEN_PATH": str(Path.home() / "token")}
     for name in ("control", "worker"):
         running = Daemon(own.data_dir, name).running()
         assert running is not None

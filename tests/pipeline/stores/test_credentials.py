@@ -228,6 +228,15 @@ def test_a_token_that_no_header_carries_is_refused_and_never_printed(
     assert "copy the token again" in refused.value.next_step
 
 
+def test_a_relative_secret_file_lies_by_the_file_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "credentials.toml").write_text(FILE.format(file="secret"))
+    for folder, said in ((tmp_path, "credentials.toml"), (tmp_path / "elsewhere", "../credentials.toml")):
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("RESHARD_CREDENTIALS", said)
+        assert token(Credentials.from_env().find("https://hub.example", "x", "read")) == SECRET
+
+
 def test_a_secret_file_that_is_gone_is_named(tmp_path: Path) -> None:
     credentials = Credentials.from_env()
     (tmp_path / "secret").unlink()
