@@ -132,7 +132,7 @@ def list_(
         if job.waits and job.claims:
             output.say(f"job {job.id} is waiting: {job.waits}")
     for id, damage in page.unreadable.items():
-        output.say(f"warning: cannot read the record of job {id}: {damage}")
+        output.warn(f"cannot read the record of job {id}: {damage}")
     more = ["More jobs match; use --all to show them"] if page.next else []
     if not filter_.keys() - {"state"}:
         states = filter_.get("state", page.counts)

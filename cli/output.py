@@ -67,6 +67,11 @@ class Output:
         if self.human:
             show(sys.stderr, text)
 
+    def warn(self, text: str) -> None:
+        """What an answer lacks, said beside --json too."""
+        if not self.quiet:
+            show(sys.stderr, f"warning: {text}")
+
     def waits(self, why: str | None) -> None:
         """Why what was asked for does not start yet, if anything keeps it."""
         if why:

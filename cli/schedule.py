@@ -102,6 +102,8 @@ def list_(session: Session, output: Output) -> None:
         query = operations.SchedulesQuery.model_construct(limit=PAGE_MAX, after=after)
         page = operations.list_schedules(session, query)
         found += page.schedules
+        for name, damage in page.unreadable.items():
+            output.warn(f"cannot read the record of schedule {name}: {damage}")
         if page.next in {None, "", after}:
             break
         after = page.next

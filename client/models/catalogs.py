@@ -279,6 +279,7 @@ class Schedules(Document):
 
     schedules: list[ScheduleRow]
     next: str | None = Field(description="`after` for the next page; null on the last page")
+    unreadable: dict[str, str] = Field(description="why a schedule's record cannot be read, by name")
 
 
 class Carried(Document):

@@ -14,6 +14,7 @@ from reshard.client.operations.jobs import JobRequest
 from reshard.client.operations.table import BODY_MAX, LISTED, Body, InProcess, operation
 from reshard.client.queue import Queue
 from reshard.pipeline.catalogs.definition import NAME
+from reshard.pipeline.errors import ScheduleNotFound, ScheduleUnreadable
 from reshard.worker.followers.records import NAME_MAX
 from reshard.worker.followers.schedules import CRON_MAX, PRIORITY, ZONE_MAX, Schedule, ScheduleStatus
 from reshard.worker.queue.jobs import PAGE_BYTES
@@ -82,17 +83,30 @@ def _facts(queue: Queue, seen: ScheduleStatus) -> dict[str, Any]:
 @operation("GET", "/schedules")
 def list_schedules(session: InProcess, query: SchedulesQuery) -> catalogs.Schedules:
     """List schedules by name, without catalog texts; if schedules are large, a page can have fewer than `limit`."""
-    rows, size = list[catalogs.ScheduleRow](), 0
-    for seen in session.queue.schedules.each(query.after, query.failing):
-        facts = _facts(session.queue, seen)
-        if kept := seen.schedule.catalog:
-            facts["catalog"] = catalogs.CatalogKept.of(kept, bytes=len(kept.text.encode()))
-        row = catalogs.ScheduleRow.of(seen, **facts)
+    names = session.queue.schedules.names(query.after, query.failing)
+    page, rows, unreadable, size = names[: query.limit], list[catalogs.ScheduleRow](), dict[str, str](), 0
+    for at, name in enumerate(page):
+        try:
+            row = _row(session.queue, session.queue.schedules.get(name))
+        except ScheduleNotFound:  # removed since
+            continue
+        except ScheduleUnreadable as damage:
+            unreadable[name] = f"{damage.facts['where']}: {damage.facts['why']}"
+            continue
         size += len(row.model_dump_json())
-        if rows and (len(rows) == query.limit or size > PAGE_BYTES):
-            return catalogs.Schedules(schedules=rows, next=rows[-1].name)
+        if rows and size > PAGE_BYTES:
+            page = page[:at]
+            break
         rows.append(row)
-    return catalogs.Schedules(schedules=rows, next=None)
+    more = page[-1] if len(page) < len(names) else None
+    return catalogs.Schedules(schedules=rows, next=more, unreadable=unreadable)
+
+
+def _row(queue: Queue, seen: ScheduleStatus) -> catalogs.ScheduleRow:
+    facts = _facts(queue, seen)
+    if kept := seen.schedule.catalog:
+        facts["catalog"] = catalogs.CatalogKept.of(kept, bytes=len(kept.text.encode()))
+    return catalogs.ScheduleRow.of(seen, **facts)
 
 
 @operation("POST", "/schedules")

@@ -16,10 +16,10 @@ from reshard.pipeline.limits import GLOB_MAX, GLOBS_MAX, KB, MB
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Options, Request
 from reshard.worker.followers.records import Definition
-from reshard.worker.followers.schedules import Schedule, Schedules
+from reshard.worker.followers.schedules import ALL, Schedule, Schedules
 from reshard.worker.queue.jobs import PAGE_BYTES, JobStore, new_id, submission
 from reshard.worker.queue.scripts import job_key
-from tests.web.conftest import Site
+from tests.web.conftest import Site, signed_in
 
 LONG = 950_000  # characters of a glob, which a release before took
 ANSWER = 2 * PAGE_BYTES  # bytes; strings are longer in JSON where they are escaped
@@ -94,6 +94,23 @@ def test_a_page_of_long_schedules_is_short(site: Site, store: JobStore) -> None:
         Schedules(store).add(Schedule(name=name, cron="@daily", request=request))
     found = [[row["name"] for row in page] for page in pages(site)]
     assert [name for page in found for name in page] == names and len(found) > 1
+
+
+def test_a_schedule_that_cannot_be_read_is_said_and_hides_no_other(site: Site, store: JobStore) -> None:
+    names = [f"s{number}" for number in range(4)]
+    for name in names:
+        request = Request(source=Hub(repo="them/model"), target=Hub(repo="us/m"))
+        Schedules(store).add(Schedule(name=name, cron="@daily", request=request))
+    store.redis.hset(ALL, "s1", "{")
+    page = site.get(f"{ROOT}/schedules")
+    assert [row["name"] for row in page["schedules"]] == ["s0", "s2", "s3"]
+    assert list(page["unreadable"]) == ["s1"] and page["unreadable"]["s1"].startswith("its record: ")
+    assert [[row["name"] for row in page] for page in pages(site, 2)] == [["s0"], ["s2", "s3"]]
+    with signed_in(site, "read") as browser:
+        assert "Cannot read the record of schedule s1: " in browser.get("/schedules").text
+    listed = site.machine.run("schedule", "list", "--json")
+    assert [json.loads(line)["name"] for line in listed.stdout.splitlines()] == ["s0", "s2", "s3"]
+    assert listed.stderr.startswith("warning: cannot read the record of schedule s1: ")
 
 
 def damage(store: JobStore, how: str, id: str) -> None:

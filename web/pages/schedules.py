@@ -31,7 +31,7 @@ def schedules(call: Call) -> Reply:
     found = operations.list_schedules(call.session, query)
     more = urlencode({"after": found.next}) if found.next else ""
     rows = [(row, _times(row), _results(call.queue, row)) for row in found.schedules]
-    return Page("schedules.html", {"schedules": rows, "after": after, "more": more})
+    return Page("schedules.html", {"schedules": rows, "unreadable": found.unreadable, "after": after, "more": more})
 
 
 def _times(row: ScheduleRow) -> list[float]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from math import inf
 from typing import Literal, cast
@@ -223,21 +223,21 @@ class Schedules:
         kept = cast("bytes | None", self._redis.hget(KEPT, schedule.name))  # None: removed since
         return bool(kept and last["at"] > int(kept) and last["digest"] != schedule.catalog.digest)
 
-    def all(self) -> list[ScheduleStatus]:
-        """By name."""
-        return list(self.each())
+    def names(self, after: str = "", failing: bool = False) -> list[str]:
+        """In their order, those behind ``after``, or of them those in trouble."""
+        return sorted(name for name in texts(self._redis.hkeys(TROUBLE if failing else ALL)) if name > after)
 
-    def each(self, after: str = "", failing: bool = False) -> Iterator[ScheduleStatus]:
-        """By name, those behind ``after``, or of them those in trouble; each is read in its turn: it may be long."""
-        for name in sorted(name for name in texts(self._redis.hkeys(TROUBLE if failing else ALL)) if name > after):
+    def all(self) -> list[ScheduleStatus]:
+        """By name, those that can be read."""
+        found = list[ScheduleStatus]()
+        for name in self.names():
             try:
-                seen = self.get(name)
+                found.append(self.get(name))
             except ScheduleNotFound:  # removed since
                 continue
             except ScheduleUnreadable as error:
                 log.warning("%s", error)
-                continue
-            yield seen
+        return found
 
     def fire_due(self) -> list[tuple[str, Run]]:
         """Fire what is due, as often as it was missed or not once, as each says; returns what became of which."""
