@@ -44,7 +44,7 @@ FIELD_MAX = 500  # characters that a filter names something by
 ID_MAX = 100  # characters of an id that is typed; one has ten
 AGE_MAX = 1e11  # seconds; 3,000 years
 RETRIABLE = ENDED - {JobState.done}
-Glob = Annotated[str, Field(max_length=FIELD_MAX)]
+Glob = Annotated[str, Field(min_length=1, max_length=FIELD_MAX)]  # an empty one chooses nobody
 AWAITED = "the control process has recorded the result in the catalog"
 
 

@@ -68,6 +68,7 @@ def test_who_may_not_is_refused(site: Site, scope: str | None, path: str, status
         ("jobs/delete", {"jobs": ["abc"], "state": ["done"]}, "IDs cannot be combined with a filter"),
         ("jobs/cancel", {"jobs": ["abc"], "all": True}, "IDs cannot be combined with a filter"),
         ("jobs/retry", {"jobs": ["abc"], "age": 1}, "IDs cannot be combined with a filter"),
+        ("jobs/cancel", {"state": ["queued"], "target": ""}, "target: "),  # of an unset variable: not every target
     ],
 )
 def test_what_no_command_takes_is_refused(
