@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 TIMEOUT = 600  # seconds; an import of gigabytes is hashed in one request
-STUCK = 300.0  # seconds: what has not come by then never comes; no bound on anybody's pace
+STUCK = 240.0  # seconds: what has not come by then never comes; no bound on anybody's pace
 
 
 class HubRefused(Exception):

@@ -1,3 +1,3 @@
 """When a test gives up on what it waits for."""
 
-STUCK = 300.0  # seconds: what has not come by then never comes; no bound on anybody's pace
+STUCK = 240.0  # seconds: what has not come by then never comes; no bound on anybody's pace, and below pytest's 300

@@ -17,6 +17,7 @@ from tests.hub.fixtures import Namespace
 from tests.support.checker import from_hub, read_checkpoint
 from tests.support.models import save_model
 from tests.support.procs import Broker, Machine, Proc, wait_for
+from tests.support.stuck import STUCK
 from tests.worker.conftest import draft_plan
 
 SIZE = 200_000  # bytes; four shards a source file
@@ -57,7 +58,7 @@ class Site:
         )
         return self.store.submit(request.model_copy(update={"priority": priority})).id
 
-    def ended(self, job: str, timeout: float = 60.0) -> Job:
+    def ended(self, job: str, timeout: float = STUCK) -> Job:
         wait_for(lambda: self.store.get(job).state.ended, f"the end of job {job}", timeout)
         return self.store.get(job)
 

@@ -46,7 +46,7 @@ def test_a_job_into_an_object_store_outlives_the_worker_that_copied(bucket: S3, 
     first.kill()
     site.space.admin.clear_faults()
     site.machine.worker(**environment)
-    seen = site.ended(job, 120)
+    seen = site.ended(job)
     assert seen.state == JobState.done, (seen.error, seen.last_error)
     source = read_checkpoint(from_hub(site.space.endpoint, site.source, token=site.space.token))
     assert read_checkpoint(lambda path: content(bucket, path)) == source

@@ -58,7 +58,7 @@ def test_a_worker_that_copies_stays_small(site: Site, tmp_path: Path) -> None:
     request = Request(
         source=Hub(repo=repo), target=Hub(repo=site.space.repo("cut")), options=Options(size=100 * MB, transport="http")
     )
-    job = site.ended(site.store.submit(request).id, 120)
+    job = site.ended(site.store.submit(request).id)
     assert job.state == JobState.done, job.error
     assert job.bytes > 256 * MB
     peaks = [peak_rss(pid) for pid in worker.children()]
@@ -380,7 +380,7 @@ def test_a_worker_keeps_its_few_connections_however_many_jobs_it_does(site: Site
     (child,) = worker.children()
     before = sockets(child)
     jobs = [site.submit(f"out{i}", transport=transport) for i, transport in enumerate(("http", "xet") * 4)]
-    assert {site.ended(job, 120).state for job in jobs} == {JobState.done}
+    assert {site.ended(job).state for job in jobs} == {JobState.done}
     assert worker.children() == [child], "it was not replaced"
     assert sockets(child) < before + 4  # what jobs of but one transport leave behind would come to
     of_control = 3  # to send wakes, and to read the jobs whose end it logs, which it had not done before

@@ -13,11 +13,13 @@ import pytest
 import transformers
 from transformers.models.auto import modeling_auto
 
+from reshard.pipeline.verifying.child.server import Allowed
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.verdicts import ModelCheck
 from tests.pipeline.verifying.models import Specs, layout
 
 PARTS = 24
+PATIENT = Allowed(seconds=1800, cpu=600)  # what is asked is the verdict; what it may cost, test_server.py asks
 MAPPINGS = (
     modeling_auto.MODEL_MAPPING_NAMES,
     modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -69,11 +71,11 @@ def with_faults(specs: Specs, faults: dict[str, str]) -> Specs:
 
 def unseen(config: bytes, specs: Specs, faults: dict[str, str], meta_loader: MetaLoader) -> Iterator[str]:
     """Faults that are not found. All are tried at once, and alone where that does not tell them apart."""
-    found = meta_loader.check(config, specs, with_faults(specs, faults))
+    found = meta_loader.check(config, specs, with_faults(specs, faults), allowed=PATIENT)
     if found.result == "failed" and all_named(faults, found):
         return
     for fault, name in faults.items():
-        found = meta_loader.check(config, specs, with_faults(specs, {fault: name}))
+        found = meta_loader.check(config, specs, with_faults(specs, {fault: name}), allowed=PATIENT)
         if found.result != "failed":
             yield f"{name} {fault} is {found.result}, {found.reason}"
 
@@ -106,7 +108,7 @@ def test_every_class_passes_when_honest_and_fails_when_not(part: int, meta_loade
     assert len(names) > 30
     checked, wrong = 0, []
     for name, config, specs in layouts(names):
-        honest = meta_loader.check(config, specs)
+        honest = meta_loader.check(config, specs, allowed=PATIENT)
         if honest.result != ("report" if name in NOT_CLEAN else "clean"):
             wrong.append(f"{name}: {honest.result}, {honest.reason}")
             continue

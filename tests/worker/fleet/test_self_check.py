@@ -256,7 +256,7 @@ def test_workers_at_fault_rest_fail_no_job_and_come_back(site: Site, tmp_path: P
     wait_for(lambda: fault(site, faulty), "its rest")
     said = site.machine.run("fleet", "status").stdout
     assert len(re.findall(r"  paused itself  ", said)) == 1 and "the temporary folder" in said
-    ended = [site.ended(job, 120) for job in jobs]
+    ended = [site.ended(job) for job in jobs]
     assert {job.state for job in ended} == {JobState.done}, [job.error for job in ended if job.error]
     (tmp_path / "spoilt").unlink()
     wait_for(lambda: fault(site, faulty) is None, "its coming back")
