@@ -142,6 +142,7 @@ CHUNK = 1 * MIB  # bytes; what a store reads or sends at once: large enough that
 RECEIVE = 256 * KIB  # bytes; what one call takes from a socket at most: httpcore's own 64 KiB double Python's share
 STALL_WINDOW = 60.0  # seconds; a connection that brings less than STALL_BYTES in it is given up and resumed
 STALL_BYTES = 64 * KIB  # bytes; below this a trickle would keep a socket's own timeout from ever striking
+ANSWER_MAX = 32 * MIB  # bytes that are held of an answer; a page of 1,000 files has 1 MB, our record in a store 10
 POOL = HEADER_READERS + 2 * JOBS_MAX  # connections per endpoint: a copy needs one for each direction
 WAIT_MAX = 600.0  # seconds; the Hub's rate windows are 300 s, so a longer wait is a mistake of the server's
 SAMPLE = 512  # bytes of a file that a preupload call shows

@@ -25,8 +25,10 @@ from reshard.pipeline.errors import (
     ObjectLost,
     ReshardError,
     SourceChanged,
+    TargetConflict,
 )
 from reshard.pipeline.limits import (
+    ANSWER_MAX,
     ATTEMPTS,
     PART_MIN,
     PARTS_MAX,
@@ -103,9 +105,12 @@ class StoreObjects:
     def read(self, path: str) -> bytes | None:
         with self.writing():
             try:
-                return bytes(self._obstore.get(self._store, path).bytes())
+                found = self._obstore.get(self._store, path)
+                if found.meta["size"] <= ANSWER_MAX:
+                    return bytes(found.bytes())
             except FileNotFoundError:
                 return None
+        raise TargetConflict(target=str(self.place), what=f"{path} has more than {ANSWER_MAX:,} bytes")
 
     def write(self, path: str, content: bytes) -> None:
         with self.writing():

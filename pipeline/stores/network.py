@@ -1,4 +1,4 @@
-"""Where the answers of a Hub may lead: every connection to a host other than its own is checked when it is made.
+"""Where the answers of a Hub may lead, and how long they are: every connection to a host other than its own is checked.
 
 A redirect, a listing's next link and an upload's URL are data from outside. Left alone they would let a Hub, or whoever
 answers in its place, read what only this machine can reach: other services of its network, a cloud's metadata.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any
@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 import httpcore2
 import httpx2
 
-from reshard.pipeline.errors import BadSetting, HubUnreachable, UnsafeRedirect
+from reshard.pipeline.errors import BadSetting, HubRefused, HubUnreachable, UnsafeRedirect
+from reshard.pipeline.limits import ANSWER_MAX
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")  # RFC 6052: the last four bytes are an IPv4 address
 # The same, as a network may have it for itself: RFC 8215, and RFC 4291's old form.
@@ -88,6 +89,24 @@ class Guard:
             raise HubUnreachable(endpoint=self._endpoint, what=str(error)) from error
         with suppress(OSError, UnicodeError):
             self.addresses(parts.host, parts.port or _port(parts.scheme))
+
+    def bound(self, response: httpx2.Response) -> None:
+        """Have it raise HubRefused where it is longer than any answer, in place of filling the memory.
+
+        The content of files is read raw, piece by piece, and has no such bound.
+        """
+        pieces: Callable[[], Iterator[bytes]] = response.iter_bytes
+
+        def bounded() -> Iterator[bytes]:
+            size = 0
+            for piece in pieces():
+                if (size := size + len(piece)) > ANSWER_MAX:
+                    what = f"{response.request.method} {response.request.url.path}"
+                    why = f"the response has more than {ANSWER_MAX:,} bytes; is this a Hub?"
+                    raise HubRefused(endpoint=self._endpoint, what=what, why=why)
+                yield piece
+
+        response.iter_bytes = bounded  # type: ignore[assignment,method-assign]  # by which httpx reads all of it
 
     def addresses(self, host: str, port: int) -> list[str]:
         """What may be connected to of ``host``; the endpoint itself goes by name. Raises UnsafeRedirect, OSError."""
@@ -177,7 +196,8 @@ class GuardedClient(httpx2.Client):
 
     def __init__(self, guard: Guard, event_hooks: dict[str, list[Any]], **options: Any) -> None:
         requests = [*event_hooks.get("request", ()), lambda request: guard.check_url(request.url)]
-        super().__init__(event_hooks={**event_hooks, "request": requests}, **options)
+        responses = [*event_hooks.get("response", ()), guard.bound]
+        super().__init__(event_hooks={"request": requests, "response": responses}, **options)
         pool: Any = self._transport
         pool = pool._pool
         assert isinstance(pool._network_backend, httpcore2.NetworkBackend), "an httpx that connects in another way"

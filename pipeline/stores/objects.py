@@ -68,7 +68,8 @@ class Objects(Protocol):
     def listed(self) -> Listing:
         """Every object; nothing where nothing is."""
 
-    def read(self, path: str) -> bytes | None: ...
+    def read(self, path: str) -> bytes | None:
+        """A small object of our own; None where there is none. Raises TargetConflict, HubRefused for a large one."""
 
     def write(self, path: str, content: bytes) -> None: ...
 

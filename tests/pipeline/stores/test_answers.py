@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import json
 import tempfile
 import threading
@@ -18,7 +19,7 @@ from reshard.pipeline.catalogs.definition import parse
 from reshard.pipeline.catalogs.expand import expand
 from reshard.pipeline.doctor.probes import probe_hub
 from reshard.pipeline.errors import HubRefused, ReshardError
-from reshard.pipeline.limits import MEMORY_FLOOR_XET
+from reshard.pipeline.limits import ANSWER_MAX, MEMORY_FLOOR_XET
 from reshard.pipeline.places import Hub
 from reshard.pipeline.stores import hub_api
 from reshard.pipeline.stores.answers import HistoryItem
@@ -388,6 +389,20 @@ def test_a_listing_that_leads_back_ends_at_once(api: HubApi, scripted: Scripted,
     with pytest.raises(HubRefused, match="next page"):
         list(api.commits("a/b", "main"))
     assert len(scripted.asked) == 1
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("status", [200, 302, 403])
+def test_an_answer_longer_than_any_is_refused_once(api: HubApi, scripted: Scripted, status: int, packed: bool) -> None:
+    body = b" " * (ANSWER_MAX + 1) + b"{}"
+    headers = {"location": "/api/models/c/d"} if status == 302 else {}
+    headers |= {"content-encoding": "gzip"} if packed else {}
+    scripted.rest = status, headers, gzip.compress(body, 1) if packed else body
+    with pytest.raises(HubRefused, match=r"GET /api/models/a/b: the response has more than 33,554,432 bytes"):
+        api.visibility("a/b")
+    assert len(scripted.asked) == 1
+    scripted.rest = 200, {}, json.dumps(MODEL).encode().rjust(ANSWER_MAX)
+    assert api.visibility("a/b") == "gated"
 
 
 def test_a_listing_without_an_end_ends(api: HubApi, scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from reshard.pipeline.errors import HubUnreachable, TargetConflict, TargetLocked, UnsafePath
-from reshard.pipeline.limits import LOCK_AGE
+from reshard.pipeline.errors import HubRefused, HubUnreachable, TargetConflict, TargetLocked, UnsafePath
+from reshard.pipeline.limits import ANSWER_MAX, LOCK_AGE
 from reshard.pipeline.protocols import Addition, Change, HeadMoved, Target
 from reshard.pipeline.stores.objects import LOCK, OWN, PENDING, PUBLISHED, Objects, ObjectTarget
 from reshard.pipeline.stores.record import EMPTY, PUBLICATIONS, Listing
@@ -283,6 +283,13 @@ def test_a_change_that_cannot_be_read_is_a_conflict(target: ObjectTarget, wrong:
         target.objects.write(PENDING, text.encode())
         with pytest.raises(TargetConflict, match="pending.json was changed"):
             target.head()
+
+
+def test_a_record_longer_than_any_of_ours_is_not_read(target: ObjectTarget) -> None:
+    head = target.head()
+    target.objects.write(PUBLISHED, b" " * (ANSWER_MAX + 1))
+    with pytest.raises((TargetConflict, HubRefused), match="has more than 33,554,432 bytes"):
+        list(target.history(head, None))
 
 
 @pytest.mark.parametrize("path", ["../model.safetensors", "/model.safetensors", ".reshard/publications.json"])
