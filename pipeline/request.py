@@ -77,7 +77,7 @@ class Declared:
     value: str | None = None  # what stands for its value in help; None: its choices or its type
     # What of a key it changes: the bytes of the weights, or what else a commit holds; None: neither.
     decides: Literal["weights", "content"] | None = None
-    alters: Collection[Literal["values", "names", "which"]] = ()  # of tensors: "which" there are
+    alters: Collection[Literal["values", "names", "set"]] = ()  # of tensors; set: which there are
     late: bool = False  # a key names it only where it is not the default, so that those of before it stay as they are
     told: Callable[[Any], str] | None = None  # of the options: what those who find the result are told of it
     expect: str = ""  # help of `reshard verify --against`, which then expects it
@@ -143,7 +143,7 @@ class Options(Strict):
         "Convert quantized weights to --dtype and drop their scales; other tensors are unchanged.",
         WEIGHTS,
         decides="weights",
-        alters=("values", "which"),
+        alters=("values", "set"),
         late=True,
         told=lambda o: f"quantized weights were converted to {o.dtype} using their scales",
         expect="Expect the result of `reshard run --dequantize`.",
@@ -157,7 +157,7 @@ class Options(Strict):
         "For tied weights in .bin files: keep every name, or only the one that the others are tied to.",
         WEIGHTS,
         decides="weights",
-        alters=("which",),
+        alters=("set",),
         told=lambda _: "only one of each set of tied tensors was kept",
         expect="Expect the result of `reshard run --ties`.",
     )
@@ -293,7 +293,7 @@ class Options(Strict):
         fields = type(self).model_fields.items()
         return {name: value for name, field in fields if (value := getattr(self, name)) != field.default}
 
-    def altering(self, *what: Literal["values", "names", "which"]) -> list[str]:
+    def altering(self, *what: Literal["values", "names", "set"]) -> list[str]:
         """Those of ``changed()`` that alter any of these of tensors."""
         return [name for name in self.changed() if not set(what).isdisjoint(self.declared(name).alters)]
 

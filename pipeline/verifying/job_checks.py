@@ -195,7 +195,7 @@ def _ask_class(plan: Plan, shards: Sequence[Shard], number: int, source: Source,
         edited.get(output.config) or its_config,
         _planned(entries),
         signature(_headers(ours)),
-        own=own if plan.options.altering("names", "which") else None,
+        own=own if plan.options.altering("names", "set") else None,
         lent=is_lent(source, output.config),
     )
 

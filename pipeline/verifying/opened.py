@@ -59,7 +59,7 @@ class OpenedSide:
         changed = [replace(c, tensors=tuple(entry.tensor for entry in chosen[c.name])) for c in opened.checkpoints]
         casts = {name: {e.name: e for e in entries if e.cast} for name, entries in chosen.items()}
         exchanged = {new: old for pair in zip(opened.checkpoints, changed, strict=True) for new, old in _taken(*pair)}
-        own = {c.name: c for c in opened.checkpoints} if changes.altering("names", "which") else {}
+        own = {c.name: c for c in opened.checkpoints} if changes.altering("names", "set") else {}
         return cls(source, found, replace(opened, checkpoints=tuple(changed)), casts, exchanged, own)
 
     @classmethod
