@@ -65,9 +65,12 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, namespace: Namespace) -> Site:
-    noise = np.random.default_rng(7)
-    made = [noise.integers(0, 2**16, 12_500_000, dtype=np.uint16) for _ in range(24)]
-    return publish(made, tmp_path, namespace)
+    return publish(noise(24, 12_500_000), tmp_path, namespace)
+
+
+@pytest.fixture
+def small_site(tmp_path: Path, namespace: Namespace) -> Site:
+    return publish(noise(4, 5_000_000), tmp_path, namespace)
 
 
 @pytest.fixture
@@ -75,6 +78,12 @@ def large_site(tmp_path: Path, namespace: Namespace) -> Site:
     """6 GB, of which the content store keeps 25 MB: one piece of noise, over and over."""
     made = [np.random.default_rng(8).integers(0, 2**16, 12_500_000, dtype=np.uint16)] * 240
     return publish(made, tmp_path, namespace)
+
+
+def noise(count: int, numbers: int) -> list[Any]:
+    """So many tensors, of so many numbers of two bytes each."""
+    random = np.random.default_rng(7)
+    return [random.integers(0, 2**16, numbers, dtype=np.uint16) for _ in range(count)]
 
 
 def publish(tensors: list[Any], tmp_path: Path, namespace: Namespace) -> Site:
@@ -123,11 +132,12 @@ def test_ten_times_the_model_takes_no_more_memory_and_no_disk_either(large_site:
     assert done.peak <= MEMORY_FLOOR_XET
 
 
-def test_a_flipped_byte_in_the_content_store_is_named_and_nothing_is_published(site: Site) -> None:
-    site.space.admin.create_repo(site.space.repo("target"))
-    head = site.space.admin.head(site.space.repo("target"))
-    site.space.admin.corrupt(site.repo, "mtp.safetensors", 123_456_789)
+def test_a_flipped_byte_in_the_content_store_is_named_and_nothing_is_published(small_site: Site) -> None:
+    admin, target = small_site.space.admin, small_site.space.repo("target")
+    admin.create_repo(target)
+    head = admin.head(target)
+    admin.corrupt(small_site.repo, "mtp.safetensors", 12_345_678)
     with pytest.raises(subprocess.CalledProcessError) as caught:
-        site.reshard("target")
+        small_site.reshard("target")
     assert "SourceCorrupt" in caught.value.stderr and "mtp.safetensors" in caught.value.stderr
-    assert site.space.admin.head(site.space.repo("target")) == head
+    assert admin.head(target) == head
