@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import redis
+from huggingface_hub import HfApi
 
 from reshard.pipeline import driving, errors
 from reshard.pipeline.copying.loop import Stopped
@@ -22,6 +23,7 @@ from reshard.pipeline.errors import ReshardError
 from reshard.pipeline.places import Hub, parse_place
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.stores.connect import Context, open_target
+from reshard.pipeline.stores.hub_target import HubTarget
 from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.followers.schedules import Schedule, Schedules
 from reshard.worker.keeper import LeaseKeeper
@@ -343,6 +345,34 @@ def test_a_commit_whose_maker_died_is_found_although_source_and_staging_are_gone
     seen = bench.job
     assert seen.state == JobState.confirming
     assert seen.published is not None and seen.published["found"] is True
+
+
+def test_a_pull_request_whose_maker_died_before_it_was_shown_is_no_draft(
+    bench: Bench, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", namespace.endpoint)
+    monkeypatch.setenv("HF_TOKEN", namespace.token)
+    target = namespace.repo("target")
+    namespace.admin.create_repo(target)
+    request = Request(
+        source=parse_place(str(bench.source)), target=Hub(repo=target), options=Options(size=SIZE, pr=True)
+    )
+    bench.id = bench.store.submit(request).id
+    bench.to_publish()
+
+    def status() -> str:
+        return HfApi(namespace.endpoint, namespace.token).get_discussion_details(target, 1).status
+
+    def dies(_: HubTarget) -> None:
+        raise Dies
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HubTarget, "show", dies)
+        with pytest.raises(Dies):
+            bench.step()
+    assert (bench.job.state, status()) == (JobState.committing, "draft")
+    assert bench.step() == "publish"
+    assert (bench.job.state, status()) == (JobState.confirming, "open")
 
 
 @pytest.mark.parametrize(
