@@ -1,4 +1,4 @@
-"""What no file of a result may be: its path, its names, its header and its size, by the format and by the target."""
+"""What a file of a result may not be, or is warned of: its path, names, header and size, by format and target."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any
@@ -95,7 +95,8 @@ class Guard:
 
         The content of files is read raw, piece by piece, and has no such bound.
         """
-        pieces: Callable[[], Iterator[bytes]] = response.iter_bytes
+        whole: Any = response
+        pieces = whole.iter_bytes
 
         def bounded() -> Iterator[bytes]:
             size = 0
@@ -106,7 +107,7 @@ class Guard:
                     raise HubRefused(endpoint=self._endpoint, what=what, why=why)
                 yield piece
 
-        response.iter_bytes = bounded  # type: ignore[assignment,method-assign]  # by which httpx reads all of it
+        whole.iter_bytes = bounded  # httpx reads all of it by this, and has no setting for how much that may be
 
     def addresses(self, host: str, port: int) -> list[str]:
         """What may be connected to of ``host``; the endpoint itself goes by name. Raises UnsafeRedirect, OSError."""
