@@ -8,6 +8,7 @@ What differs between two starts of Python is not forked: ``Warm.takes`` says whi
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import runpy
@@ -238,6 +239,7 @@ def _imports() -> None:
     assert "huggingface_hub.constants" not in sys.modules, "it reads its environment when it is imported"
     hub_api.trusted()  # reads them, which takes each process 20 ms
     warm_reload.stand_in()
+    gc.freeze()  # collecting over them in a fork would copy their pages
 
 
 if __name__ == "__main__":
