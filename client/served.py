@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from threading import BoundedSemaphore
@@ -31,6 +31,10 @@ class Served(InProcess):
         place = request if has_target else request.model_copy(update={"target": request.source})
         rules = self.settings if has_target else self.settings.model_copy(update={"allowed_targets": None})
         policy.check(place, rules, lambda target: policy.namespaces(target, context) if context else [target.namespace])
+
+    def allow_hubs(self, endpoints: Set[str]) -> None:
+        for endpoint in sorted(endpoints):
+            policy.check_endpoint(endpoint, self.settings)
 
     @contextmanager
     def asking(self, limiters: RateLimiterOf | None = None) -> Iterator[Context]:

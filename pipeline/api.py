@@ -24,9 +24,10 @@ from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.stores.overlay import Borrowing
 from reshard.pipeline.tensors import Pin
 from reshard.pipeline.verifying.load import LoadOptions, check_load
-from reshard.pipeline.verifying.manifest_check import described_by
+from reshard.pipeline.verifying.manifest_check import check_manifest, described_by
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.signed import check_signatures
+from reshard.pipeline.verifying.verify import claimed
 from reshard.pipeline.verifying.verify import verify as check_all
 
 Progress = Callable[[int, int], None]  # bytes read so far, and about how many there are to read
@@ -107,9 +108,10 @@ def verify(
 
     ``changes`` has the dtype, the prefix, the rules for names, the ties and the excluded files by which the output is
     meant to differ, and ``config_from`` lent the files that the source lacks. What only the output itself says of such
-    changes makes the result ``inconclusive``, unless this user published it. With ``load`` the model is also loaded and
-    run. ``signed_by`` is a file, or files, of public keys and certificates, one of which must have signed it, and
-    ``builder`` who must have built it: raises BadSignKey, BadSignature and SignExtraMissing.
+    changes makes the result ``inconclusive``, unless this user published it or somebody trusted signed it. With
+    ``load`` the model is also loaded and run. ``signed_by`` is a file, or files, of public keys and certificates, one
+    of which must have signed it, and ``builder`` who must have built it: raises BadSignKey, BadSignature and
+    SignExtraMissing.
     What is wrong with ``output`` is in the checks; raises NoWeights, the CheckpointError family for a broken source,
     DeviceMapIncomplete, and what stores raise.
     """
@@ -140,8 +142,10 @@ def verify(
     # First, because they may end in an error of what was asked for, and reading every byte takes longer.
     signed = check_signatures(ours, trusted, builder, deep) if trusted else []
     with closing(MetaLoader(tmpdir=context.tmpdir)) as meta_loader:
-        expected = changes or Options()
-        loaded = [check_load(ours, theirs, meta_loader, load, tick, context.tmpdir, expected)] if load else []
+        expected, loaded = changes or Options(), []
+        if load:
+            made = expected.model_copy(update=claimed(check_manifest(ours), expected))
+            loaded = [check_load(ours, theirs, meta_loader, load, tick, context.tmpdir, made)]
         checks = check_all(
             ours,
             theirs,
@@ -150,6 +154,7 @@ def verify(
             changes=expected,
             described=described,
             vouched=lambda: bool(target and described and target.is_ours(described.commit, described.author)),
+            signed=bool(signed) and signed[0].result == "passed",
             tick=tick,
             tmpdir=context.tmpdir,
         )

@@ -81,8 +81,7 @@ class Declared:
     late: bool = False  # a key names it only where it is not the default, so that those of before it stay as they are
     told: Callable[[Any], str] | None = None  # of the options: what those who find the result are told of it
     expect: str = ""  # help of `reshard verify --against`, which then expects it
-    # Where only the output's manifest says it: verify compares by it and tells of the claim, or only hints at it.
-    claimed: Literal["taken", "hinted"] | None = None
+    claimed: bool = False  # where only the output's manifest says it, verify compares by it and tells of the claim
 
 
 def _option(default: Any, description: str, *shown: Any, **declared: Any) -> Any:
@@ -135,8 +134,8 @@ class Options(Strict):
         decides="weights",
         alters=("values",),
         told=lambda o: "" if o.dequantize else f"wider floating-point tensors were cast to {o.dtype}",
-        expect="Expect the result of `reshard run --dtype`.",
-        claimed="hinted",
+        expect="Expect the result of `reshard run --dtype` (default: the one in the manifest).",
+        claimed=True,
     )
     dequantize: bool = _option(
         False,
@@ -147,7 +146,7 @@ class Options(Strict):
         late=True,
         told=lambda o: f"quantized weights were converted to {o.dtype} using their scales",
         expect="Expect the result of `reshard run --dequantize`.",
-        claimed="hinted",
+        claimed=True,
     )
     strict_dtype: bool = _option(
         False, "Fail if a cast turns a finite value into infinity.", WEIGHTS, decides="weights"
@@ -170,7 +169,7 @@ class Options(Strict):
         alters=("names",),
         told=lambda _: "wrapper prefixes were removed from names",
         expect="Expect tensor names without this prefix.",
-        claimed="hinted",
+        claimed=True,
     )
     experts: Experts = _option(
         "keep",
@@ -181,7 +180,7 @@ class Options(Strict):
         late=True,
         told=lambda o: "experts were fused" if o.experts == "fused" else "fused experts were separated",
         expect="Expect this layout of MoE experts (default: the one in the manifest).",
-        claimed="taken",
+        claimed=True,
     )
     rename: Annotated[Rules, Field(max_length=RENAME_RULES_MAX)] = _option(
         (),
@@ -193,7 +192,7 @@ class Options(Strict):
         late=True,
         told=lambda _: "tensors were renamed by rules",
         expect="Expect tensors renamed by these rules (default: those in the manifest).",
-        claimed="taken",
+        claimed=True,
     )
     config_from: Place | None = _option(
         None,

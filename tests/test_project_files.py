@@ -83,6 +83,12 @@ def test_every_python_that_is_named_is_tested() -> None:
     assert PYPROJECT["project"]["requires-python"] == f">={named[0]}"
 
 
+def test_the_lowest_and_the_newest_versions_are_tested() -> None:
+    (ci,) = (path for path in WORKFLOWS if path.stem == "ci")
+    called = {target for job, step in steps(ci) for target in made(job, step.get("run", ""))}
+    assert {"test-lowest", "test-newest"} <= called
+
+
 def test_a_release_is_published_with_no_token_of_the_index() -> None:
     (release,) = (loaded(path)["jobs"] for path in WORKFLOWS if path.stem == "release")
     (publishing,) = (job for job in release.values() if "pypi-publish" in str(job["steps"]))

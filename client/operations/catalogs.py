@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -51,11 +51,12 @@ class Submission(Body):
     max_failures: Most = Field(default=None, description="stop the catalog after more than this many failures")
     max_bytes: Most = Field(default=None, description="stop the catalog after reading this many bytes of weights")
 
-    def definition(self, asked_by: str) -> Definition:
-        """Raises BadCatalog."""
-        from reshard.pipeline.catalogs.definition import parse
+    def definition(self, asked_by: str, allow: Callable[[Set[str]], None] = lambda hubs: None) -> Definition:
+        """Raises BadCatalog, and what ``allow`` does of the Hubs that the file names."""
+        from reshard.pipeline.catalogs.definition import hubs, parse
 
         parsed = parse(self.text, "the catalog")
+        allow(hubs(parsed))
         return Definition(name=parsed.name, asked_by=asked_by, **self.model_dump())
 
 
@@ -94,7 +95,7 @@ def _now(name: str, now: Snapshot, success: float | None, trouble: float | None)
 @operation("POST", "/catalogs")
 def submit_catalog(session: InProcess, body: Submission) -> catalogs.CatalogSubmitted:
     """Queue a catalog's new and changed models."""
-    definition = body.definition(session.caller)
+    definition = body.definition(session.caller, session.allow_hubs)
     started = session.queue.catalogs.submit(definition)
     return catalogs.CatalogSubmitted(
         name=definition.name,

@@ -62,7 +62,7 @@ class Edited(Body):
         request = self.request.request(session.caller) if self.request else None
         if request is not None:
             session.allow(request)
-        catalog = self.catalog.definition(session.caller) if self.catalog else None
+        catalog = self.catalog.definition(session.caller, session.allow_hubs) if self.catalog else None
         return Schedule(name=name, cron=self.cron, tz=self.tz, missed=self.missed, request=request, catalog=catalog)
 
 
@@ -156,7 +156,7 @@ def preview_schedule(session: InProcess, name: str) -> catalogs.SchedulePreview:
 @operation("POST", "/schedules/{name}/catalog")
 def set_catalog(session: InProcess, name: str, body: Submission) -> catalogs.ScheduleSet:
     """Update the catalog that a schedule submits; keep its times and past runs."""
-    definition = body.definition(session.caller)
+    definition = body.definition(session.caller, session.allow_hubs)
     session.queue.schedules.set_catalog(name, definition)
     return catalogs.ScheduleSet(name=name, digest=definition.digest)
 

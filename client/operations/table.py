@@ -6,7 +6,7 @@ document. Called with a session, it is carried out where that leads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import closing, contextmanager
 from functools import cached_property
 from typing import (
@@ -88,6 +88,9 @@ class InProcess:
 
     def allow(self, request: Request, context: Context | None = None, has_target: bool = True) -> None:
         """Raises what a service does not let be submitted, or done with the ``context`` it has; here nothing."""
+
+    def allow_hubs(self, endpoints: Set[str]) -> None:
+        """The same of the Hubs that a catalog names; its models are the workers' to refuse, each by itself."""
 
     @contextmanager
     def hub(self) -> Iterator[Context]:

@@ -194,7 +194,7 @@ def _of_source(
     claims: dict[str, Any] = {}
     if manifest:
         made = manifest.made.known() if made == AS_IT_IS else made
-        claims = unlike(manifest.made.claims("taken") | manifest.made.claims("hinted"), changes)
+        claims = unlike(manifest.made.claims(), changes)
     told: list[Told] = []
     try:
         if place is None and stated:

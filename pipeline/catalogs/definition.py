@@ -15,6 +15,7 @@ from __future__ import annotations
 import difflib
 import string
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import date
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -248,6 +249,17 @@ def request_for(catalog: Catalog, entry: CatalogEntry, repo: str) -> Request:
         options=Options(**options),
         priority="bulk",
     )
+
+
+def hubs(catalog: Catalog) -> frozenset[str]:
+    """The Hubs that the file names, beside the default one."""
+    cuts = (catalog.defaults, *catalog.entries)
+    named = {endpoint for cut in cuts for endpoint in (cut.endpoint, cut.to_endpoint)}
+    named |= {_hub(entry.repo).endpoint for entry in catalog.entries if entry.repo}
+    for template in {cut.to for cut in cuts if cut.to and "://" in cut.to}:
+        with suppress(BadPlace):  # which its expansion tells, of each entry
+            named.add(_hub(fill(template, dict.fromkeys(PLACEHOLDERS, "x"))).endpoint)
+    return frozenset(endpoint.rstrip("/") for endpoint in named if endpoint)
 
 
 def merged(defaults: Cut, entry: CatalogEntry) -> Cut:

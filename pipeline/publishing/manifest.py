@@ -19,7 +19,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -61,9 +61,9 @@ class Making(BaseModel, frozen=True):
         except (ValidationError, ReshardError):
             return Options()
 
-    def claims(self, how: Literal["taken", "hinted"]) -> dict[str, Any]:
-        """The options so ``claimed`` that made tensors differ from the source's; none where one is unknown here."""
-        names = [name for name in Options.model_fields if Options.declared(name).claimed == how]
+    def claims(self) -> dict[str, Any]:
+        """The options that made tensors differ from the source's; none where one is unknown here."""
+        names = [name for name in Options.model_fields if Options.declared(name).claimed]
         try:
             chosen = Options(**{name: self.options[name] for name in names if name in self.options})
         except (ValidationError, ReshardError):

@@ -19,7 +19,7 @@ from reshard.pipeline.check import Check, Result, some
 from reshard.pipeline.checkpoint.discover import read_file
 from reshard.pipeline.checkpoint.formats.gguf import SUFFIX as GGUF
 from reshard.pipeline.copying.stream import Tick
-from reshard.pipeline.errors import BadExperts, BadRename, RenameCollision
+from reshard.pipeline.errors import CheckpointError, UsageError
 from reshard.pipeline.limits import CONFIG_MAX, EXCHANGED_SHOWN
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.publishing.history import Publication
@@ -47,33 +47,39 @@ def verify(
     changes: Options = UNCHANGED,
     described: Publication | None = None,
     vouched: Callable[[], bool] = lambda: False,
+    signed: bool = False,
     tick: Tick = lambda count: None,
     tmpdir: Path | None = None,
 ) -> list[Check]:
     """The checks of ``output``, alone or against ``source``; with ``deep`` both sides are read once, byte for byte.
 
     ``changes`` are what was asked to change on the way, dtype, strip_prefix, experts, rename and ties: the output
-    should equal the source after them. Where they say nothing of names the output's manifest does. That is its author's
-    word, so the check lists it and is inconclusive, unless ``described``, the commit that published the manifest, has
-    its sha256, and ``vouched`` says that this user made that commit.
+    should equal the source after them. Of what they do not say, the output's manifest does. That is its author's word,
+    so the check lists it and is inconclusive, unless someone whom the caller trusts ``signed`` all files, or
+    ``described``, the commit that published the manifest, has its sha256, and ``vouched`` says that this user made it.
     ``tick`` is called with the bytes of each view, by several threads. Raises NoWeights, the CheckpointError family
     where ``source`` itself is broken, and what stores raise; for what is wrong with ``output``, never.
     """
     if any(basename(path) == "config.json" for path in output.files()):
         threading.Thread(target=meta_loader.warm, daemon=True).start()  # its imports take seconds, and so do headers
     recorded = check_manifest(output, described)
-    told = unlike(recorded.manifest.made.claims("taken"), changes) if recorded.manifest else {}
+    told = claimed(recorded, changes)
     their_side, told = _their_side(source, changes, told) if source else (None, {})
+    expected = changes.model_copy(update=told)
     side = OpenedSide.attempt(output)
 
     @cache
-    def ours_by_commit() -> bool:
-        return _is_recorded(side, recorded, described) and vouched()
+    def attester() -> str:
+        """Of the manifest, of which all is as it says: who answers for it beside its author; empty for nobody."""
+        if not _agrees(side, recorded):
+            return ""
+        if described and described.manifest_sha256 is not None and vouched():
+            return "that you published"
+        return "that is signed" if signed else ""
 
     checks = []
     if their_side and their_side.exchanged:
-        believed = not told or ours_by_commit()
-        checks.append(_exchanged(their_side.exchanged, believed))
+        checks.append(_exchanged(their_side.exchanged, believed=not told or bool(attester())))
     checks.append(check_rules(side, _formats(their_side)))
     checks += [recorded.check] if recorded.check else []
     if side.error:
@@ -88,12 +94,10 @@ def verify(
     }
     ties = {name: verdict.ties for name, verdict in models.items()}
     if matched:
-        same = check_headers(matched, ties, lambda: changes.ties == "source" or ours_by_commit())
+        same = check_headers(matched, ties, lambda: changes.ties == "source" or bool(attester()))
         if told:
-            same = _by_its_word(same, told, ours_by_commit())
-        if same.result == "failed" and recorded.manifest:
-            same = _with_hint(same, unlike(recorded.manifest.made.claims("hinted"), changes))
-        checks += [same, check_files(matched.source, side, changes, deep, tick)]
+            same = _by_its_word(same, told, attester())
+        checks += [same, check_files(matched.source, side, expected, deep, tick)]
     checks += [_check_model(name, verdict, alone=source is None) for name, verdict in models.items()]
     checks += check_tokenizers(output, source, meta_loader, tmpdir)
     if deep and matched:
@@ -108,10 +112,10 @@ def verify(
 
 
 def _their_side(source: Source, changes: Options, told: dict[str, Any]) -> tuple[OpenedSide, dict[str, Any]]:
-    """The source after ``changes`` and what a manifest says of names; without that where it does not fit the source."""
+    """The source after ``changes`` and what a manifest claims; without that where it does not fit the source."""
     try:
         return OpenedSide.open(source, changes.model_copy(update=told)), told
-    except (RenameCollision, BadRename, BadExperts):
+    except (UsageError, CheckpointError):
         if not told:
             raise
         return OpenedSide.open(source, changes), {}
@@ -124,13 +128,12 @@ def _formats(theirs: OpenedSide | None) -> Set[str]:
     return {"pt", *(checkpoint.file_metadata.get("format", "pt") for checkpoint in theirs.opened.checkpoints)}
 
 
-def _is_recorded(side: OpenedSide, recorded: Recorded, described: Publication | None) -> bool:
-    """Whether a commit has the sha256 of the manifest, all is as that says, and it says it of all that is compared."""
-    if side.error or recorded.manifest is None or described is None:
+def _agrees(side: OpenedSide, recorded: Recorded) -> bool:
+    """Whether all is as the manifest says, and it says it of all that is compared."""
+    if side.error or recorded.manifest is None:
         return False
     passed = recorded.check is not None and recorded.check.result == "passed"
-    files = {file.path for file in side.files}
-    return passed and described.manifest_sha256 is not None and files <= recorded.manifest.files.keys()
+    return passed and {file.path for file in side.files} <= recorded.manifest.files.keys()
 
 
 def _exchanged(names: Mapping[str, str], believed: bool) -> Check:
@@ -146,20 +149,20 @@ def unlike(told: dict[str, Any], changes: Options) -> dict[str, Any]:
     return {name: value for name, value in told.items() if getattr(changes, name) == getattr(UNCHANGED, name)}
 
 
-def _by_its_word(same: Check, told: dict[str, Any], believed: bool) -> Check:
-    """``same`` where the output's manifest decided which name of the source is which of the output."""
-    if believed:
-        text = f"names compared with the options in the manifest that you published: {claims_text(told)}"
+def claimed(recorded: Recorded, changes: Options) -> dict[str, Any]:
+    """What only the manifest says of how the output was made."""
+    return unlike(recorded.manifest.made.claims(), changes) if recorded.manifest else {}
+
+
+def _by_its_word(same: Check, told: dict[str, Any], attester: str) -> Check:
+    """``same`` where the output's manifest decided what it is compared with."""
+    if attester:
+        text = f"compared with the options in the manifest {attester}: {claims_text(told)}"
         return replace(same, reason="; ".join(filter(None, (same.reason, text))))
-    text = f"names compared with options that only the output's manifest states: {claims_text(told)}"
+    text = f"compared with options that only the output's manifest states: {claims_text(told)}"
     text += "; use the same options if you expect them"
     result: Result = "inconclusive" if same.result == "passed" else same.result
     return replace(same, result=result, reason="; ".join(filter(None, (text, same.reason))))
-
-
-def _with_hint(same: Check, told: dict[str, Any]) -> Check:
-    text = f"the output's manifest states {claims_text(told)}; use the same options if you expect them" if told else ""
-    return replace(same, reason="; ".join(filter(None, (same.reason, text))))
 
 
 def claims_text(told: dict[str, Any]) -> str:

@@ -6,12 +6,16 @@ from typing import cast
 
 import pytest
 
+from reshard.client.operations.catalogs import Submission, submit_catalog
+from reshard.client.operations.jobs import JobRequest, submit
+from reshard.client.operations.schedules import Kept, add_schedule, set_catalog
 from reshard.client.queue import Queue
 from reshard.client.served import Served
 from reshard.pipeline.errors import EndpointNotAllowed
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.sizes import parse_size
+from reshard.worker.queue.jobs import JobStore
 from reshard.worker.settings import Settings
 
 NONE = cast(Queue, None)  # nothing is queued here
@@ -32,6 +36,44 @@ def test_a_hub_outside_the_list_is_refused_at_submit(where: str) -> None:
     service.allow(ask(**{where: f"{OURS}/"}))
     service.allow(ask())
     Served(NONE, Settings(), "me").allow(ask(**{where: OTHER}))  # the worker knows whose credentials it has
+
+
+CATALOG = "name: nightly\ndefaults: {to: 'acme/{name}'}\nentries:\n  - repo: them/model\n"
+ASKED = {
+    "submit": lambda session, body: session.perform(submit_catalog, body),
+    "schedule": lambda session, body: session.perform(add_schedule, Kept(name="one", cron="@daily", catalog=body)),
+    "set": lambda session, body: session.perform(set_catalog, "other", body),
+}
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        f"    endpoint: {OTHER}/\n",
+        f"    to_endpoint: {OTHER}\n",
+        f"    to: '{OTHER}/acme/{{name}}'\n",
+        f"  - repo: {OTHER}/them/other\n",
+        f"  - query: {{author: them}}\n    endpoint: {OTHER}\n",
+    ],
+)
+@pytest.mark.parametrize("how", ASKED)
+def test_a_catalog_that_names_a_hub_outside_the_list_is_not_taken(how: str, named: str, store: JobStore) -> None:
+    queue = Queue(store)
+    service = Served(queue, Settings(allowed_endpoints=(OURS,)), "me")
+    service.perform(add_schedule, Kept(name="other", cron="@daily", catalog=Submission(text=CATALOG)))
+    kept = queue.schedules.get("other")
+    with pytest.raises(EndpointNotAllowed, match=OTHER):
+        ASKED[how](service, Submission(text=CATALOG + named))
+    assert (queue.catalogs.names(), queue.schedules.names()) == ([], ["other"])
+    assert queue.schedules.get("other") == kept
+    ASKED[how](service, Submission(text=CATALOG + named.replace(OTHER, OURS)))
+
+
+def test_a_job_at_a_hub_outside_the_list_is_not_queued(store: JobStore) -> None:
+    service = Served(Queue(store), Settings(allowed_endpoints=(OURS,)), "me")
+    with pytest.raises(EndpointNotAllowed, match=OTHER):
+        service.perform(submit, JobRequest.of(ask(source=OTHER)))
+    assert store.recent() == []
 
 
 def test_a_size_may_have_a_space_before_its_unit() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx2
 import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Options, Request
@@ -223,6 +224,8 @@ def before_a_hub(tmp_path_factory: pytest.TempPathFactory, broker: Broker) -> It
         for name in ("them/m0", "closed/m2"):
             hub.admin.create_repo(name)
             hub.admin.put_files(name, {"model.safetensors": b"x" * 1000}, lfs=["model.safetensors"])
+        hub.admin.create_repo("them/weights")
+        hub.admin.put_files("them/weights", {"model.safetensors": save({"w": np.zeros(9, np.float32)})})
         named = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": "hf_us", "RESHARD_ALLOWED_SOURCES": "them"}
         with Machine(folder, broker.url, **named) as machine:
             yield Site(machine, start(machine, folder / "tokens", port), f"http://127.0.0.1:{port}", tokens)
@@ -246,6 +249,15 @@ def test_a_catalog_is_tried_before_it_is_submitted(before_a_hub: Site, store: Jo
     found = before_a_hub.post("/api/v1/catalogs/check", {"text": text})
     assert (found["models"], found["ready"], found["calls"] > 0) == (3, 1, True)
     assert Cursor(store).names() == [] and Schedules(store).all() == []
+
+
+@pytest.mark.parametrize(
+    ("target", "told"), [("them/x", "a run will fail: "), ("us/x", "will create us/x as a public repository")]
+)
+def test_a_plan_promises_no_more_than_a_run_may(before_a_hub: Site, target: str, told: str) -> None:
+    with signed_in(before_a_hub) as client:
+        shown = client.post("/plan", data={"source": "them/weights", "target": target, "size": "9kB", "manifest": "on"})
+    assert shown.status_code == 200 and told in shown.text, shown.text
 
 
 def test_the_overview_lists_what_fails_until_it_ends_well(site: Site, store: JobStore, leases: Leases) -> None:

@@ -50,7 +50,7 @@ def check(request: Request, settings: Settings, own: Callable[[Hub], Iterable[st
             _check_folder(str(place), settings.allowed_folders)
         elif place.branch:
             check_repo(str(place.at(None)))
-            _check_endpoint(place.on(""), settings)
+            check_endpoint(place.on(""), settings)
     for place in sources:
         name, allowed = str(place.at(None)), settings.allowed_sources
         if place.local is None and not place.branch:
@@ -85,8 +85,11 @@ def endpoints(settings: Settings, credentials: Credentials) -> frozenset[str]:
     return credentials.endpoints
 
 
-def _check_endpoint(endpoint: str | None, settings: Settings) -> None:
-    """Only by the list: without one, the worker's own environment decides, which who submits need not share."""
+def check_endpoint(endpoint: str | None, settings: Settings) -> None:
+    """Raises EndpointNotAllowed by the list alone: without one, the worker's own environment decides.
+
+    Who submits need not share that.
+    """
     allowed = settings.allowed_endpoints
     if endpoint and allowed is not None and endpoint not in {one.rstrip("/") for one in allowed}:
         raise EndpointNotAllowed(endpoint=endpoint, allowed=_said(allowed))

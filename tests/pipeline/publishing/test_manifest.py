@@ -400,7 +400,7 @@ def test_any_bytes_are_a_manifest_or_a_named_error(content: bytes) -> None:
 def test_options_that_this_release_refuses_are_the_usual_ones(options: dict[str, Any]) -> None:
     made = Making(by="someone", layout=1, plan="", options=options)
     assert made.known() == Options()
-    assert made.claims("taken") == made.claims("hinted") == {}
+    assert made.claims() == {}
 
 
 def test_a_level_that_nobody_writes_is_refused(model: Path, tmp_path: Path, go: Run) -> None:

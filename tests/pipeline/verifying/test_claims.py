@@ -18,6 +18,7 @@ from safetensors.torch import save_file as save_torch
 
 from reshard.pipeline import Options, Verification, verify
 from reshard.pipeline.check import Check
+from reshard.pipeline.planning.model import MANIFEST
 from reshard.pipeline.stores import marks
 from reshard.pipeline.stores.record import RECORD
 from tests.hub.fixtures import Namespace
@@ -66,7 +67,7 @@ def test_a_swap_that_a_manifest_tells_is_no_proof_and_is_said_first(
         assert TOLD in found.checks[0].reason and found.checks[0].figures == {"tensors": 2}
         names = named(found, "same tensors")
         assert names.result == "inconclusive"
-        assert names.reason.startswith("names compared with options that only the output's manifest states")
+        assert names.reason.startswith("compared with options that only the output's manifest states")
         assert "--rename '^good$' -> '?'" in names.reason
     asked = deep(out, source, rename=SWAP)
     assert (asked.result, asked.checks[0].result) == ("passed", "passed") and TOLD in asked.checks[0].reason
@@ -82,7 +83,7 @@ def test_a_name_that_goes_to_the_next_tensor_is_said_and_plain_new_names_are_not
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_stacks_are_claims_and_a_dtype_or_prefix_is_never_taken_from_the_output(tmp_path: Path, go: Run) -> None:
+def test_a_stack_a_dtype_and_a_prefix_are_claims(tmp_path: Path, go: Run) -> None:
     source, out = tmp_path / "source", tmp_path / "out"
     source.mkdir()
     shapes = {"gate_up_proj": (2, 8, 4), "down_proj": (2, 4, 4)}
@@ -94,11 +95,29 @@ def test_stacks_are_claims_and_a_dtype_or_prefix_is_never_taken_from_the_output(
     assert found.result == "inconclusive" and "--experts separate" in found.reason
     assert deep(out, source, experts="separate").result == "passed"
 
-    go(source, tmp_path / "cast", dtype="bfloat16", strip_prefix="module.")
-    found = named(deep(tmp_path / "cast", source), "same tensors")
-    assert found.result == "failed", "also where this machine published it"
-    assert "the output's manifest states --dtype bfloat16; --strip-prefix module." in found.reason
-    assert deep(tmp_path / "cast", source, dtype="bfloat16", strip_prefix="module.").result == "passed"
+    cast = tmp_path / "cast"
+    go(source, cast, dtype="bfloat16", strip_prefix="module.")
+    assert deep(cast, source).result == "passed", "this machine published it"
+    shutil.rmtree(cast / RECORD)
+    found = deep(cast, source)
+    assert found.result == named(found, "same tensors").result == "inconclusive"
+    assert (
+        "only the output's manifest states: --dtype bfloat16; --strip-prefix module."
+        in named(found, "same tensors").reason
+    )
+    assert deep(cast, source, dtype="bfloat16", strip_prefix="module.").result == "passed"
+    file = next(cast.glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1] + b"\x01")
+    assert deep(cast, source).result == "failed", "a claim explains no other bytes"
+
+
+def test_a_claim_that_does_not_fit_the_source_explains_nothing(source: Path, tmp_path: Path, go: Run) -> None:
+    out = tmp_path / "out"
+    go(source, out)
+    manifest = json.loads((out / MANIFEST).read_text())
+    manifest["made"]["options"] |= {"experts": "fused", "dequantize": True, "dtype": "bfloat16"}
+    (out / MANIFEST).write_text(json.dumps(manifest))
+    assert named(deep(out, source), "same tensors").result == "passed"
 
 
 def test_a_dropped_name_is_a_claim_where_no_class_ties_it(tmp_path: Path) -> None:

@@ -99,6 +99,22 @@ def test_the_folders_own_record_is_not_believed(signed: Path, pair: Pair) -> Non
     assert looked(signed, pair)[0].findings == (f"{file.name} has different bytes than were signed",)
 
 
+def test_a_signature_vouches_for_what_the_manifest_says_of_names(
+    model: Path, tmp_path: Path, go: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, first = tmp_path / "out", min(arrays(12, 4000))
+    go(model, out, size=SIZE, sign=str(pair.private), rename=[{f"^{first}$": "renamed"}])
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
+    assert verify(out, model).result == "inconclusive"
+    found = verify(out, model, signed_by=pair.public)
+    (same,) = [check for check in found.checks if check.name == "same tensors"]
+    assert (found.result, same.result) == ("passed", "passed")
+    assert same.reason == f"compared with the options in the manifest that is signed: --rename '^{first}$' -> 'renamed'"
+    (out / "notes.txt").write_text("other")
+    same = next(c for c in verify(out, model, signed_by=pair.public).checks if c.name == "same tensors")
+    assert same.result == "inconclusive", "a signature of other files vouches for none"
+
+
 def test_another_builder_is_a_finding(signed: Path, pair: Pair) -> None:
     provenance = looked(signed, pair, builder="https://builders.example/us")[1]
     assert provenance.findings == (f"it was built by {BUILDER}, not by https://builders.example/us",)

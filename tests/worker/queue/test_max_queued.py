@@ -15,6 +15,7 @@ from reshard.worker.followers.schedules import Schedule, Schedules
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import job_key, texts
+from reshard.worker.settings import MAX_QUEUED, max_queued
 from tests.worker.conftest import ask, claimed, followed, planned
 from tests.worker.followers.builders import begin, definition, fail, finish, jobs
 
@@ -53,6 +54,16 @@ def test_more_than_so_many_are_refused_until_one_has_begun(store: JobStore, leas
     store.submit(by("me", 3))
     store.cancel(second)
     assert len(store.recent()) == MOST + 3
+
+
+def test_the_setting_says_how_many(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert JobStore(store.redis).most == MAX_QUEUED == 20_000
+    monkeypatch.setenv("RESHARD_MAX_QUEUED", "1")
+    monkeypatch.setattr("reshard.worker.queue.jobs.max_queued", max_queued.__wrapped__)  # a process reads it once
+    few = JobStore(store.redis)
+    queued(few, "me", 1)
+    with pytest.raises(TooManyQueued, match="me already has 1 queued job"):
+        few.submit(by("me", 1))
 
 
 def test_a_job_whose_record_a_client_removed_takes_nobody_s_place(store: JobStore) -> None:
