@@ -12,10 +12,9 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack, suppress
 from importlib.metadata import version
-from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,6 +27,15 @@ from reshard.pipeline.request import LAYOUT, key_of
 from reshard.pipeline.stores.scratch import remove_abandoned
 
 log = logging.getLogger(__name__)
+
+
+def _line(receipts: Iterable[Receipt]) -> Iterator[str]:
+    """In texts of a receipt each: one alone may have 50 MB, which a document of all would hold once more."""
+    yield '{"receipts":['
+    for number, receipt in enumerate(receipts):
+        yield "," if number else ""
+        yield json.dumps(receipt.to_json())
+    yield "]}\n"
 
 
 def journal_key(plan: Plan, local: Path | None, target: str) -> str:
@@ -87,7 +95,7 @@ class Journal:
         with self._lock:
             self.receipts |= news
             if news:
-                self._write({"receipts": [receipt.to_json() for receipt in news.values()]})
+                self._append(_line(news.values()))
 
     def finish(self, group: int, attested: Attested) -> None:
         """A group that was copied whole."""
@@ -135,14 +143,17 @@ class Journal:
             self.attested.pop(group, None)
 
     def _write(self, entry: dict[str, Any]) -> None:
+        self._append([json.dumps(entry, separators=(",", ":")), "\n"])
+
+    def _append(self, texts: Iterable[str]) -> None:
         if self._file is None:
             return
-        text = json.dumps(entry, separators=(",", ":"))  # of half a million digests, 50 MB
         try:
-            for piece in chain((text[at : at + CHUNK] for at in range(0, len(text), CHUNK)), "\n"):
-                left = memoryview(piece.encode())
-                while left:
-                    left = left[self._file.write(left) :]
+            for text in texts:
+                for at in range(0, len(text), CHUNK):
+                    left = memoryview(text[at : at + CHUNK].encode())
+                    while left:
+                        left = left[self._file.write(left) :]
             os.fsync(self._file.fileno())
         except OSError as error:  # a full disk must not end a run for a note; without this one, the rest may mislead
             _warn(error)
