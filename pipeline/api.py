@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Lock
 
 from reshard.pipeline.arguments import as_option, in_python
@@ -24,10 +25,10 @@ from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.stores.overlay import Borrowing
 from reshard.pipeline.tensors import Pin
 from reshard.pipeline.verifying.load import LoadOptions, check_load
-from reshard.pipeline.verifying.manifest_check import check_manifest, described_by
+from reshard.pipeline.verifying.manifest_check import described_by
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.signed import check_signatures
-from reshard.pipeline.verifying.verify import claimed
+from reshard.pipeline.verifying.verify import EXCHANGED
 from reshard.pipeline.verifying.verify import verify as check_all
 
 Progress = Callable[[int, int], None]  # bytes read so far, and about how many there are to read
@@ -142,10 +143,7 @@ def verify(
     # First, because they may end in an error of what was asked for, and reading every byte takes longer.
     signed = check_signatures(ours, trusted, builder, deep) if trusted else []
     with closing(MetaLoader(tmpdir=context.tmpdir)) as meta_loader:
-        expected, loaded = changes or Options(), []
-        if load:
-            made = expected.model_copy(update=claimed(check_manifest(ours), expected))
-            loaded = [check_load(ours, theirs, meta_loader, load, tick, context.tmpdir, made)]
+        expected = changes or Options()
         checks = check_all(
             ours,
             theirs,
@@ -155,10 +153,13 @@ def verify(
             described=described,
             vouched=lambda: bool(target and described and target.is_ours(described.commit, described.author)),
             signed=bool(signed) and signed[0].result == "passed",
+            load=partial(check_load, ours, theirs, meta_loader, load, tick, context.tmpdir) if load else None,
             tick=tick,
             tmpdir=context.tmpdir,
         )
-    return Verification(ours.place, ours.pin, theirs.pin if theirs else None, (*signed, *checks, *loaded))
+    first = [check for check in checks if check.name == EXCHANGED]
+    rest = [check for check in checks if check.name != EXCHANGED]
+    return Verification(ours.place, ours.pin, theirs.pin if theirs else None, (*first, *signed, *rest))
 
 
 def _counter(progress: Progress, sides: list[Source]) -> Callable[[int], None]:

@@ -145,7 +145,7 @@ class Options(Strict):
         alters=("values", "set"),
         late=True,
         told=lambda o: f"quantized weights were converted to {o.dtype} using their scales",
-        expect="Expect the result of `reshard run --dequantize`.",
+        expect="Expect the result of `reshard run --dequantize` (default: as in the manifest).",
         claimed=True,
     )
     strict_dtype: bool = _option(
@@ -168,7 +168,7 @@ class Options(Strict):
         decides="weights",
         alters=("names",),
         told=lambda _: "wrapper prefixes were removed from names",
-        expect="Expect tensor names without this prefix.",
+        expect="Expect tensor names without this prefix (default: the one in the manifest).",
         claimed=True,
     )
     experts: Experts = _option(

@@ -257,7 +257,7 @@ def hubs(catalog: Catalog) -> frozenset[str]:
     named = {endpoint for cut in cuts for endpoint in (cut.endpoint, cut.to_endpoint)}
     named |= {_hub(entry.repo).endpoint for entry in catalog.entries if entry.repo}
     for template in {cut.to for cut in cuts if cut.to and "://" in cut.to}:
-        with suppress(BadPlace):  # which its expansion tells, of each entry
+        with suppress(BadPlace, ValueError):  # which its expansion tells, of each entry
             named.add(_hub(fill(template, dict.fromkeys(PLACEHOLDERS, "x"))).endpoint)
     return frozenset(endpoint.rstrip("/") for endpoint in named if endpoint)
 

@@ -62,6 +62,14 @@ class OpenedSide:
         own = {c.name: c for c in opened.checkpoints} if changes.altering("names", "set") else {}
         return cls(source, found, replace(opened, checkpoints=tuple(changed)), casts, exchanged, own)
 
+    def altered(self) -> set[str]:
+        """What the changes that it was opened with really alter, of what an option declares that it may."""
+        values = {"values"} if any(self.changed.values()) else set()
+        for checkpoint in self.opened.checkpoints:
+            if (own := self.own.get(checkpoint.name)) and _by_name(own) != _by_name(checkpoint):
+                return {"names", "set"} | values
+        return values
+
     @classmethod
     def attempt(cls, source: Source) -> OpenedSide:
         """The side, or none of it and its ``error``; raises NoWeights only where there is nothing of any."""
@@ -119,6 +127,10 @@ def _taken(before: Checkpoint, after: Checkpoint) -> Iterator[tuple[str, str]]:
     for tensor in moved:
         if tensor.pieces in names:  # not in those that are stacked or cut, or whose bytes are computed
             yield tensor.name, names[tensor.pieces]
+
+
+def _by_name(checkpoint: Checkpoint) -> dict[str, object]:
+    return {tensor.name: tensor.pieces for tensor in checkpoint.tensors}
 
 
 def _settings(source: Source, name: Name, changes: Options) -> dict[str, str]:

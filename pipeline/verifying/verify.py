@@ -37,6 +37,8 @@ from reshard.pipeline.verifying.structure import FORMATS
 from reshard.pipeline.verifying.tokenizer import check_tokenizers
 from reshard.pipeline.verifying.verdicts import ModelCheck
 
+EXCHANGED = "exchanged names"
+
 
 def verify(
     output: Source,
@@ -48,6 +50,7 @@ def verify(
     described: Publication | None = None,
     vouched: Callable[[], bool] = lambda: False,
     signed: bool = False,
+    load: Callable[[Options], Check] | None = None,
     tick: Tick = lambda count: None,
     tmpdir: Path | None = None,
 ) -> list[Check]:
@@ -57,15 +60,17 @@ def verify(
     should equal the source after them. Of what they do not say, the output's manifest does. That is its author's word,
     so the check lists it and is inconclusive, unless someone whom the caller trusts ``signed`` all files, or
     ``described``, the commit that published the manifest, has its sha256, and ``vouched`` says that this user made it.
+    ``load`` is a check that is told what the output is compared by, and made before every byte is read.
     ``tick`` is called with the bytes of each view, by several threads. Raises NoWeights, the CheckpointError family
     where ``source`` itself is broken, and what stores raise; for what is wrong with ``output``, never.
     """
     if any(basename(path) == "config.json" for path in output.files()):
         threading.Thread(target=meta_loader.warm, daemon=True).start()  # its imports take seconds, and so do headers
     recorded = check_manifest(output, described)
-    told = claimed(recorded, changes)
-    their_side, told = _their_side(source, changes, told) if source else (None, {})
+    claims = unlike(recorded.manifest.made.claims(), changes) if recorded.manifest else {}
+    their_side, told = _their_side(source, changes, claims) if source else (None, {})
     expected = changes.model_copy(update=told)
+    loaded = [load(expected)] if load else []
     side = OpenedSide.attempt(output)
 
     @cache
@@ -79,11 +84,12 @@ def verify(
 
     checks = []
     if their_side and their_side.exchanged:
-        checks.append(_exchanged(their_side.exchanged, believed=not told or bool(attester())))
+        asked = not any("names" in Options.declared(name).alters for name in told)
+        checks.append(_exchanged(their_side.exchanged, believed=asked or bool(attester())))
     checks.append(check_rules(side, _formats(their_side)))
     checks += [recorded.check] if recorded.check else []
     if side.error:
-        return checks
+        return checks + loaded
     if recorded.manifest:
         side = attested_by(side, recorded.manifest)
     matched = paired(their_side, side) if their_side else None
@@ -97,6 +103,9 @@ def verify(
         same = check_headers(matched, ties, lambda: changes.ties == "source" or bool(attester()))
         if told:
             same = _by_its_word(same, told, attester())
+        elif claims and same.result == "failed":
+            said = f"the output's manifest states {claims_text(claims)}, which does not explain it"
+            same = replace(same, reason="; ".join(filter(None, (same.reason, said))))
         checks += [same, check_files(matched.source, side, expected, deep, tick)]
     checks += [_check_model(name, verdict, alone=source is None) for name, verdict in models.items()]
     checks += check_tokenizers(output, source, meta_loader, tmpdir)
@@ -108,17 +117,22 @@ def verify(
         checks += [check_stored(side, ours), *check_ties(models, ours)]
     if deep and recorded.manifest:
         checks.append(check_manifest_bytes(side, ours, recorded.manifest))
-    return checks
+    return checks + loaded
 
 
-def _their_side(source: Source, changes: Options, told: dict[str, Any]) -> tuple[OpenedSide, dict[str, Any]]:
-    """The source after ``changes`` and what a manifest claims; without that where it does not fit the source."""
+def _their_side(source: Source, changes: Options, claims: dict[str, Any]) -> tuple[OpenedSide, dict[str, Any]]:
+    """The source after ``changes`` and a manifest's claims, and those that make a difference.
+
+    Without the claims where they do not fit the source.
+    """
     try:
-        return OpenedSide.open(source, changes.model_copy(update=told)), told
+        side = OpenedSide.open(source, changes.model_copy(update=claims))
     except (UsageError, CheckpointError):
-        if not told:
+        if not claims:
             raise
         return OpenedSide.open(source, changes), {}
+    altered = side.altered() if claims else set()
+    return side, {name: value for name, value in claims.items() if altered & {*Options.declared(name).alters}}
 
 
 def _formats(theirs: OpenedSide | None) -> Set[str]:
@@ -141,17 +155,12 @@ def _exchanged(names: Mapping[str, str], believed: bool) -> Check:
     shown = some([f"{new} has the bytes of the source's {old}" for new, old in sorted(names.items())], EXCHANGED_SHOWN)
     result: Result = "passed" if believed else "inconclusive"
     level = "source names that the naming options assign to another tensor"
-    return Check("exchanged names", result, level, ", ".join(shown), {"tensors": len(names)})
+    return Check(EXCHANGED, result, level, ", ".join(shown), {"tensors": len(names)})
 
 
 def unlike(told: dict[str, Any], changes: Options) -> dict[str, Any]:
     """Those of the changes that a manifest tells of which ``changes`` say nothing."""
     return {name: value for name, value in told.items() if getattr(changes, name) == getattr(UNCHANGED, name)}
-
-
-def claimed(recorded: Recorded, changes: Options) -> dict[str, Any]:
-    """What only the manifest says of how the output was made."""
-    return unlike(recorded.manifest.made.claims(), changes) if recorded.manifest else {}
 
 
 def _by_its_word(same: Check, told: dict[str, Any], attester: str) -> Check:

@@ -69,6 +69,13 @@ def test_a_catalog_that_names_a_hub_outside_the_list_is_not_taken(how: str, name
     ASKED[how](service, Submission(text=CATALOG + named.replace(OTHER, OURS)))
 
 
+@pytest.mark.parametrize("to", ["s3://bucket/{name}", "hf://buckets/acme/{name}", f"{OURS}/{{name}}", "{name}"])
+def test_a_target_that_is_no_repository_is_told_where_the_catalog_is_expanded(to: str, store: JobStore) -> None:
+    service = Served(Queue(store), Settings(allowed_endpoints=(OURS,)), "me")
+    service.perform(submit_catalog, Submission(text=CATALOG.replace("acme/{name}", to)))
+    assert Queue(store).catalogs.names() == ["nightly"]
+
+
 def test_a_job_at_a_hub_outside_the_list_is_not_queued(store: JobStore) -> None:
     service = Served(Queue(store), Settings(allowed_endpoints=(OURS,)), "me")
     with pytest.raises(EndpointNotAllowed, match=OTHER):

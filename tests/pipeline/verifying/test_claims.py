@@ -111,13 +111,39 @@ def test_a_stack_a_dtype_and_a_prefix_are_claims(tmp_path: Path, go: Run) -> Non
     assert deep(cast, source).result == "failed", "a claim explains no other bytes"
 
 
-def test_a_claim_that_does_not_fit_the_source_explains_nothing(source: Path, tmp_path: Path, go: Run) -> None:
+def claim(output: Path, **options: Any) -> None:
+    """What no run has written there."""
+    manifest = json.loads((output / MANIFEST).read_text())
+    manifest["made"]["options"] |= options
+    (output / MANIFEST).write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    "options", [{"dtype": "bfloat16", "strip_prefix": "auto"}, {"dtype": "bfloat16", "dequantize": True}]
+)
+def test_a_claim_that_changes_nothing_or_does_not_fit_neither_doubts_nor_explains(
+    source: Path, tmp_path: Path, go: Run, options: dict[str, Any]
+) -> None:
     out = tmp_path / "out"
     go(source, out)
-    manifest = json.loads((out / MANIFEST).read_text())
-    manifest["made"]["options"] |= {"experts": "fused", "dequantize": True, "dtype": "bfloat16"}
-    (out / MANIFEST).write_text(json.dumps(manifest))
+    claim(out, **options)
     assert named(deep(out, source), "same tensors").result == "passed"
+    save_file({"good": np.full(300, 0, np.uint8)}, out / "model.safetensors", {"format": "pt"})
+    same = named(deep(out, source), "same tensors")
+    assert same.result == "failed" and "the output's manifest states --dtype bfloat16" in same.reason
+    assert "which does not explain it" in same.reason
+
+
+def test_names_that_were_asked_for_are_no_claim_beside_one_of_a_cast(tmp_path: Path, go: Run) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    save_torch({"good": torch.rand(300), "bad": torch.rand(300)}, source / "model.safetensors")
+    go(source, out, rename=SWAP, dtype="bfloat16")
+    shutil.rmtree(out / RECORD)
+    found = deep(out, source, rename=SWAP)
+    assert (found.result, found.checks[0].name, found.checks[0].result) == ("inconclusive", "exchanged names", "passed")
+    assert deep(out, source).checks[0].result == "inconclusive"
+    assert deep(out, source, rename=SWAP, dtype="bfloat16").result == "passed"
 
 
 def test_a_dropped_name_is_a_claim_where_no_class_ties_it(tmp_path: Path) -> None:

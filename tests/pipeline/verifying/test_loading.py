@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from reshard.pipeline.api import verify
 from reshard.pipeline.check import Check
 from reshard.pipeline.errors import DiskFull
 from reshard.pipeline.places import parse_place
@@ -22,6 +23,7 @@ from reshard.pipeline.stores.overlay import Borrowing
 from reshard.pipeline.verifying.load import LoadOptions, check_load
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.hub.fixtures import Namespace
+from tests.pipeline.conftest import Run
 from tests.pipeline.verifying.models import Saved
 
 SIZE = 20_000
@@ -138,3 +140,14 @@ def test_what_options_changed_is_loaded_alone_and_a_lent_config_with_its_weights
     shutil.copy(source / "model.safetensors", tmp_path / "bare")
     lent = Borrowing(opened(tmp_path / "bare"), opened(source))
     assert look(opened(output), lent, meta_loader, tmp_path).result == "passed"
+
+
+def test_what_only_a_manifest_says_is_changed_is_loaded_alone_unless_it_changes_nothing(
+    saved: Callable[..., Saved], tmp_path: Path, go: Run
+) -> None:
+    source = saved("llama").folder
+    for dtype, expected in (("bfloat16", "inconclusive"), ("float32", "passed")):
+        go(source, tmp_path / dtype, size=SIZE, dtype=dtype)
+        found = verify(tmp_path / dtype, source, load=LoadOptions())
+        (loaded,) = (check for check in found.checks if check.name == "load")
+        assert (loaded.result, found.result) == (expected, expected), loaded

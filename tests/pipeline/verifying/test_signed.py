@@ -19,7 +19,7 @@ from reshard.pipeline.api import verify
 from reshard.pipeline.check import Check
 from reshard.pipeline.errors import BadSignature, BadSignKey, SignedElsewhere, SignExtraMissing
 from reshard.pipeline.places import parse_place
-from reshard.pipeline.planning.model import PROVENANCE, SIGNATURE
+from reshard.pipeline.planning.model import MANIFEST, PROVENANCE, SIGNATURE
 from reshard.pipeline.publishing import signing as ours
 from reshard.pipeline.publishing.exports import provenance
 from reshard.pipeline.stores.connect import Context, open_source
@@ -110,6 +110,14 @@ def test_a_signature_vouches_for_what_the_manifest_says_of_names(
     (same,) = [check for check in found.checks if check.name == "same tensors"]
     assert (found.result, same.result) == ("passed", "passed")
     assert same.reason == f"compared with the options in the manifest that is signed: --rename '^{first}$' -> 'renamed'"
+    manifest = (out / MANIFEST).read_bytes()
+    covered = ours.Trusted.open([str(pair.public)]).read((out / SIGNATURE).read_bytes(), SIGNATURE).files
+    (out / MANIFEST).write_bytes(wrong := manifest.replace(json.loads(manifest)["root"].encode(), b"0" * 64))
+    signer = ours.Signer.open(str(pair.private), None, BUILDER)
+    assert signer and wrong != manifest
+    (out / SIGNATURE).write_bytes(signer.sign_files(covered | {MANIFEST: hashlib.sha256(wrong).hexdigest()}, "out"))
+    results = {c.name: c.result for c in verify(out, model, signed_by=pair.public).checks}
+    assert (results["signature"], results["manifest"], results["same tensors"]) == ("passed", "failed", "inconclusive")
     (out / "notes.txt").write_text("other")
     same = next(c for c in verify(out, model, signed_by=pair.public).checks if c.name == "same tensors")
     assert same.result == "inconclusive", "a signature of other files vouches for none"
