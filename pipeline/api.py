@@ -28,7 +28,6 @@ from reshard.pipeline.verifying.load import LoadOptions, check_load
 from reshard.pipeline.verifying.manifest_check import described_by
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.signed import check_signatures
-from reshard.pipeline.verifying.verify import EXCHANGED
 from reshard.pipeline.verifying.verify import verify as check_all
 
 Progress = Callable[[int, int], None]  # bytes read so far, and about how many there are to read
@@ -143,23 +142,20 @@ def verify(
     # First, because they may end in an error of what was asked for, and reading every byte takes longer.
     signed = check_signatures(ours, trusted, builder, deep) if trusted else []
     with closing(MetaLoader(tmpdir=context.tmpdir)) as meta_loader:
-        expected = changes or Options()
         checks = check_all(
             ours,
             theirs,
             meta_loader,
             deep=deep,
-            changes=expected,
+            changes=changes or Options(),
             described=described,
             vouched=lambda: bool(target and described and target.is_ours(described.commit, described.author)),
-            signed=bool(signed) and signed[0].result == "passed",
+            signed=signed,
             load=partial(check_load, ours, theirs, meta_loader, load, tick, context.tmpdir) if load else None,
             tick=tick,
             tmpdir=context.tmpdir,
         )
-    first = [check for check in checks if check.name == EXCHANGED]
-    rest = [check for check in checks if check.name != EXCHANGED]
-    return Verification(ours.place, ours.pin, theirs.pin if theirs else None, (*first, *signed, *rest))
+    return Verification(ours.place, ours.pin, theirs.pin if theirs else None, tuple(checks))
 
 
 def _counter(progress: Progress, sides: list[Source]) -> Callable[[int], None]:

@@ -255,7 +255,7 @@ def hubs(catalog: Catalog) -> frozenset[str]:
     """The Hubs that the file names, beside the default one."""
     cuts = (catalog.defaults, *catalog.entries)
     named = {endpoint for cut in cuts for endpoint in (cut.endpoint, cut.to_endpoint)}
-    named |= {_hub(entry.repo).endpoint for entry in catalog.entries if entry.repo}
+    named |= {_hub(entry.repo).endpoint for entry in catalog.entries if entry.repo and "://" in entry.repo}
     for template in {cut.to for cut in cuts if cut.to and "://" in cut.to}:
         with suppress(BadPlace, ValueError):  # which its expansion tells, of each entry
             named.add(_hub(fill(template, dict.fromkeys(PLACEHOLDERS, "x"))).endpoint)

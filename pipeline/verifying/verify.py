@@ -7,7 +7,7 @@ model's own class, the tokenizer, and with ``deep`` every byte. A check that can
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -37,8 +37,6 @@ from reshard.pipeline.verifying.structure import FORMATS
 from reshard.pipeline.verifying.tokenizer import check_tokenizers
 from reshard.pipeline.verifying.verdicts import ModelCheck
 
-EXCHANGED = "exchanged names"
-
 
 def verify(
     output: Source,
@@ -49,7 +47,7 @@ def verify(
     changes: Options = UNCHANGED,
     described: Publication | None = None,
     vouched: Callable[[], bool] = lambda: False,
-    signed: bool = False,
+    signed: Sequence[Check] = (),
     load: Callable[[Options], Check] | None = None,
     tick: Tick = lambda count: None,
     tmpdir: Path | None = None,
@@ -58,7 +56,7 @@ def verify(
 
     ``changes`` are what was asked to change on the way, dtype, strip_prefix, experts, rename and ties: the output
     should equal the source after them. Of what they do not say, the output's manifest does. That is its author's word,
-    so the check lists it and is inconclusive, unless someone whom the caller trusts ``signed`` all files, or
+    so the check lists it and is inconclusive, unless the first of ``signed``, the checks of signatures, passed, or
     ``described``, the commit that published the manifest, has its sha256, and ``vouched`` says that this user made it.
     ``load`` is a check that is told what the output is compared by, and made before every byte is read.
     ``tick`` is called with the bytes of each view, by several threads. Raises NoWeights, the CheckpointError family
@@ -80,13 +78,13 @@ def verify(
             return ""
         if described and described.manifest_sha256 is not None and vouched():
             return "that you published"
-        return "that is signed" if signed else ""
+        return "that is signed" if signed and signed[0].result == "passed" else ""
 
-    checks = []
+    checks = list[Check]()
     if their_side and their_side.exchanged:
         asked = not any("names" in Options.declared(name).alters for name in told)
         checks.append(_exchanged(their_side.exchanged, believed=asked or bool(attester())))
-    checks.append(check_rules(side, _formats(their_side)))
+    checks += [*signed, check_rules(side, _formats(their_side))]
     checks += [recorded.check] if recorded.check else []
     if side.error:
         return checks + loaded
@@ -155,7 +153,7 @@ def _exchanged(names: Mapping[str, str], believed: bool) -> Check:
     shown = some([f"{new} has the bytes of the source's {old}" for new, old in sorted(names.items())], EXCHANGED_SHOWN)
     result: Result = "passed" if believed else "inconclusive"
     level = "source names that the naming options assign to another tensor"
-    return Check(EXCHANGED, result, level, ", ".join(shown), {"tensors": len(names)})
+    return Check("exchanged names", result, level, ", ".join(shown), {"tensors": len(names)})
 
 
 def unlike(told: dict[str, Any], changes: Options) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def test_an_honest_source_breaks_no_rule_and_is_looked_at(name: str, built: Path
     assert rules.figures["files"] and rules.figures["tensors"]
 
 
-@pytest.mark.parametrize("name", ["mistral", "fsdp-wrapped"])
+@pytest.mark.parametrize("name", ["mistral", "fsdp-wrapped", "mxfp4-plain"])
 def test_a_change_that_was_asked_for_is_a_claim_to_whoever_is_not_told_and_without_a_manifest_a_difference(
     name: str, built: Path, meta_loader: MetaLoader, tmp_path: Path
 ) -> None:

@@ -102,14 +102,16 @@ def test_the_folders_own_record_is_not_believed(signed: Path, pair: Pair) -> Non
 def test_a_signature_vouches_for_what_the_manifest_says_of_names(
     model: Path, tmp_path: Path, go: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, first = tmp_path / "out", min(arrays(12, 4000))
-    go(model, out, size=SIZE, sign=str(pair.private), rename=[{f"^{first}$": "renamed"}])
+    out, (one, other, *_) = tmp_path / "out", sorted(arrays(12, 4000))
+    swap = [{f"^{one}$": "?"}, {f"^{other}$": one}, {"^[?]$": other}]
+    go(model, out, size=SIZE, sign=str(pair.private), rename=swap)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
     assert verify(out, model).result == "inconclusive"
     found = verify(out, model, signed_by=pair.public)
     (same,) = [check for check in found.checks if check.name == "same tensors"]
     assert (found.result, same.result) == ("passed", "passed")
-    assert same.reason == f"compared with the options in the manifest that is signed: --rename '^{first}$' -> 'renamed'"
+    assert [check.name for check in found.checks[:3]] == ["exchanged names", "signature", "provenance"]
+    assert same.reason.startswith(f"compared with the options in the manifest that is signed: --rename '^{one}$'")
     manifest = (out / MANIFEST).read_bytes()
     covered = ours.Trusted.open([str(pair.public)]).read((out / SIGNATURE).read_bytes(), SIGNATURE).files
     (out / MANIFEST).write_bytes(wrong := manifest.replace(json.loads(manifest)["root"].encode(), b"0" * 64))
