@@ -27,6 +27,7 @@ def shown(watcher: Watcher) -> Iterator[Watcher]:
         columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn()
         with Progress(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=console) as progress:
             yield _moving(watcher, progress)
+            progress.refresh()  # else a cell keeps what was drawn last, up to a tenth of a second before
     else:
         yield watcher
 

@@ -8,7 +8,7 @@ import pty
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -16,6 +16,8 @@ from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
+from jupyter_client.blocking import BlockingKernelClient
+from jupyter_client.manager import start_new_kernel
 from safetensors.numpy import save_file
 
 import reshard
@@ -232,6 +234,38 @@ def test_a_run_shows_a_bar_on_a_terminal_and_nothing_in_a_file(model: Path, tmp_
     os.close(ours)
     assert process.returncode == 0, shown.decode()
     assert "reading back" in shown.decode() and "10.7/10.7 kB" in shown.decode()
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[BlockingKernelClient]:
+    manager, client = start_new_kernel(kernel_name="python3")
+    yield client
+    client.stop_channels()
+    manager.shutdown_kernel(now=True)
+
+
+@pytest.mark.parametrize("widgets", [True, False])
+def test_a_run_shows_its_bar_below_the_cell_of_a_notebook(
+    kernel: BlockingKernelClient, model: Path, tmp_path: Path, widgets: bool
+) -> None:
+    """Where nothing can move below a cell, its phases stand there, each in a line."""
+    setup = f"import sys\nsys.argv = ['', {str(model)!r}, {str(tmp_path / 'out')!r}]\n"
+    setup += "" if widgets else "sys.modules['ipywidgets'] = None  # as if it were not installed\n"
+    shown = list[dict[str, str]]()
+
+    def below(message: dict[str, Any]) -> None:
+        assert message["msg_type"] not in {"stream", "error"}, message["content"]
+        if message["msg_type"] == "display_data":
+            shown.append(message["content"]["data"])
+
+    kernel.execute_interactive(setup + BAR, output_hook=below, timeout=60)
+    text = [re.sub(r"\x1b\[[\d;]*m", "", data["text/plain"]).strip() for data in shown]
+    if widgets:
+        assert "application/vnd.jupyter.widget-view+json" in shown[0]
+        last = [line for line in text if line][-1]
+        assert last.startswith("reading back") and "10.7/10.7 kB" in last
+    else:
+        assert text == ["planning", "copying", "checking the model", "publishing", "reading back"]
 
 
 def test_the_version_is_that_of_what_is_installed() -> None:
