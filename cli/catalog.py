@@ -126,10 +126,10 @@ def _follow(session: Session, name: str, output: Output) -> None:
     seen = follow_catalog(session, name, output)
     models_ = f"{count(seen.entries, 'model')} ({_counts(seen, len(seen.active))})"
     output.result(seen, f"Catalog {name}: {seen.state}, {models_} in {lasted(seen.since - seen.started)}", seen.state)
-    codes = [f"{code} {len(group):,}" for code, group in seen.failures().items()]
+    codes = [f"{code} {number:,}" for code, number in seen.failed().items()]
     if seen.state == "failed":
         raise CatalogFailed(name=name, why=f"{seen.note}{': ' if codes else ''}{', '.join(codes)}")
-    left = seen.entries - sum(one.outcome in FULFILLED for one in seen.ended)
+    left = seen.entries - sum(seen.counts.get(outcome, 0) for outcome in FULFILLED)
     if seen.state != "done" or left:
         note = f"{seen.note}; " if seen.note else ""
         why = f"{note}{left:,} of {seen.entries:,} models are not done"
@@ -151,13 +151,13 @@ def status(
         raise UsageError(what="--report requires a catalog NAME")
     with connect() as session:
         if name is None:
-            found = operations.list_catalogs(session).catalogs
+            found = operations.all_catalogs(session)
             table = [(s.name, s.state, when(s.since), succeeded(s.success), _counts(s, s.active)) for s in found]
             # Each with its models is an answer of its own: it may have 100,000 of them.
-            whole = (operations.show_catalog(session, one.name) for one in found)
+            whole = (operations.whole_catalog(session, one.name) for one in found)
             output.listing(whole, lines([LIST_HEAD, *table]) if table else "No catalogs", [one.name for one in found])
             return
-        seen = operations.show_catalog(session, name)
+        seen = operations.whole_catalog(session, name)
     rows = _status(seen)
     if report:
         from reshard.client.catalog_report import markdown
@@ -173,7 +173,7 @@ def failures(name: Name, session: Session, output: Output) -> None:
 
     Example: reshard catalog failures nightly
     """
-    seen = operations.show_failures(session, name)
+    seen = operations.all_failures(session, name)
     groups, rows = seen.failures, []
     for code, group in groups.items():
         alike = len({one.hint for one in group}) == 1  # most name the model
@@ -257,7 +257,7 @@ def remove(name: Name, session: Session, output: Output) -> None:
 
 
 def _status(seen: models.Catalog) -> list[tuple[str, str]]:
-    groups, models_ = seen.failures(), f"{seen.entries:,}: {_counts(seen, len(seen.active))}"
+    failed, models_ = seen.failed(), f"{seen.entries:,}: {_counts(seen, len(seen.active))}"
     return [
         ("catalog", f"{seen.name}, {seen.digest[:12]}"),
         ("state", f"{seen.state} since {dated(seen.since)}{f': {seen.note}' if seen.note else ''}"),
@@ -267,14 +267,14 @@ def _status(seen: models.Catalog) -> list[tuple[str, str]]:
         moved(seen.read, seen.uploaded, 0),
         *_listed("warning", seen.empty, finds_none),
         *_listed("running", [f"{repo}, job {job}" for repo, job in seen.active.items()], str),
-        *(("failed", f"{code}: {count(len(group), 'model')}") for code, group in groups.items()),
-        *([("next", f"run `reshard catalog failures {seen.name}` for details")] if groups else []),
+        *(("failed", f"{code}: {count(number, 'model')}") for code, number in failed.items()),
+        *([("next", f"run `reshard catalog failures {seen.name}` for details")] if failed else []),
         *([("next", f"resume it with `reshard catalog resume {seen.name}`")] if seen.state == "paused" else []),
     ]
 
 
 def _counts(seen: models.Catalog | models.CatalogNow, active: int) -> str:
-    # Of a list also by error, `failed:CODE`, which `failed` has counted.
+    # Also by error, `failed:CODE`, which `failed` has counted.
     counts = seen.counts | {"running": active, "to do": seen.todo}
     text = ", ".join(f"{number:,} {what}" for what, number in counts.items() if number and ":" not in what)
     text = text or ("none yet" if seen.state == "expanding" else "none")

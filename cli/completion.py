@@ -35,9 +35,9 @@ def jobs(session: Session) -> Iterable[tuple[str, str]]:
 
 @_offers
 def catalogs(session: Session) -> Iterable[tuple[str, str]]:
-    from reshard.client.operations.catalogs import list_catalogs
+    from reshard.client.operations.catalogs import CatalogsQuery, list_catalogs
 
-    return [(one.name, one.state) for one in list_catalogs(session).catalogs]
+    return [(one.name, one.state) for one in list_catalogs(session, CatalogsQuery(limit=OFFERED)).catalogs]
 
 
 @_offers

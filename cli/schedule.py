@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,7 +21,7 @@ from reshard.client.facts import outcome_text, upcoming
 from reshard.client.models.catalogs import Schedule, SchedulePreview, ScheduleRow, ScheduleTimes, Would
 from reshard.client.operations import schedules as operations
 from reshard.client.operations.jobs import JobRequest, service
-from reshard.client.operations.table import Session, read
+from reshard.client.operations.table import Session, pages, read
 from reshard.client.queue import START, missing, moment
 from reshard.pipeline.request import Request
 from reshard.worker.followers.schedules import Schedule as Checked
@@ -96,17 +97,10 @@ def list_(session: Session, output: Output) -> None:
     Example: reshard schedule list
     """
     found: list[ScheduleRow] = []
-    after = ""
-    while True:
-        # What a service says of its next page goes back to it as it is.
-        query = operations.SchedulesQuery.model_construct(limit=PAGE_MAX, after=after)
-        page = operations.list_schedules(session, query)
+    for page in pages(partial(operations.list_schedules, session), operations.SchedulesQuery(limit=PAGE_MAX)):
         found += page.schedules
         for name, damage in page.unreadable.items():
             output.warn(f"cannot read the record of schedule {name}: {damage}")
-        if page.next in {None, "", after}:
-            break
-        after = page.next
     rows = [(seen.name, _next(seen.next, seen.tz), seen.last, succeeded(seen.success)) for seen in found]
     old = [f"schedule {seen.name}: {_outdated(seen)}" for seen in found if seen.outdated]
     text = lines([LIST_HEAD, *rows]) if rows else "No schedules"

@@ -173,7 +173,7 @@ class CatalogFollower:
         if now.counts.get("failed", 0) != self._failed:
             self._tell_failures()
         if now.state not in {"expanding", "running"} and not now.active:
-            return of_catalogs.show_catalog(self._session, self._name)
+            return of_catalogs.whole_catalog(self._session, self._name)
         self._show(now)
         self._waits.tell(now.waits or (now.note if now.state == "expanding" else None))
         time.sleep(POLL)
@@ -186,7 +186,7 @@ class CatalogFollower:
         self._bar.show(now.state, done, now.entries, figures="" if now.state == "expanding" else figures)
 
     def _tell_failures(self) -> None:
-        ended = of_catalogs.show_catalog(self._session, self._name).ended
+        ended = of_catalogs.whole_catalog(self._session, self._name).ended
         failed = [(one, one.error) for one in ended if one.error]
         news = [(one, error) for one, error in failed if (one.repo, one.job) not in self._told]
         self._told, self._failed = {(one.repo, one.job) for one, _ in failed}, len(failed)

@@ -31,6 +31,8 @@ def _head(seen: Catalog) -> Iterator[str]:
 def _figures(seen: Catalog) -> Iterator[str]:
     yield "\n| models | number | weights read | uploaded |\n| --- | ---: | ---: | ---: |"
     for what, number in seen.counts.items():
+        if ":" in what:  # of what `failed` counts
+            continue
         yield f"| {what} | {number:,} | {_moved(ended for ended in seen.ended if ended.outcome == what)} |"
     for what, number in (("running", len(seen.active)), ("to do", seen.todo)):
         if number:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import Field
 
@@ -10,6 +10,16 @@ from reshard.client.models.records import Bytes, Document, Fired, Known, Moment,
 from reshard.worker.followers import records
 
 _LEFT = "seconds until everything is copied; null if unknown or waiting"
+_COUNTS = "number of models by outcome; `failed:CODE` counts those with that error code"
+_NEXT = "`after` for the next page; null on the last page"
+_MORE = "`after` for the next page; absent on the last page"
+
+Of = TypeVar("Of")
+
+
+def by_number(groups: dict[str, list[Of]]) -> dict[str, list[Of]]:
+    """The largest first."""
+    return dict(sorted(groups.items(), key=lambda item: -len(item[1])))
 
 
 class OfModel(Document):
@@ -97,19 +107,25 @@ class Catalog(Document):
     todo: int
     active: dict[str, str] = Field(description="job IDs by repository")
     empty: list[int]
-    counts: dict[str, int]
+    counts: dict[str, int] = Field(description=_COUNTS)
     left: Seconds | None = Field(default=None, description=_LEFT)
     read: Bytes
     uploaded: Bytes
-    ended: list[Ended]
+    ended: list[Ended] = Field(description="a page of the models that ended")
+    next: int | None = Field(default=None, exclude_if=absent, description=_MORE)
+
+    def failed(self) -> dict[str, int]:
+        """How many failed, by error code; the most frequent first."""
+        found = {what.partition(":")[2]: number for what, number in self.counts.items() if ":" in what}
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def failures(self) -> dict[str, list[Ended]]:
-        """What failed, by error code; the most frequent first."""
+        """What failed of the page, by error code; the most frequent first."""
         found: dict[str, list[Ended]] = {}
         for one in self.ended:
             if one.error is not None:
                 found.setdefault(one.error.code, []).append(one)
-        return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+        return by_number(found)
 
     def may(self) -> set[str]:
         """What makes sense to do with it now."""
@@ -117,7 +133,7 @@ class Catalog(Document):
             "pause": self.state in records.TURNS["paused"],
             "resume": self.state in records.TURNS["running"],
             "cancel": self.state in records.TURNS["cancelled"],
-            "retry": self.state != "expanding" and any(one.error and not one.in_file for one in self.ended),
+            "retry": self.state != "expanding" and not self.failed().keys() <= records.IN_FILE,
             "remove": self.state not in records.UNDER_WAY and not self.active,
         }
         return {way for way, sense in ways.items() if sense}
@@ -134,6 +150,7 @@ class CatalogFailure(Problem, _Failing):
 class CatalogFailures(Document):
     name: str
     failures: dict[str, list[CatalogFailure]] = Field(description="failed models by error code")
+    next: int | None = Field(default=None, exclude_if=absent, description=_MORE)
 
 
 class CatalogRetried(Document):
@@ -256,9 +273,7 @@ class CatalogNow(Document):
     entries: int
     todo: int
     active: int
-    counts: dict[str, int] = Field(
-        description="number of models by outcome; `failed:CODE` counts those with that error code"
-    )
+    counts: dict[str, int] = Field(description=_COUNTS)
 
 
 class CatalogProgress(CatalogNow):
@@ -269,16 +284,17 @@ class CatalogProgress(CatalogNow):
 
 
 class Catalogs(Document):
-    """Every catalog."""
+    """A page of catalogs."""
 
     catalogs: list[CatalogNow]
+    next: str | None = Field(default=None, description=_NEXT)
 
 
 class Schedules(Document):
     """A page of schedules."""
 
     schedules: list[ScheduleRow]
-    next: str | None = Field(description="`after` for the next page; null on the last page")
+    next: str | None = Field(description=_NEXT)
     unreadable: dict[str, str] = Field(description="why a schedule's record cannot be read, by name")
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Sequence, Set
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
+from reshard.client import PAGE_MAX
 from reshard.client.models import catalogs
-from reshard.client.operations.table import BODY_MAX, Body, InProcess, operation
+from reshard.client.operations.table import BODY_MAX, LISTED, Body, InProcess, Session, operation, page_of, pages
 from reshard.client.queue import Queue, catalog_left
 from reshard.pipeline.errors import CatalogNotFound, NoSuchFailures
 from reshard.pipeline.limits import CATALOG_MAX
@@ -20,6 +19,7 @@ from reshard.worker.followers.records import (
     AT_ONCE,
     AT_ONCE_MAX,
     COUNT_MAX,
+    IN_FILE,
     NAME_MAX,
     CatalogStatus,
     Definition,
@@ -60,11 +60,22 @@ class Submission(Body):
         return Definition(name=parsed.name, asked_by=asked_by, **self.model_dump())
 
 
-class CatalogsQuery(Body):
+class Names(Body):
+    """A page of what is listed by name."""
+
+    limit: int = Field(default=LISTED, ge=1, le=PAGE_MAX)
+    after: str = Field(default="", max_length=NAME_MAX, description="`next` from the previous page")
+
+
+class CatalogsQuery(Names):
     failing: bool = Field(default=False, description="only catalogs whose last run did not succeed")
 
 
-EVERY = CatalogsQuery()
+class CatalogQuery(Body):
+    after: int = Field(default=-1, ge=-1, le=AT_ONCE_MAX, description="`next` from the previous page")
+
+
+FIRST = CatalogQuery()
 
 
 class Only(Body):
@@ -72,16 +83,26 @@ class Only(Body):
 
 
 @operation("GET", "/catalogs")
-def list_catalogs(session: InProcess, query: CatalogsQuery = EVERY) -> catalogs.Catalogs:
-    """List catalogs by name, without their models."""
+def list_catalogs(session: InProcess, query: CatalogsQuery) -> catalogs.Catalogs:
+    """List catalogs by name, without their models; if catalogs are large, a page can have fewer than `limit`."""
     of = session.queue.catalogs
     success, failing = of.successes(), of.failing()
-    names = failing if query.failing else of.names()
-    found = []
-    for name in names:
-        with suppress(CatalogNotFound):  # removed since
-            found.append(_now(name, of.now(name), success.get(name), failing.get(name)))
-    return catalogs.Catalogs(catalogs=found)
+
+    def row(name: str) -> catalogs.CatalogNow | None:
+        try:
+            return _now(name, of.now(name), success.get(name), failing.get(name))
+        except CatalogNotFound:  # removed since
+            return None
+
+    names = [name for name in (failing if query.failing else of.names()) if name > query.after]
+    rows, more = page_of(names, query.limit, row)
+    return catalogs.Catalogs(catalogs=rows, next=more)
+
+
+def all_catalogs(session: Session) -> list[catalogs.CatalogNow]:
+    """Every page of them."""
+    found = pages(partial(list_catalogs, session), CatalogsQuery(limit=PAGE_MAX))
+    return [one for page in found for one in page.catalogs]
 
 
 def _now(name: str, now: Snapshot, success: float | None, trouble: float | None) -> catalogs.CatalogNow:
@@ -127,11 +148,17 @@ def _schedules(queue: Queue, catalog: str) -> list[ScheduleStatus]:
 
 
 @operation("GET", "/catalogs/{name}")
-def show_catalog(session: InProcess, name: str) -> catalogs.Catalog:
-    """Show a catalog and the result of each model."""
-    seen, queue = session.queue.catalogs.get(name), session.queue
+def show_catalog(session: InProcess, name: str, query: CatalogQuery = FIRST) -> catalogs.Catalog:
+    """Show a catalog and the result of each model, a page at a time."""
+    seen, queue = session.queue.catalogs.get(name, query.after), session.queue
     waits = queue.waits(bulk=True) if seen.state == "running" else None
     return told(seen, catalog_left(queue, seen.state, seen.active.values(), seen.todo, waits))
+
+
+def whole_catalog(session: Session, name: str) -> catalogs.Catalog:
+    """Every page of it as one."""
+    found = [*pages(partial(show_catalog, session, name), FIRST)]
+    return found[-1].model_copy(update={"ended": [one for page in found for one in page.ended]})
 
 
 @operation("GET", "/catalogs/{name}/file")
@@ -142,7 +169,7 @@ def show_file(session: InProcess, name: str) -> catalogs.CatalogFile:
 
 
 def told(seen: CatalogStatus, left: float | None = None) -> catalogs.Catalog:
-    """A catalog with how each of its models ended."""
+    """A catalog with how each model of a page ended."""
     ended = zip(seen.ended, seen.targets, strict=True)
     return catalogs.Catalog.of(
         seen,
@@ -150,10 +177,8 @@ def told(seen: CatalogStatus, left: float | None = None) -> catalogs.Catalog:
         digest=seen.definition.digest,
         asked_by=seen.definition.asked_by,
         at_once=seen.definition.at_once,
-        counts=seen.counts(),
+        counts={what: number for what, number in seen.outcomes.items() if number},
         left=left,
-        read=sum(one.read for _, one in seen.ended),
-        uploaded=sum(one.uploaded for _, one in seen.ended),
         ended=[catalogs.Ended.of(one, repo=repo, target=target) for (repo, one), target in ended],
     )
 
@@ -169,14 +194,23 @@ def show_progress(session: InProcess, name: str) -> catalogs.CatalogProgress:
 
 
 @operation("GET", "/catalogs/{name}/failures")
-def show_failures(session: InProcess, name: str) -> catalogs.CatalogFailures:
-    """Show failures by error code."""
-    groups = show_catalog.run(session, name).failures()
+def show_failures(session: InProcess, name: str, query: CatalogQuery = FIRST) -> catalogs.CatalogFailures:
+    """Show failures by error code; a page can have none although others follow."""
+    seen = show_catalog.run(session, name, query)
     told = {
         code: [catalogs.CatalogFailure.of(one.error, repo=one.repo, job=one.job) for one in group]
-        for code, group in groups.items()
+        for code, group in seen.failures().items()
     }
-    return catalogs.CatalogFailures(name=name, failures=told)
+    return catalogs.CatalogFailures(name=name, failures=told, next=seen.next)
+
+
+def all_failures(session: Session, name: str) -> catalogs.CatalogFailures:
+    """Every page of them as one."""
+    found: dict[str, list[catalogs.CatalogFailure]] = {}
+    for page in pages(partial(show_failures, session, name), FIRST):
+        for code, group in page.failures.items():
+            found.setdefault(code, []).extend(group)
+    return catalogs.CatalogFailures(name=name, failures=catalogs.by_number(found))
 
 
 @operation("POST", "/catalogs/{name}/pause")
@@ -202,13 +236,12 @@ def cancel_catalog(session: InProcess, name: str) -> catalogs.CatalogCancelled:
 @operation("POST", "/catalogs/{name}/retry")
 def retry_catalog(session: InProcess, name: str, body: Only) -> catalogs.CatalogRetried:
     """Retry failed models, reusing copied files; `left` counts those with errors in the catalog file."""
-    ended = [one for _, one in session.queue.catalogs.get(name).ended]
-    failed = dict(Counter(one.error["code"] for one in ended if one.error).most_common())
+    counts = session.queue.catalogs.now(name).counts
+    failed = {what.partition(":")[2]: number for what, number in counts.most_common() if ":" in what and number}
     if body.only is not None and body.only not in failed:
         raise NoSuchFailures(name=name, only=body.only, there=", ".join(failed) or "none")
     again = session.queue.catalogs.retry(name, body.only)
-    in_file = {one.error["code"] for one in ended if one.error and one.in_file}
-    left = {code: count for code, count in failed.items() if body.only in {None, code} and code in in_file}
+    left = {code: count for code, count in failed.items() if body.only in {None, code} and code in IN_FILE}
     return catalogs.CatalogRetried(name=name, again=again, left=left)
 
 

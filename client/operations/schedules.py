@@ -6,18 +6,16 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from reshard.client import PAGE_MAX
 from reshard.client.facts import last_run, upcoming
 from reshard.client.models import catalogs
-from reshard.client.operations.catalogs import Submission, check_catalog
+from reshard.client.operations.catalogs import Names, Submission, check_catalog
 from reshard.client.operations.jobs import JobRequest
-from reshard.client.operations.table import BODY_MAX, LISTED, Body, InProcess, operation
+from reshard.client.operations.table import BODY_MAX, Body, InProcess, operation, page_of
 from reshard.client.queue import Queue
 from reshard.pipeline.catalogs.definition import NAME
 from reshard.pipeline.errors import ScheduleNotFound, ScheduleUnreadable
 from reshard.worker.followers.records import NAME_MAX
 from reshard.worker.followers.schedules import CRON_MAX, PRIORITY, ZONE_MAX, Schedule, ScheduleStatus
-from reshard.worker.queue.jobs import PAGE_BYTES
 
 TIMES = 5  # that are shown of a schedule which is not kept
 
@@ -26,12 +24,10 @@ def _only(name: str) -> dict[str, Any]:
     return {"required": [name], "properties": {name: {"type": "object"}}}
 
 
-class SchedulesQuery(Body):
+class SchedulesQuery(Names):
     failing: bool = Field(
         default=False, description="only schedules that failed or missed a run since their last success"
     )
-    limit: int = Field(default=LISTED, ge=1, le=PAGE_MAX)
-    after: str = Field(default="", max_length=NAME_MAX, description="`next` from the previous page")
 
 
 class Edited(Body):
@@ -83,22 +79,18 @@ def _facts(queue: Queue, seen: ScheduleStatus) -> dict[str, Any]:
 @operation("GET", "/schedules")
 def list_schedules(session: InProcess, query: SchedulesQuery) -> catalogs.Schedules:
     """List schedules by name, without catalog texts; if schedules are large, a page can have fewer than `limit`."""
-    names = session.queue.schedules.names(query.after, query.failing)
-    page, rows, unreadable, size = names[: query.limit], list[catalogs.ScheduleRow](), dict[str, str](), 0
-    for at, name in enumerate(page):
+    unreadable = dict[str, str]()
+
+    def row(name: str) -> catalogs.ScheduleRow | None:
         try:
-            row = _row(session.queue, session.queue.schedules.get(name))
+            return _row(session.queue, session.queue.schedules.get(name))
         except ScheduleNotFound:  # removed since
-            continue
+            return None
         except ScheduleUnreadable as damage:
             unreadable[name] = f"{damage.facts['where']}: {damage.facts['why']}"
-            continue
-        size += len(row.model_dump_json())
-        if rows and size > PAGE_BYTES:
-            page = page[:at]
-            break
-        rows.append(row)
-    more = page[-1] if len(page) < len(names) else None
+            return None
+
+    rows, more = page_of(session.queue.schedules.names(query.after, query.failing), query.limit, row)
     return catalogs.Schedules(schedules=rows, next=more, unreadable=unreadable)
 
 

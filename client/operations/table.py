@@ -6,7 +6,7 @@ document. Called with a session, it is carried out where that leads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import closing, contextmanager
 from functools import cached_property
 from typing import (
@@ -18,6 +18,7 @@ from typing import (
     Literal,
     ParamSpec,
     Protocol,
+    Self,
     TypeVar,
     get_type_hints,
 )
@@ -35,11 +36,12 @@ if TYPE_CHECKING:
     from reshard.pipeline.stores.connect import Context
 
 BODY_MAX = 1_000_000  # bytes; the longest catalog has some hundred kilobytes
-LISTED = 50  # jobs or schedules of a page, unless told otherwise
+LISTED = 50  # jobs, schedules or catalogs of a page, unless told otherwise
 
 P = ParamSpec("P")
 Answered = TypeVar("Answered", bound=Document)
 Model = TypeVar("Model", bound=BaseModel)
+Row = TypeVar("Row", bound=Document)
 Method = Literal["GET", "POST", "DELETE"]
 
 
@@ -57,6 +59,45 @@ def read(model: type[Model], data: Mapping[str, Any] | bytes, whole: str = "the 
     except ValidationError as error:
         first = first_problem(error)
         raise BadBody(where=first.where or whole, why=first.why) from error
+
+
+class Paged(Protocol):
+    next: Any
+
+
+class From(Protocol):
+    after: Any
+
+    def model_copy(self, *, update: Mapping[str, Any]) -> Self: ...
+
+
+Page = TypeVar("Page", bound=Paged)
+Query = TypeVar("Query", bound=From)
+
+
+def page_of(names: Sequence[str], limit: int, row: Callable[[str], Row | None]) -> tuple[list[Row], str | None]:
+    """The rows of the first names, PAGE_BYTES at most or one, and the last name of the page, where others follow."""
+    from reshard.worker.queue.jobs import PAGE_BYTES  # whoever lists has it loaded; who asks over HTTP need not
+
+    rows, size = list[Row](), 0
+    for at, name in enumerate(names[:limit]):
+        if (one := row(name)) is None:
+            continue
+        size += len(one.model_dump_json())
+        if rows and size > PAGE_BYTES:
+            return rows, names[at - 1]
+        rows.append(one)
+    return rows, names[limit - 1] if limit < len(names) else None
+
+
+def pages(ask: Callable[[Query], Page], query: Query) -> Iterator[Page]:
+    """All pages from ``query`` on. What a service says of its next page goes back to it as it is."""
+    while True:
+        page = ask(query)
+        yield page
+        if page.next in {None, "", query.after}:
+            return
+        query = query.model_copy(update={"after": page.next})
 
 
 class Session(Protocol):

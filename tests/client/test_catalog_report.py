@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import pytest
 
@@ -10,7 +11,7 @@ from reshard.client.catalog_report import markdown
 from reshard.client.models.catalogs import Catalog
 from reshard.client.operations.catalogs import told
 from reshard.pipeline.errors import NoWeights, ReshardError, SourceGated, SourceNotFound, TargetsCollide
-from reshard.worker.followers.records import CatalogStatus, Definition, Ended
+from reshard.worker.followers.records import CatalogStatus, Definition, Ended, tally
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 BEGAN = 1_795_222_800.0  # 2026-11-21 01:00:00 UTC
@@ -21,14 +22,15 @@ def failed(error: ReshardError, job: str | None = "j1") -> Ended:
 
 
 def seen(*rows: tuple[str, str | None, Ended], todo: int = 0, note: str | None = None) -> Catalog:
-    failures = sum(ended.outcome == "failed" for _, _, ended in rows)
+    outcomes = Counter(what for _, _, ended in rows for what in tally(ended))
     return told(CatalogStatus(
         definition=Definition(name="mirror", text="name: mirror", asked_by="ann@desk"),
-        state="stopped" if todo else "failed" if failures else "done",
+        state="stopped" if todo else "failed" if outcomes["failed"] else "done",
         run="r", started=BEGAN, since=BEGAN + 4330, note=note,
-        entries=len(rows) + todo, todo=todo, active={},
+        entries=len(rows) + todo, todo=todo, active={}, outcomes=outcomes,
+        read=sum(ended.read for _, _, ended in rows), uploaded=sum(ended.uploaded for _, _, ended in rows),
         ended=tuple((repo, ended) for repo, _, ended in rows), targets=tuple(target for _, target, _ in rows),
-        success=None,
+        next=None, success=None,
     ))  # fmt: skip
 
 

@@ -11,18 +11,22 @@ from typing import Any
 import pytest
 
 from reshard.client import ROOT
-from reshard.pipeline.errors import JobUnreadable
+from reshard.pipeline.errors import JobUnreadable, NoWeights
 from reshard.pipeline.limits import GLOB_MAX, GLOBS_MAX, KB, MB
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Options, Request
+from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.records import Definition
 from reshard.worker.followers.schedules import ALL, Schedule, Schedules
 from reshard.worker.queue.jobs import PAGE_BYTES, JobStore, new_id, submission
 from reshard.worker.queue.scripts import job_key
 from tests.web.conftest import Site, signed_in
+from tests.worker.conftest import followed
+from tests.worker.followers.builders import begin, definition, rows
 
 LONG = 950_000  # characters of a glob, which a release before took
 ANSWER = 2 * PAGE_BYTES  # bytes; strings are longer in JSON where they are escaped
+REST = "defaults: {to: 'us/{name}'}\nentries: [{repo: them/m}]\n"
 GROWTH = 150 * MB  # bytes that answers may add to what the service holds; 300 such records have 285
 
 
@@ -94,6 +98,73 @@ def test_a_page_of_long_schedules_is_short(site: Site, store: JobStore) -> None:
         Schedules(store).add(Schedule(name=name, cron="@daily", request=request))
     found = [[row["name"] for row in page] for page in pages(site)]
     assert [name for page in found for name in page] == names and len(found) > 1
+
+
+MODELS = 12_000  # whose errors come to more than two pages
+
+
+@pytest.fixture
+def long_catalog(store: JobStore) -> Cursor:
+    """Of which every third model has failed, at length; some of the others are at work, and the rest wait."""
+    catalogs, wanted = Cursor(store), definition(1)
+    (entry, _), *_ = rows(wanted)
+    why = "x" * 200
+    found = [
+        (entry.model_copy(update={"repo": f"them/m{n}"}), NoWeights(place=why, found=why) if n % 3 == 0 else None)
+        for n in range(MODELS)
+    ]
+    begin(catalogs, wanted, found)
+    followed(store)
+    return catalogs
+
+
+def test_a_long_catalog_comes_in_pages_and_its_figures_are_of_all(
+    site: Site, store: JobStore, long_catalog: Cursor
+) -> None:
+    with site.client("read") as client:
+        client.get(f"{ROOT}/catalogs/mirror")
+        before = peak(site.process.pid)
+        found, after = list[dict[str, Any]](), -1
+        while after is not None:
+            answer = client.get(f"{ROOT}/catalogs/mirror", params={"after": after})
+            assert len(answer.content) <= ANSWER
+            page = answer.json()
+            assert page["counts"] == {"failed": MODELS // 3, f"failed:{NoWeights.code}": MODELS // 3}
+            assert (page["entries"], page["todo"]) == (MODELS, MODELS - MODELS // 3 - 8)
+            found.append(page)
+            after = page.get("next")
+        assert peak(site.process.pid) - before < GROWTH
+        failed = client.get(f"{ROOT}/catalogs/mirror/failures", params={"after": found[0]["next"]}).json()
+        assert [one["repo"] for one in failed["failures"][NoWeights.code]] == [e["repo"] for e in found[1]["ended"]]
+    ended = [one["repo"] for page in found for one in page["ended"]]
+    assert ended == [f"them/m{n}" for n in range(0, MODELS, 3)] and len(found) > 1
+    shown = json.loads(site.machine.run("catalog", "status", "mirror", "--json").stdout)
+    assert [one["repo"] for one in shown["ended"]] == ended and "next" not in shown
+    told = json.loads(site.machine.run("catalog", "failures", "mirror", "--json").stdout)
+    assert [one["repo"] for one in told["failures"][NoWeights.code]] == ended
+
+
+def test_the_page_of_a_long_catalog_says_what_it_leaves_out(site: Site, long_catalog: Cursor) -> None:
+    with signed_in(site) as browser:
+        seen = browser.get("/catalogs/mirror").text
+    assert f"<code>{NoWeights.code}</code> {MODELS // 3}" in seen and f"{MODELS // 3 - 100} more are" in seen
+    assert seen.count('<th scope="row">') == 1000 and f"{MODELS // 3 + 8 - 1000} more models" in seen
+
+
+def test_catalogs_are_listed_in_pages(site: Site, store: JobStore) -> None:
+    catalogs, names = Cursor(store), [f"c{n:02}" for n in range(60)]
+    for name in names:
+        catalogs.submit(definition(1).model_copy(update={"name": name, "text": f"name: {name}\n" + REST}))
+    with site.client("read") as client:
+        first = client.get(f"{ROOT}/catalogs").json()
+        rest = client.get(f"{ROOT}/catalogs", params={"after": first["next"], "limit": 500}).json()
+    assert [row["name"] for row in first["catalogs"] + rest["catalogs"]] == names
+    assert (len(first["catalogs"]), rest["next"]) == (50, None)
+    assert site.machine.run("catalog", "status", "--quiet").stdout.split() == names
+    with signed_in(site) as browser:
+        assert 'href="/catalogs?after=c49" rel="next"' in browser.get("/catalogs").text
+        seen = browser.get("/catalogs?after=c49").text
+    assert "/catalogs/c50" in seen and "/catalogs/c49" not in seen and 'rel="next"' not in seen
 
 
 def test_a_schedule_that_cannot_be_read_is_said_and_hides_no_other(site: Site, store: JobStore) -> None:

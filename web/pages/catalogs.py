@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
+from urllib.parse import urlencode
 
 from reshard.client.catalog_report import markdown
-from reshard.client.models.catalogs import Catalog, CatalogChecked, CatalogFile, CatalogWrong
+from reshard.client.models.catalogs import Catalog, CatalogChecked, CatalogFile, CatalogWrong, Ended
 from reshard.client.operations import catalogs as operations
-from reshard.client.operations.table import read
+from reshard.client.operations.table import pages, read
 from reshard.web.pages.forms import LIMITS, TEXT, Button, Form, as_typed, defaults, shown, submits
 from reshard.web.pages.site import Call, Fields, Page, Reply, Text, act, page
 
 GRID_MAX = 1000  # models of a grid; those that failed come first
+FAILURES_SHOWN = 100  # of one error code
 TRIES, DOES = Button("Preview", "/new/catalogs"), Button("Submit", "/catalogs")
 FORM = Form("catalog_form.html", "Submit a catalog", [TEXT, LIMITS], [], TRIES, DOES)
 
 
 @page("GET", "/catalogs")
 def catalogs(call: Call) -> Reply:
-    return Page("catalogs.html", {"catalogs": operations.list_catalogs(call.session).catalogs})
+    after = call.query.one("after")
+    found = operations.list_catalogs(call.session, read(operations.CatalogsQuery, {"after": after}, "the address"))
+    more = urlencode({"after": found.next}) if found.next else ""
+    return Page("catalogs.html", {"catalogs": found.catalogs, "after": after, "more": more})
 
 
 @page("GET", "/new/catalogs")
@@ -62,18 +68,26 @@ def by_repo(found: CatalogChecked) -> dict[str, CatalogWrong]:
 
 @page("GET", "/catalogs/{name}")
 def catalog(call: Call) -> Reply:
-    seen = operations.show_catalog(call.session, call.path["name"])
-    grid = _grid(seen, call.queue.catalogs.nights(seen.name))
-    return Page("catalog.html", {"seen": seen, "grid": grid, "may": seen.may()})
+    failures, ended = dict[str, list[Ended]](), set[str]()
+    for seen in pages(partial(operations.show_catalog, call.session, call.path["name"]), operations.FIRST):
+        ended.update(one.repo for one in seen.ended[: max(0, GRID_MAX - len(ended))])
+        for code, group in seen.failures().items():
+            some = failures.setdefault(code, [])
+            some += group[: FAILURES_SHOWN - len(some)]
+    grid = _grid(seen, ended, call.queue.catalogs.nights(seen.name))
+    by_code = {code: failures[code] for code in seen.failed() if code in failures}
+    return Page("catalog.html", {"seen": seen, "grid": grid, "may": seen.may(), "failures": by_code})
 
 
-def _grid(seen: Catalog, nights: list[tuple[float, Any]]) -> dict[str, Any]:
+def _grid(seen: Catalog, ended: set[str], nights: list[tuple[float, Any]]) -> dict[str, Any]:
     """A row for each model: what became of it in each night, the oldest first; those with trouble lately come first."""
-    models = {repo for _, night in nights for repo in night} | {ended.repo for ended in seen.ended} | seen.active.keys()
+    models = {repo for _, night in nights for repo in night} | ended | seen.active.keys()
     kept = [*reversed(nights)]
     rows = [(repo, [night.get(repo, ("", "")) for _, night in kept]) for repo in sorted(models)]
     rows.sort(key=lambda row: row[1][-1][0] not in {"failed", "cancelled"} if row[1] else True)
-    return {"began": [began for began, _ in kept], "rows": rows[:GRID_MAX], "more": max(0, len(rows) - GRID_MAX)}
+    there = sum(number for what, number in seen.counts.items() if ":" not in what) + len(seen.active)
+    more = max(len(rows), there) - GRID_MAX
+    return {"began": [began for began, _ in kept], "rows": rows[:GRID_MAX], "more": max(0, more)}
 
 
 act(operations.pause_catalog, "/catalogs/{name}")
@@ -85,4 +99,4 @@ act(operations.remove_catalog, "/catalogs", path="/catalogs/{name}/remove")
 
 @page("GET", "/catalogs/{name}/report")
 def report(call: Call) -> Reply:
-    return Text(markdown(operations.show_catalog(call.session, call.path["name"])), f"{call.path['name']}.md")
+    return Text(markdown(operations.whole_catalog(call.session, call.path["name"])), f"{call.path['name']}.md")

@@ -12,6 +12,7 @@
       :active   hash: entry -> job
       :ended    hash: entry -> how it ended
       :counts   hash: outcome -> how many entries ended so; failed:<error code> -> how many of those that failed
+      :moved    hash: read, uploaded -> bytes, of all that ended
       :record   hash: request -> what source and target were after it was last carried out; outlives the run
       :nights   list: when each of its last runs began, in ms, the newest first
       :night:<ms>  hash: model -> how it ended in that run, and the code of its error or nothing
@@ -28,7 +29,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import NamedTuple, TypeVar, cast
 from uuid import uuid4
@@ -40,7 +41,7 @@ from reshard.pipeline.errors import CatalogNotFound, CatalogState, JobNotFound, 
 from reshard.worker.followers import records
 from reshard.worker.followers.records import TURNS, UNDER_WAY, CatalogStatus, Definition, Ended, Entry, Standing, State
 from reshard.worker.queue.events import append
-from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.jobs import PAGE_BYTES, JobStore
 from reshard.worker.queue.scripts import (
     PREFIX,
     Pipeline,
@@ -55,11 +56,12 @@ from reshard.worker.queue.scripts import (
 
 log = logging.getLogger(__name__)
 
-RUN_PARTS = ("entries", "todo", "again", "jobs", "ended", "counts")  # that begin anew with each run
+RUN_PARTS = ("entries", "todo", "again", "jobs", "ended", "counts", "moved")  # that begin anew with each run
 
 NIGHTS = 14  # runs of a catalog of which every model's outcome is remembered
 NIGHT_WHOLE = 1000  # models; of larger catalogs only those are remembered that were not unchanged, or memory would fill
 KEEP_NIGHT = 90 * 86_400  # seconds after its last change
+READ_AT_ONCE = 200  # entries; each may have 64 kB of request
 
 ALL, LOOKED_AT = f"{PREFIX}catalogs", f"{PREFIX}catalogs:looked_at"
 SUCCESS, TROUBLE = f"{PREFIX}catalogs:success", f"{PREFIX}catalogs:trouble"
@@ -142,6 +144,8 @@ class Snapshot(NamedTuple):
         """``by`` is 1 for an entry that ended, -1 for one that gets another turn."""
         for part in records.tally(ended):
             pipe.hincrby(key(self.name, "counts"), part, by)
+        for what, moved in (("read", ended.read), ("uploaded", ended.uploaded)):
+            pipe.hincrby(key(self.name, "moved"), what, by * moved)
 
 
 class Catalogs:
@@ -193,21 +197,22 @@ class Catalogs:
         """Its jobs whose end its run has not noted yet."""
         return texts(self._redis.hvals(key(name, "active")))
 
-    def get(self, name: str) -> CatalogStatus:
-        """Raises CatalogNotFound."""
+    def get(self, name: str, after: int = -1) -> CatalogStatus:
+        """With those that ended of the entries after this one, a page of PAGE_BYTES at most; raises CatalogNotFound."""
         with self._redis.pipeline(transaction=True) as pipeline:
-            pipeline.hgetall(key(name))
-            for part in ("entries", "active", "ended"):
+            for part in (None, "active", "counts", "moved"):
                 pipeline.hgetall(key(name, part))
+            pipeline.hlen(key(name, "entries"))
             pipeline.zcard(key(name, "todo"))
             pipeline.hget(SUCCESS, name)
-            fields, entries, active, ended, todo, success = pipeline.execute()
+            pipeline.hkeys(key(name, "ended"))
+            fields, active, counts, moved, entries, todo, success, numbers = pipeline.execute()
         if not fields:
             raise CatalogNotFound(name=name)
-        fields, asked = decoded(fields), {number: json.loads(entry) for number, entry in entries.items()}
-        outcomes = [(number, known_fields(Ended, data)) for number, data in sorted(ended.items(), key=_numbered)]
-        failed = sum(one.outcome == "failed" for _, one in outcomes)
-        state, why = records.shown(cast(State, fields["state"]), failed, len(entries))
+        fields, outcomes = decoded(fields), {what: int(number) for what, number in decoded(counts).items()}
+        at_work = sorted(active.items(), key=_numbered)
+        rows, more = self._ended(name, sorted(number for one in numbers if (number := int(one)) > after))
+        state, why = records.shown(cast(State, fields["state"]), outcomes.get("failed", 0), entries)
         return CatalogStatus(
             definition=Definition.known(fields["definition"])[0],
             state=state,
@@ -215,14 +220,41 @@ class Catalogs:
             started=int(fields["started"]) / 1000,
             since=int(fields["since"]) / 1000,
             note=why or fields.get("note"),
-            entries=len(entries),
+            entries=entries,
             todo=todo,
-            active={asked[number]["repo"]: job.decode() for number, job in sorted(active.items(), key=_numbered)},
-            ended=tuple((asked[number]["repo"], one) for number, one in outcomes),
-            targets=tuple(records.target_text(asked[number]["request"]) for number, _ in outcomes),
+            active={
+                json.loads(entry)["repo"]: job.decode()
+                for (_, job), entry in zip(at_work, self._values(name, "entries", [n for n, _ in at_work]), strict=True)
+                if entry is not None
+            },
+            outcomes=outcomes,
+            read=int(moved.get(b"read", 0)),
+            uploaded=int(moved.get(b"uploaded", 0)),
+            ended=tuple((repo, one) for repo, _, one in rows),
+            targets=tuple(target for _, target, _ in rows),
+            next=more,
             success=None if success is None else int(success) / 1000,
             empty=tuple(json.loads(fields.get("empty", "[]"))),
         )
+
+    def _ended(self, name: str, numbers: Sequence[int]) -> tuple[list[tuple[str, str | None, Ended]], int | None]:
+        """Repository, target and end of the first of these entries, and the last one's number, where others follow."""
+        rows, size = list[tuple[str, str | None, Ended]](), 0
+        for first in range(0, len(numbers), READ_AT_ONCE):
+            some = numbers[first : first + READ_AT_ONCE]
+            entries, ends = self._values(name, "entries", some), self._values(name, "ended", some)
+            for at, (entry, end) in enumerate(zip(entries, ends, strict=True), first):
+                if entry is None or end is None:  # begun anew or given another turn since
+                    continue
+                asked, ended = json.loads(entry), known_fields(Ended, end)
+                size += len(end) + len(asked["repo"])
+                if rows and size > PAGE_BYTES:
+                    return rows, numbers[at - 1]
+                rows.append((asked["repo"], records.target_text(asked["request"]), ended))
+        return rows, None
+
+    def _values(self, name: str, part: str, numbers: Sequence[int | bytes]) -> Sequence[bytes | None]:
+        return cast("list[bytes | None]", self._redis.hmget(key(name, part), numbers)) if numbers else []
 
     def definition(self, name: str) -> Definition:
         """What was submitted last, by a person or a schedule, and begun; raises CatalogNotFound."""

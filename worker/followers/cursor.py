@@ -130,7 +130,7 @@ class Cursor(Catalogs):
             if now.state != "expanding" or (now.run, now.expander) != (run, token):
                 return False
             if first == 0:  # an earlier expander may have died before its end
-                pipe.delete(*(key(name, part) for part in ("entries", "todo", "ended", "counts")))
+                pipe.delete(*(key(name, part) for part in ("entries", "todo", "ended", "counts", "moved")))
                 now = now._replace(counts=Counter(), todo=0)
             now, todo = now._replace(entries=len(found)), now.todo
             for number, (entry, ended) in enumerate(found[first : first + FILL], first):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -113,13 +112,17 @@ class CatalogStatus:
     entries: int
     todo: int
     active: dict[str, str]  # repo -> job
-    ended: tuple[tuple[str, Ended], ...]  # repo, how
+    outcomes: Mapping[str, int]  # as ``tally`` names them
+    read: int  # bytes of weights, of all that ended
+    uploaded: int  # bytes
+    ended: tuple[tuple[str, Ended], ...]  # repo, how: a page of them
     targets: tuple[str | None, ...]  # of each in ``ended``, as it is typed; None where its template gives none
+    next: int | None  # the number of the last entry of the page, where others follow
     success: float | None  # when a run of it last ended with nothing failed
     empty: tuple[int, ...] = ()  # numbers of the file's entries that find no model
 
     def counts(self) -> dict[str, int]:
-        return dict(Counter(ended.outcome for _, ended in self.ended))
+        return {what: number for what, number in self.outcomes.items() if number and ":" not in what}
 
 
 def entry_of(wanted: Wanted) -> Entry:
