@@ -25,6 +25,7 @@ from reshard.worker.followers.records import (
     Definition,
     Standing,
     entry_of,
+    in_order,
 )
 from reshard.worker.followers.schedules import ScheduleStatus
 
@@ -106,7 +107,7 @@ def all_catalogs(session: Session) -> list[catalogs.CatalogNow]:
 
 
 def _now(name: str, now: Snapshot, success: float | None, trouble: float | None) -> catalogs.CatalogNow:
-    counts = {what: number for what, number in now.counts.items() if number}
+    counts = in_order(now.counts)
     moments = {"started": now.started / 1000, "since": now.since / 1000, "success": success, "trouble": trouble}
     return catalogs.CatalogNow.of(
         now, name=name, state=now.shown, counts=counts, empty=json.loads(now.empty), **moments
@@ -177,7 +178,7 @@ def told(seen: CatalogStatus, left: float | None = None) -> catalogs.Catalog:
         digest=seen.definition.digest,
         asked_by=seen.definition.asked_by,
         at_once=seen.definition.at_once,
-        counts={what: number for what, number in seen.outcomes.items() if number},
+        counts=in_order(seen.outcomes),
         left=left,
         ended=[catalogs.Ended.of(one, repo=repo, target=target) for (repo, one), target in ended],
     )

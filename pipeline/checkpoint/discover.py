@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import groupby
@@ -51,6 +51,8 @@ NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<su
 _UNCUT = ("adapter_model*", "pytorch_lora_weights*", "learned_embeds*")
 # ... and, beside the same weights in the usual names, what open_clip and mistral-inference look for.
 _UNCUT_TWINS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin", "consolidated*.safetensors")
+# sentence-transformers' modules that are transformers' models, by the ends of their types; others know no index.
+_TRANSFORMERS = ("Transformer", "CLIPModel")
 # What llama.cpp takes beside a model by --mmproj: one file. (Others that go beside one say so in their keys alone: what
 # was quantised by an imatrix has that in its name, too.)
 _PROJECTOR = "*mmproj*.gguf"
@@ -72,6 +74,7 @@ _TRAINERS = (
 
 # What gpt-oss has beside its safetensors for GPUs of Apple's: its own format under a name of torch's.
 _METAL = "metal/model.bin"
+_OPENVINO = ("openvino_*.bin",)  # what optimum-intel writes beside its .xml
 
 # Weights in formats that are not read, by their suffixes; pickles of anything else are among them.
 FOREIGN = {
@@ -83,12 +86,15 @@ FOREIGN = {
 }  # fmt: skip
 
 
+_ONNX_DATA = re.compile(r"\.onnx(_data_\d+|\.data)$")  # of models that are larger than one file may be
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """The weights of one repository, known from its listing and its indexes alone."""
 
     sets: tuple[FileSet, ...]
-    uncut: frozenset[str]  # weights that are carried whole
+    uncut: frozenset[str]  # weights that are carried whole, with their indexes
 
     @property
     def files(self) -> tuple[StoredFile, ...]:
@@ -118,9 +124,14 @@ def foreign_format(path: str) -> str | None:
     """The kind of weights in another format that ``path`` holds, by its name; None for everything else."""
     if basename(path) == DISTRIBUTED_METADATA:
         return FOREIGN[".distcp"]
-    if path == _METAL:
-        return "Metal"
-    return FOREIGN.get(suffix_of(path).lower())
+    known = {"Metal": path == _METAL, "OpenVINO": named_like(path, _OPENVINO), "ONNX": _ONNX_DATA.search(path.lower())}
+    return next((kind for kind, named in known.items() if named), FOREIGN.get(suffix_of(path).lower()))
+
+
+def may_be_other(path: str, read: Set[Name]) -> bool:
+    """Whether a torch file may hold weights of which nothing that is ``read`` is a copy, by their names."""
+    known = named_like(path, (*_TRAINERS, "consolidated.*.pth"))  # the latter are Meta's own copy
+    return foreign_format(path) == FOREIGN[".bin"] and set_name(path) not in read and not known
 
 
 def suffix_of(path: str) -> str:
@@ -173,10 +184,13 @@ def find_checkpoints(source: Source, exclude: Callable[[str], bool] = lambda pat
     """
     listing = {path: file for path, file in source.files().items() if not exclude(path)}
     uncut = _uncut(source, listing)
-    finder = _Finder(source, {path: file for path, file in listing.items() if path not in uncut})
+    whole = {set_name(path) for path in uncut}
+    indexes = {path for path in listing if is_weight_index(path) and index_name(path) in whole}
+    finder = _Finder(source, {path: file for path, file in listing.items() if path not in uncut | indexes})
     sets = finder.sets()
     if not sets:
         raise NoWeights(place=str(source.place), **_what_else(listing, uncut))
+    uncut |= indexes
     if any(part.format == "gguf" for part in sets):
         uncut |= {path for path in listing if _is_projector(path)}
     return Found(tuple(sets), frozenset(uncut))
@@ -223,12 +237,14 @@ def _is_projector(path: str) -> bool:
 
 
 def _single_file_modules(source: Source, modules: StoredFile) -> set[str]:
-    """Folders of sentence-transformers modules that are not transformers: their loader reads ``model.safetensors``."""
+    """Folders of sentence-transformers' modules whose loader knows no index."""
     try:
         content = load_json(read_file(source, modules, INDEX_MAX))
-        return {m["path"] for m in content if m["path"] and not m["type"].endswith("Transformer")}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return {m["path"] for m in content if m["path"] and not m["type"].endswith(_TRANSFORMERS)}
+    except ValueError as error:
         raise BadIndex(file=modules.path, why=f"not a list of modules ({error})") from None
+    except (TypeError, KeyError, AttributeError):  # another tool's
+        return set()
 
 
 class _Finder:
@@ -279,7 +295,15 @@ class _Finder:
         return replace(part, name=Name(part.name.folder, USUAL_STEMS[0]))
 
     def _indexed(self, suffixes: set[str]) -> Iterator[FileSet]:
-        """The sets that an index names whose files have one of these suffixes."""
+        """The sets that an index names whose files have one of these suffixes; of two with the same files, one."""
+        found = {part.index_path: part for part in self._by_index(suffixes)}
+        usual = sorted(
+            found.values(), key=lambda part: (part.name.variant is not None, part.name.stem not in USUAL_STEMS)
+        )
+        first = {part.files: part for part in reversed(usual)}
+        yield from (part for part in found.values() if first[part.files] is part)
+
+    def _by_index(self, suffixes: set[str]) -> Iterator[FileSet]:
         for path in sorted(self._listing):
             match = _INDEX.fullmatch(basename(path))
             if match is None or (match["suffix"] is not None and match["suffix"] not in suffixes):
@@ -332,7 +356,7 @@ class _Finder:
             yield FileSet(_name(path), _format(suffixes), (self._listing[path],))
 
     def _torch_files(self) -> list[str]:
-        torch = [path for path in self._listing if suffix_of(path) in _TORCH and path != _METAL]
+        torch = [p for p in self._listing if suffix_of(p) in _TORCH and foreign_format(p) == FOREIGN[".bin"]]
         return [path for path in torch if not named_like(path, _TRAINERS)]
 
 
@@ -413,7 +437,8 @@ def beside_a_model(path: str, told_by: str) -> dict[str, str]:
 
 def _what_else(listing: Mapping[str, StoredFile], uncut: set[str]) -> dict[str, str]:
     if uncut:
-        cure = "use an adapter unchanged, or merge it into its base model first (merge_and_unload)"
+        merge = "use an adapter unchanged, or merge it into its base model first (merge_and_unload)"
+        cure = merge if named_like(min(uncut), _UNCUT) else "use this file unchanged"
         return {"found": f" ({min(uncut)} is never resharded, because loaders look for that name)", "cure": cure}
     kinds = sorted({kind for path in listing if (kind := foreign_format(path))})
     if kinds:

@@ -11,7 +11,15 @@ from posixpath import basename, dirname, join
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from reshard.pipeline.checkpoint.discover import FOREIGN, USUAL_STEMS, foreign_format, named_like, read_file, set_name
+from reshard.pipeline.checkpoint.discover import (
+    FOREIGN,
+    USUAL_STEMS,
+    foreign_format,
+    may_be_other,
+    named_like,
+    read_file,
+    set_name,
+)
 from reshard.pipeline.checkpoint.formats.gguf import SUFFIX as GGUF
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.indexes import load_json
@@ -51,6 +59,7 @@ _VOCABULARIES = ("tokenizer.json", "tekken.json", "vocab.txt", "*.model", "*.spm
 _OF_TEXT = ("ForCausalLM", "ForMaskedLM")
 _TORCH = FOREIGN[".bin"]
 _RESHARD = "resharding fixes it"
+_LEFT = "resharding keeps it; skip it with --exclude"
 _FROM_MAKER = "get it from the author of the pipeline; resharding does not add it"
 _NOT_CUT_OFF = "it could be truncated; get it from the author of the model"
 _NOT_CARRIED = "resharding skips it"
@@ -101,7 +110,7 @@ def examine(source: Source, meta_loader: MetaLoader, tmpdir: Path | None = None)
         return Health(tuple(symptoms), refused, rules.figures["tensors"], weights)
     symptoms = [Symptom("refused", str(error), error.next_step) for error in [refused.always] if error]
     symptoms += [Symptom("on a Hub", f"{e.code}: {e}", e.next_step) for e in [refused.on_hub] if e]
-    symptoms += [Symptom("index", text, _RESHARD) for text in rules.findings]
+    symptoms += [Symptom("index", text, _LEFT if " is left over: " in text else _RESHARD) for text in rules.findings]
     symptoms += [Symptom("duplicate", f"{path}: {why}", _NOT_CARRIED) for path, why in side.opened.duplicates.items()]
     symptoms += [*around, *_names(side, seen)]
     return Health(tuple(symptoms), refused, sum(len(c.tensors) for c in side.opened.checkpoints), weights)
@@ -170,13 +179,16 @@ def _formats(seen: _Seen) -> Iterator[Symptom]:
     if pickled:
         text = f"the weights are pickles ({len(pickled)}, such as {pickled[0]}), which loaders execute or reject"
         yield Symptom("pickles", text, "resharding reads them without running anything, and writes safetensors")
-    others: defaultdict[str, list[int]] = defaultdict(list)  # their sizes
-    for path, file in seen.source.files().items():
+    names = {set_name(path) for path in read}
+    others: defaultdict[tuple[str, bool], list[StoredFile]] = defaultdict(list)
+    for path, file in sorted(seen.source.files().items()):
         kind = foreign_format(path)
         if kind and path not in read | seen.uncut:
-            others[kind].append(file.size)
-    for kind, sizes in sorted(others.items()):
-        text = f"{human_bytes(sum(sizes))} in {counted(len(sizes), f'{kind} file')}: a second copy, or training data"
+            others[kind, may_be_other(path, names)].append(file)
+    for (kind, other), files in sorted(others.items()):
+        what = f"maybe other weights, such as {files[0].path}" if other else "a second copy, or training data"
+        size = human_bytes(sum(file.size for file in files))
+        text = f"{size} in {counted(len(files), f'{kind} file')}: {what}"
         yield Symptom("other formats", text, f"{_NOT_CARRIED}, unless you use --include")
 
 
@@ -192,7 +204,8 @@ def _sizes(seen: _Seen) -> Iterator[Symptom]:
         elif file.size > 2 * DEFAULT_SIZE:
             text = f"{file.path} is {human_bytes(file.size)}: a download that cannot resume starts over"
             yield Symptom("size", text, "resharding splits it, if that is a problem")
-    small = [file for file in read if file.size < SMALL_FILE]
+    sets = Counter(set_name(file.path) for file in read)
+    small = [file for file in read if file.size < SMALL_FILE and sets[set_name(file.path)] > 1]
     if len(small) > 8 and len(small) > len(read) // 2:
         text = f"{len(small)} of {len(read)} weight files are under {human_bytes(SMALL_FILE)}, one request each"
         yield Symptom("size", text, "resharding merges them")

@@ -59,7 +59,10 @@ class BadPickle(CheckpointError, code="checkpoint.pickle"): ...
 class PickleCutShort(BadPickle, code="checkpoint.pickle.cut"):
     message = "{file}: truncated pickle: it ends after {bytes} bytes"
     hint = "the file is incomplete or was modified; get a good copy from its author"
-class BadArchive(CheckpointError, code="checkpoint.archive"): ...
+class BadArchive(
+    CheckpointError, code="checkpoint.archive", cure="the source file is corrupt; get a good copy from its author"
+):
+    hint = "{cure}"
 class BadTiling(CheckpointError, code="checkpoint.tiling"):
     message = "{file}: the parts of {tensor} do not add up to the whole: {why}"
 class BadManifest(CheckpointError, code="checkpoint.manifest"):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from fnmatch import fnmatchcase
+from glob import escape
 from posixpath import basename, dirname
 
-from reshard.pipeline.checkpoint.discover import Found, foreign_format, is_weight_index
+from reshard.pipeline.checkpoint.discover import NUMBERED, Found, foreign_format, is_weight_index, may_be_other
 from reshard.pipeline.checkpoint.names import settings_path
 from reshard.pipeline.checkpoint.open import Opened
 from reshard.pipeline.checkpoint.tool_files import is_tool_file, leftover
@@ -15,6 +16,7 @@ from reshard.pipeline.planning.model import CARD, MANIFEST, STATEMENTS, Edit, Le
 from reshard.pipeline.planning.scales import MODELOPT
 from reshard.pipeline.request import Options
 from reshard.pipeline.tensors import StoredFile
+from reshard.pipeline.text import counted
 
 
 def settings_files(opened: Opened) -> dict[str, str]:
@@ -58,7 +60,11 @@ def _unwanted(path: str, options: Options) -> str | None:
     if options.dequantize and basename(path) == MODELOPT:
         return "the weights are no longer quantized"
     why = None if any(fnmatchcase(path, pattern) for pattern in options.include) else leftover(path)
-    return why and f"{why}; copy it with --include {path!r}"
+    return why and f"{why}; {_by_include(path)}"
+
+
+def _by_include(path: str) -> str:
+    return f"copy it with --include {escape(path)!r}"
 
 
 def sort_out(
@@ -95,10 +101,27 @@ def _why_not(path: str, found: Found, duplicates: Mapping[str, str], options: Op
             if part.metadata and any(path.startswith(f"{step}/") for step in part.other_steps):
                 counts = dirname(part.files[-1].path)
                 return f"another step; {part.metadata.path} selects {counts}"
-        return f"weights or data in another format ({kind}); copy it with --include {basename(path)!r}"
+        return f"weights or data in another format ({kind}); {_by_include(path)}"
     if is_weight_index(path):
-        return "index of weights that are not copied"
+        return "not an index of the copied weights"
     return None
+
+
+def other_weights(left_out: Iterable[LeftOut], found: Found, options: Options) -> list[str]:
+    """A note of the torch files that are left out although nothing that is read has their names."""
+    names = {part.name for part in found.sets}
+    paths = [one.path for one in left_out if may_be_other(one.path, names) and not excluded(options, one.path)]
+    if not paths:
+        return []
+    files = counted(len(paths), "PyTorch file")
+    return [f"skipped {files} that may hold other weights, such as {paths[0]}; copy them with --include"]
+
+
+def strays(found: Found) -> list[str]:
+    """A note of each numbered file that is a set by itself, as the index beside it lists others."""
+    alone = [part.files[0].path for part in found.sets if part.index_path is None and len(part.files) == 1]
+    left = [path for path in alone if (match := NUMBERED.fullmatch(basename(path))) and int(match["count"]) > 1]
+    return [f"{path} is left over: no index lists it; skip it with --exclude" for path in left]
 
 
 def idle_globs(options: Options, listing: Mapping[str, StoredFile]) -> list[str]:

@@ -26,7 +26,15 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.figures import human_bytes
 from reshard.pipeline.limits import ALIGNMENT
-from reshard.pipeline.planning.beside import excluded, idle_globs, settings_edits, settings_paths, sort_out
+from reshard.pipeline.planning.beside import (
+    excluded,
+    idle_globs,
+    other_weights,
+    settings_edits,
+    settings_paths,
+    sort_out,
+    strays,
+)
 from reshard.pipeline.planning.bounds import check_headers, check_names, check_paths, check_sizes, warnings_of
 from reshard.pipeline.planning.codec import plan_digest, shard_digest
 from reshard.pipeline.planning.existing import Before, deletes_of, drift, occupied, replaced
@@ -185,7 +193,7 @@ def make_plan(known: Known) -> Plan:
         left = f"{counted(len(foreign), 'file')} left in place, such as {foreign[0]}"
         notes.append(f"{left}: not covered by the signature, so verifiers reject the download (--prune deletes them)")
     check_paths([s.path for s in shards], written | beside, kept, on_hub)
-    notes += _uncut_notes(known, carried)
+    notes += [*_uncut_notes(known, carried), *strays(known.found), *other_weights(left_out, known.found, options)]
     if known.published is None:  # or nothing was listed
         notes += idle_globs(options, known.listing)
     changes = replaced(before, written | {edit.path for edit in edits}, carried, deletes)
@@ -370,7 +378,7 @@ def _config_note(output: Output, known: Known) -> list[str]:
 
 def _uncut_notes(known: Known, carried: Sequence[StoredFile]) -> list[str]:
     return [
-        f"{file.path} ({human_bytes(file.size)}) is copied unchanged: its loader does not support an index"
+        f"{file.path} ({human_bytes(file.size)}) is copied unchanged: its loader looks for this name"
         for file in carried
         if file.path in known.found.uncut and file.size > known.request.options.size
     ]

@@ -100,7 +100,8 @@ def ruled(side: OpenedSide, formats: Set[str] = FORMATS) -> Ruled:
             for file, header in headers.items()
             if file.startswith(join(dirname(path), "")) and file.endswith(SUFFIX) == _is_safe(path)
         }
-        findings += check_index(index, beside, side.source.files(), totals, formats)
+        found = check_index(index, beside, side.source.files(), totals, formats)
+        findings += (one for one in found if not (one.rule == "format" and path in side.found.uncut))
         named |= {*index.files.values()}
     stale = {finding.file for finding in findings if finding.rule == "stale_file"}
     unread = {dirname(finding.file) for finding in findings if finding.rule == "index_json" and finding.file}

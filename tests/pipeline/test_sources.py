@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,16 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file as save_array_file
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
+from reshard.pipeline import verify
 from reshard.pipeline.errors import BadArchive, DiskFull, LfsPointer, NoWeights, SourceCorrupt, UnsafePickle
 from reshard.pipeline.places import parse_place
 from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import Run, upload
 from tests.pipeline.states import SIZE, assert_same, output, state_of, state_of_plain
 from tests.support.canary import touch
-from tests.support.models import add_friends, save_single
+from tests.support.models import add_friends, arrays, numbered, save_sharded, save_single
 from tests.support.save_zero import optimizer_path, training
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 123\n"
@@ -141,6 +144,47 @@ def test_what_another_library_reads_by_its_name_is_carried_beside_the_model(
     assert not (tmp_path / "alone" / "consolidated.safetensors").exists(), "alone, it is the model"
 
 
+def test_what_mistral_reads_by_its_own_index_is_carried_with_it(folder: Path, tmp_path: Path, go: Run) -> None:
+    save_file(state_of_plain(), folder / "model.safetensors", metadata={"format": "pt"})
+    files = numbered(arrays(4, 400), 2, "consolidated")
+    save_sharded(folder, files, "consolidated.safetensors.index.json")
+    for name, tensors in files.items():
+        save_array_file(tensors, folder / name)  # without a format, as theirs are
+    go(folder, tmp_path / "out", size=SIZE)
+    for path in folder.glob("consolidated*"):
+        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
+    assert len([*folder.glob("consolidated*")]) == 3 and len([*(tmp_path / "out").glob("model-*")]) > 1
+    checks = verify(str(tmp_path / "out"), str(folder), deep=True).checks
+    assert {check.result for check in checks} <= {"passed", "skipped"}
+
+
+def test_weights_that_may_be_no_copy_of_what_is_read_are_skipped_with_a_note(
+    folder: Path, tmp_path: Path, go: Run
+) -> None:
+    save_file({"a": torch.ones(3)}, folder / "model.safetensors", metadata={"format": "pt"})
+    names = ("pytorch_model.bin", "optimizer.pt", "hift.pt", "flow.pt", "openvino_model.bin", "voice[1].pt")
+    for name in names:
+        torch.save({"a": torch.zeros(3)}, folder / name)
+    report = go(folder, tmp_path / "out", size=SIZE, exclude=("hift.pt",))
+    assert [note for note in report.plan.notes if "skipped" in note] == [
+        "skipped 2 PyTorch files that may hold other weights, such as flow.pt; copy them with --include"
+    ]
+    why = {item.path: item.why for item in report.plan.left_out}
+    assert why.keys() >= {*names} and "OpenVINO" in why["openvino_model.bin"]
+    again = go(folder, tmp_path / "all", size=SIZE, include=("flow.pt", glob.escape("voice[1].pt")))
+    assert glob.escape("voice[1].pt") in why["voice[1].pt"], "as it is to be typed"
+    assert not [note for note in again.plan.notes if "voice" in note or "flow" in note]
+    assert (tmp_path / "all" / "voice[1].pt").exists() and (tmp_path / "all" / "flow.pt").exists()
+
+
+def test_a_shard_of_another_cut_is_kept_and_noted(folder: Path, tmp_path: Path, go: Run) -> None:
+    save_sharded(folder, numbered(arrays(4, 400), 2))
+    save_single(folder, arrays(1, 100, prefix="old"), "model-00003-of-00009.safetensors")
+    report = go(folder, tmp_path / "out", size=SIZE)
+    says = "model-00003-of-00009.safetensors is left over: no index lists it; skip it with --exclude"
+    assert says in report.plan.notes and (tmp_path / "out" / "model-00003-of-00009.safetensors").exists()
+
+
 def test_a_json_file_that_is_called_an_index_and_is_none_is_carried(folder: Path, tmp_path: Path, go: Run) -> None:
     save_file({"a": torch.ones(3)}, folder / "model.safetensors", metadata={"format": "pt"})
     for name, text in {"index.json": "[1, 2]", "vocab.index.json": '{"a": 1}', "faiss.index.json": "not JSON"}.items():
@@ -164,8 +208,9 @@ def test_the_copy_of_gpt_oss_for_other_gpus_is_left_out(folder: Path, tmp_path: 
     report = go(folder, tmp_path / "out", size=SIZE)
     assert "Metal" in dict(report.plan.left_out)["metal/model.bin"]
     (folder / "metal").rename(folder / "other")
-    with pytest.raises(BadArchive, match=r"other/model\.bin: .*; skip it with --exclude other/model\.bin"):
+    with pytest.raises(BadArchive, match=r"other/model\.bin: not written by") as odd:
         go(folder, tmp_path / "again", size=SIZE)
+    assert "skip it with --exclude other/model.bin" in odd.value.next_step
 
 
 def test_what_a_trainer_leaves_behind_is_no_weights(folder: Path, tmp_path: Path, go: Run) -> None:

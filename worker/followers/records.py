@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import Field
 
@@ -216,6 +216,13 @@ def shown(state: State, failed: int, entries: int) -> tuple[State, str | None]:
     if state == "done" and failed:
         return "failed", f"{failed:,} of {entries:,} models failed"
     return state, None
+
+
+def in_order(counts: Mapping[str, int]) -> dict[str, int]:
+    """Those counters of ``tally`` that count something: the outcomes in their order, then the errors."""
+    order = {what: at for at, what in enumerate(get_args(Outcome))}
+    found = sorted(counts, key=lambda what: order.get(what, len(order)))
+    return {what: counts[what] for what in found if counts[what]}
 
 
 def tally(ended: Ended) -> list[str]:

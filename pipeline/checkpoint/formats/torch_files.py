@@ -28,4 +28,5 @@ def read_torch(read: Read, file: StoredFile, number: int) -> Contents:
         return torch_legacy.read_torch_legacy(read, file, number)
     if head[_TAR_MAGIC_AT:] == _TAR_MAGIC:
         raise Unsupported(file=file.path, what="the tar format of torch before 2017")
-    raise BadArchive(file=file.path, why=f"not written by torch.save; skip it with --exclude {quote(file.path)}")
+    cure = f"if it has another format, skip it with --exclude {quote(file.path)}; otherwise, get a good copy"
+    raise BadArchive(file=file.path, why="not written by torch.save", cure=cure)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from reshard.pipeline.checkpoint.discover import find_checkpoints, find_uncut
+from reshard.pipeline.checkpoint.discover import find_checkpoints, find_uncut, foreign_format
 from reshard.pipeline.checkpoint.formats.safetensors import build_header
 from reshard.pipeline.checkpoint.names import index_path, shard_path
 from reshard.pipeline.checkpoint.open import open_checkpoints
@@ -170,6 +171,39 @@ def test_adapters_and_single_file_modules_are_not_cut(folder: Path) -> None:
     found = find_checkpoints(source)
     assert found.uncut == {"adapter_model.safetensors", "2_Dense/model.safetensors"}
     assert [str(part.name) for part in found.sets] == ["model"]
+
+
+@pytest.mark.parametrize("other", ["model.safetensors.index.bak.json", "old.model.safetensors.index.json"])
+def test_of_two_indexes_of_the_same_files_the_usual_one_is_read(folder: Path, other: str) -> None:
+    save_sharded(folder, numbered(arrays(2, 100), 2))
+    shutil.copy(folder / "model.safetensors.index.json", folder / other)
+    (part,) = find_checkpoints(open_source(Folder(path=str(folder)), Context.from_env())).sets
+    assert part.index_path == "model.safetensors.index.json"
+
+
+def test_a_model_below_a_list_of_modules_is_cut_and_another_tools_list_is_none(folder: Path) -> None:
+    save_single(folder / "0_CLIPModel", arrays(1, 100))
+    modules = [{"path": "0_CLIPModel", "type": "sentence_transformers.models.CLIPModel"}]
+    for content in (modules, {"modules": modules}, [["0_CLIPModel"]], None):
+        (folder / "modules.json").write_text(json.dumps(content))
+        found = find_checkpoints(open_source(Folder(path=str(folder)), Context.from_env()))
+        assert (found.uncut, [str(part.name) for part in found.sets]) == (frozenset(), ["0_CLIPModel/model"])
+
+
+def test_what_is_no_adapter_is_not_called_one(folder: Path) -> None:
+    save_single(folder / "0_StaticEmbedding", arrays(1, 100))
+    modules = [{"path": "0_StaticEmbedding", "type": "sentence_transformers.models.StaticEmbedding"}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(NoWeights) as caught:
+        find_checkpoints(open_source(Folder(path=str(folder)), Context.from_env()))
+    assert "adapter" not in caught.value.next_step and "use this file unchanged" in caught.value.next_step
+
+
+@pytest.mark.parametrize(
+    "name", ["model.onnx", "model.onnx_data", "model.onnx_data_1", "model.onnx.data", "MODEL.ONNX.DATA"]
+)
+def test_the_data_of_an_onnx_model_is_of_its_format(name: str) -> None:
+    assert foreign_format(f"onnx/{name}") == "ONNX" and foreign_format("model.data") is None
 
 
 def test_modules_that_are_nested_without_end_are_no_list_of_modules(folder: Path) -> None:

@@ -99,6 +99,27 @@ def test_pickles_are_told_and_duplicates_in_other_formats(tmp_path: Path) -> Non
     assert kinds(tmp_path / "both") == {"other formats", "config"}
 
 
+def test_what_may_be_other_weights_is_not_called_a_copy(model: Path) -> None:
+    for name in ("flow.pt", "pytorch_model.bin", "optimizer.pt"):
+        torch.save({"w": torch.zeros(9)}, model / name)
+    copies, others = [one.text for one in health(model).symptoms if one.kind == "other formats"]
+    assert copies.endswith("in 2 PyTorch files: a second copy, or training data")
+    assert others.endswith("in 1 PyTorch file: maybe other weights, such as flow.pt")
+
+
+def test_a_shard_of_another_cut_is_said_to_stay(tmp_path: Path) -> None:
+    save_sharded(tmp_path, numbered(arrays(4, 400), 2))
+    save_single(tmp_path, arrays(1, 100, prefix="old"), "model-00003-of-00009.safetensors")
+    (found,) = [one for one in health(tmp_path).symptoms if one.kind == "index"]
+    assert "is left over" in found.text and found.cure == "resharding keeps it; skip it with --exclude"
+
+
+def test_small_files_that_are_models_of_their_own_are_not_counted_as_many(tmp_path: Path) -> None:
+    for number in range(12):
+        save_single(tmp_path / f"part{number}", {f"w{number}": np.zeros(9, np.float32)})
+    assert "size" not in kinds(tmp_path)
+
+
 @pytest.mark.parametrize("path", ["config.json", "tokenizer_config.json"])
 def test_a_config_that_is_cut_off_is_told(model: Path, path: str) -> None:
     (model / path).write_text('{"model_type": "llama", "hidden')
