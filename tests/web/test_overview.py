@@ -1,4 +1,4 @@
-"""The overview of a real process: what an operator is told there and does next."""
+"""The overview of a real process: what an operator is told there and does next, and what it shows as failing."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ import socket
 import subprocess
 import sys
 
+from reshard.pipeline.errors import UsageError
 from reshard.web.pages.wording import COPY
 from reshard.worker.fleet.heartbeat import announce, withdraw
+from reshard.worker.followers.cursor import Cursor
+from reshard.worker.followers.schedules import Schedules
 from reshard.worker.queue.jobs import JobStore
-from reshard.worker.queue.scripts import PREFIX
+from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.scripts import PREFIX, server_ms
 from tests.support.procs import wait_for
 from tests.web.conftest import Site, signed_in
-from tests.worker.conftest import process
+from tests.worker.conftest import Wakes, ask, followed, process
+from tests.worker.followers.builders import begin, definition, fail, finish, jobs, nightly
 
 
 def test_a_stopped_worker_is_shown_with_what_to_do_until_it_is_back_or_removed(site: Site, store: JobStore) -> None:
@@ -38,3 +43,41 @@ def test_a_stopped_worker_is_shown_with_what_to_do_until_it_is_back_or_removed(s
             assert "is stopped" not in seen and "No worker is running" in seen
         finally:
             lives.kill()
+
+
+def failing(site: Site, store: JobStore) -> str:
+    """The section of what fails, once control has heard what happened."""
+    followed(store)
+    with signed_in(site, "read") as client:
+        return client.get("/").text.partition('id="failing"')[2].partition("</section>")[0]
+
+
+def test_a_skipped_time_of_a_schedule_is_not_shown_as_the_job_that_stood_in_its_way(
+    site: Site, store: JobStore
+) -> None:
+    now = [server_ms(store.redis) / 1000]
+    schedules, leases = Schedules(store, lambda: now[0]), Leases(store, Wakes(), "worker-a")
+    now[0] = max(schedules.add(nightly(name, ask(size=size))) for name, size in (("s1", 1000), ("s2", 2000)))
+    (_, first), (_, second) = schedules.fire_due()
+    assert (first.outcome, second.outcome, first.job) == ("fired", "busy", second.job) and first.job
+    finish(leases, first.job)
+    shown = failing(site, store)
+    assert "#s-s2" in shown and "#s-s1" not in shown
+    assert f"skipped: job {first.job} was writing to the same target for another request" in shown
+    assert f'href="/jobs/{first.job}"' not in shown and "done" not in shown
+
+
+def test_a_failed_catalog_that_is_expanded_again_is_shown_without_a_count_of_models(
+    site: Site, store: JobStore
+) -> None:
+    catalogs, leases = Cursor(store), Leases(store, Wakes(), "worker-a")
+    begin(catalogs, definition(1))
+    fail(leases, jobs(catalogs)[0])
+    assert "1 of 1 model" in failing(site, store)
+    assert catalogs.submit(definition(1))
+    shown = failing(site, store)
+    assert "expanding</span> next run started <time" in shown and "0 of 0" not in shown
+    run = catalogs.claim("mirror", "token")
+    catalogs.refuse("mirror", run, "token", UsageError(what="no such owner"))
+    shown = failing(site, store)
+    assert "no such owner" in shown and "0 of 0" not in shown and "next run" not in shown

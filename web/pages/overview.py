@@ -61,9 +61,10 @@ act(operations.undrain, "/")
 
 
 def _unmet(call: Call) -> list[tuple[ScheduleRow, Any]]:
-    """The schedules that fail, each with the job that it submitted last, where that is known."""
+    """The schedules that fail, each with the job of its last time, where that was submitted and is known."""
     rows = list_schedules(call.session, SchedulesQuery(failing=True)).schedules
-    last = [row.runs[0].job or "" if row.runs else "" for row in rows]
+    # Of a time that was skipped the job is another's, which stood in the way.
+    last = [row.runs[0].job or "" if row.runs and row.runs[0].outcome == "fired" else "" for row in rows]
     jobs = {job.id: job for job in call.queue.jobs.load([*filter(None, last)])}
     return [(row, jobs.get(id)) for row, id in zip(rows, last, strict=True)]
 
