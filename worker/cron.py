@@ -1,8 +1,9 @@
 """When a cron expression is due next, by the wall clock of a time zone.
 
 Five fields, or a name such as ``@daily``, as Debian's cron reads them (crontab(5)). Clocks may change: a time that a
-spring night leaves out is due right after the gap, one that an autumn night has twice is due once, and what runs every
-hour goes on every hour.
+spring night leaves out is due right after the gap, and one that an autumn night has twice is due once. Where the
+minute or the hour begins with ``*``, the times follow the clock instead: none is due in the gap, and what the night has
+twice is due twice, so what runs every hour goes on every hour.
 """
 
 from __future__ import annotations

@@ -53,6 +53,23 @@ def test_changes_of_the_clock_neither_lose_nor_double_a_time(
 
 
 @pytest.mark.parametrize(
+    "cron, after, expected",
+    [
+        # 29 March has none of these, and 25 October has each of them twice
+        ("*/15 2 * * *", "2026-03-28T01:30", ["03-28 01:45", "03-30 00:00"]),
+        ("*/30 2 * * *", "2026-10-24T12:00", ["10-25 00:00", "10-25 00:30", "10-25 01:00", "10-25 01:30"]),
+        ("*/30 2 * * *", "2026-10-25T01:30", ["10-26 01:00"]),
+        ("30 */2 * * *", "2026-03-28T23:30", ["03-29 02:30"]),
+        ("30 */2 * * *", "2026-10-24T22:30", ["10-25 00:30", "10-25 01:30", "10-25 03:30"]),
+    ],
+)
+def test_a_star_in_minute_or_hour_follows_the_clock_through_both_changes(
+    cron: str, after: str, expected: list[str]
+) -> None:
+    assert times(cron, "Europe/Berlin", after, len(expected)) == expected
+
+
+@pytest.mark.parametrize(
     ("name", "expected"),
     [
         ("@hourly", ["12-30 13:00", "12-30 14:00"]),
