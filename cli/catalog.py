@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 LIST_HEAD = ("CATALOG", "STATE", "SINCE", "LAST SUCCESS", "MODELS")
 SHOWN = 20  # lines of one kind; --json has all of them
+RESUME = "Resume it with `reshard catalog resume {0}`"
 SUBMIT_AGAIN = "fix the file, then run `reshard catalog submit FILE`"
 
 File = Annotated[Path, argument("FILE", "The catalog (a YAML file).")]
@@ -97,12 +98,14 @@ def submit(
         done = operations.submit_catalog(session, submission)
         output.waits(done.waits)
         now_uses = f"now uses these limits ({count(submission.at_once, 'job')} at a time)"
-        text = f"Catalog {name} is already running and {now_uses}" if done.existed else f"Submitted catalog {name}"
+        state, follow = "already running", "" if watch else f"\nFollow it with `reshard catalog watch {name}`"
+        if done.state == "paused":
+            state, follow = "paused", f"\n{RESUME.format(name)}"
+        text = f"Catalog {name} is {state} and {now_uses}" if done.existed else f"Submitted catalog {name}"
         for schedule in done.outdated_schedules:
             update = f"reshard schedule set {schedule} --catalog {shlex.quote(str(file))}"
             text += f"\nSchedule {schedule} still submits an older version; to update it, run `{update}`"
-        text += "" if watch else f"\nFollow it with `reshard catalog watch {name}`"
-        output.result(done, text, name)
+        output.result(done, text + follow, name)
         if watch:
             _follow(session, name, output)
 
@@ -205,6 +208,7 @@ def retry(
     done = operations.retry_catalog(session, name, read(operations.Only, {"only": only}, "--only"))
     rows = [(f"Retrying {count(done.again, 'model')} of catalog {name}",)]
     rows += [(f"Skipped {count(number, 'model')} with {code}: {SUBMIT_AGAIN}",) for code, number in done.left.items()]
+    rows += [(f"Catalog {name} is paused",), (RESUME.format(name),)] if done.state == "paused" else []
     output.result(done, lines(rows), str(done.again))
 
 

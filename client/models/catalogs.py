@@ -63,6 +63,7 @@ class CatalogSubmitted(Document):
     existed: bool
     waits: str | None
     outdated_schedules: list[str]
+    state: str | None = None
 
 
 class CatalogFile(Document):
@@ -157,6 +158,7 @@ class CatalogRetried(Document):
     name: str
     again: int
     left: dict[str, int] = Field(description="number of models not retried, by error code")
+    state: str | None = None
 
 
 class CatalogState(Document):

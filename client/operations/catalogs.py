@@ -125,6 +125,7 @@ def submit_catalog(session: InProcess, body: Submission) -> catalogs.CatalogSubm
         existed=not started,
         waits=session.queue.waits(bulk=True),
         outdated_schedules=[seen.schedule.name for seen in _schedules(session.queue, definition.name) if seen.outdated],
+        state=session.queue.catalogs.now(definition.name).shown,
     )
 
 
@@ -243,7 +244,7 @@ def retry_catalog(session: InProcess, name: str, body: Only) -> catalogs.Catalog
         raise NoSuchFailures(name=name, only=body.only, there=", ".join(failed) or "none")
     again = session.queue.catalogs.retry(name, body.only)
     left = {code: count for code, count in failed.items() if body.only in {None, code} and code in IN_FILE}
-    return catalogs.CatalogRetried(name=name, again=again, left=left)
+    return catalogs.CatalogRetried(name=name, again=again, left=left, state=session.queue.catalogs.now(name).shown)
 
 
 @operation("DELETE", "/catalogs/{name}")

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from reshard.client.models.catalogs import CatalogRetried, CatalogSubmitted
+from reshard.client.models.records import Document
 from reshard.pipeline.catalogs.definition import parse
 from reshard.pipeline.catalogs.expand import expand
+from reshard.pipeline.errors import SourceNotFound
 from reshard.pipeline.stores.connect import Context
 from reshard.worker import broker
 from reshard.worker.followers.cursor import Cursor
@@ -20,6 +23,7 @@ from reshard.worker.settings import Settings
 from tests.cli.conftest import WHEN, Queue, Run
 from tests.hub.fixtures import Namespace
 from tests.support.models import arrays, save_single
+from tests.worker.followers.builders import begin, definition, rows
 
 
 def model(space: Namespace, name: str, **settings: object) -> str:
@@ -170,6 +174,46 @@ def test_a_catalog_from_its_submission_to_its_end(queue: Queue, tmp_path: Path) 
     assert queue("catalog", "remove", "mine").out.startswith("Removed catalog mine; its targets are unchanged")
     assert queue("catalog", "status").out == "No catalogs\n"
     assert queue("catalog", "remove", "mine").err.startswith("error[queue.no_catalog]: ")
+
+
+def test_submitted_or_retried_while_it_is_paused_it_is_said_to_be_paused(
+    queue: Queue, url: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(definition(2).text)
+    assert queue("catalog", "submit", file).out.endswith("\nFollow it with `reshard catalog watch mirror`\n")
+    assert queue("catalog", "submit", file).out.startswith(
+        "Catalog mirror is already running and now uses these limits"
+    )
+    with JobStore.at(url) as store:
+        catalogs = Cursor(store)
+        catalogs.pause("mirror")
+        resume = "Resume it with `reshard catalog resume mirror`\n"
+        uses = "Catalog mirror is paused and now uses these limits (3 jobs at a time)\n"
+        assert queue("catalog", "submit", file, "--at-once", "3").out == uses + resume
+        watched = queue("catalog", "submit", file, "--at-once", "3", "--watch")
+        assert watched.code == 10 and watched.out.startswith(uses + resume)
+        assert queue("catalog", "submit", file, "--json").documents[0]["state"] == "paused"
+
+        catalogs.cancel("mirror")
+        (absent, _), other = rows(definition(2))
+        begin(catalogs, definition(2), [(absent, SourceNotFound(repo="them/m0", endpoint="https://hub")), other])
+        catalogs.pause("mirror")
+        retried = queue("catalog", "retry", "mirror").out
+        assert retried == f"Retrying 1 model of catalog mirror\nCatalog mirror is paused\n{resume}"
+        assert queue("catalog", "retry", "mirror", "--json").documents[0]["state"] == "paused"
+        assert catalogs.get("mirror").state == "paused"
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer"),
+    [
+        (CatalogSubmitted, {"name": "c", "digest": "d", "existed": True, "waits": None, "outdated_schedules": []}),
+        (CatalogRetried, {"name": "c", "again": 1, "left": {}}),
+    ],
+)
+def test_an_older_service_that_tells_no_state_is_understood(kind: type[Document], answer: dict[str, object]) -> None:
+    assert kind.model_validate(answer).document() == answer | {"state": None}
 
 
 def test_a_schedule_submits_a_catalog_or_a_request_but_not_both(queue: Queue, tmp_path: Path) -> None:

@@ -52,4 +52,4 @@ def test_what_only_the_file_can_mend_is_left_out_and_said(queue: Queue) -> None:
         second,
     ]
     (facts,) = queue("catalog", "retry", "mirror", "--only", "usage.collision", "--json").documents
-    assert facts == {"name": "mirror", "again": 0, "left": {"usage.collision": 2}}
+    assert facts == {"name": "mirror", "again": 0, "left": {"usage.collision": 2}, "state": "running"}
