@@ -250,7 +250,10 @@ def test_a_schedule_submits_a_catalog_or_a_request_but_not_both(queue: Queue, tm
     queue("schedule", "run", "nightly")
     assert "catalog mine, expanding" in queue("schedule", "list").out
     refused = queue("catalog", "remove", "mine").err
-    assert refused.startswith("error[queue.catalog_state]: catalog mine is expanding: remove it when all of its jobs")
+    assert refused.splitlines() == [
+        "error[queue.catalog_state]: catalog mine is expanding: only a catalog that has ended can be removed",
+        "hint: cancel it with `reshard catalog cancel mine`, or see `reshard catalog status mine`",
+    ]
     queue("catalog", "cancel", "mine")
     removed = queue("catalog", "remove", "mine").out
     assert "Schedule nightly will submit it again; to stop that, run `reshard schedule remove nightly`" in removed

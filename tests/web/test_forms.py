@@ -159,7 +159,8 @@ def test_a_catalog_is_edited_and_scheduled_from_what_was_submitted(site: Site, s
         again = client.post("/catalogs", data=filled | {"text": CATALOG.replace("\n", "\r\n")})
         assert again.url.path == "/catalogs/mirror", "it is the very same, which is under way"
         busy = client.post("/catalogs", data=filled | {"text": newer})
-        assert "some of its jobs have not ended" in wrong(busy)[1] and form(busy)["text"] == newer
+        assert "its current run uses another version of the file" in busy.text and form(busy)["text"] == newer
+        assert 'ancel it with <a href="/catalogs/mirror">Cancel</a>, or see <a' in busy.text
         (schedule,) = re.findall('href="(/new/schedules[^"]+)"', seen)
         filled = form(client.get(schedule)) | {"name": "nightly", "cron": "@daily"}
         assert client.post("/schedules", data=filled).url.path == "/schedules"

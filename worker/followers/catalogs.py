@@ -171,7 +171,8 @@ class Catalogs:
                 return True
             running = Definition.known(cast(bytes, pipe.hget(key(definition.name), "definition")))[0]
             if running.digest != definition.digest or now.state not in UNDER_WAY:
-                raise CatalogState(name=definition.name, state=now.shown, why="some of its jobs have not ended")
+                why = "its current run uses another version of the file", "some of its jobs have not ended"
+                raise records.not_ended(definition.name, now.shown, *why)
             limited = definition.model_copy(update={"asked_by": running.asked_by})
             pipe.multi()
             if limited != running:
@@ -350,7 +351,8 @@ class Catalogs:
 
         def step(pipe: Pipeline, now: Snapshot) -> None:
             if now.busy:
-                raise CatalogState(name=name, state=now.shown, why="remove it when all of its jobs have ended")
+                why = "only a catalog that has ended can be removed", "remove it when all of its jobs have ended"
+                raise records.not_ended(name, now.shown, *why)
             nights = [f"night:{ms}" for ms in texts(pipe.lrange(key(name, "nights"), 0, -1))]
             pipe.multi()
             pipe.delete(key(name), *(key(name, part) for part in (*RUN_PARTS, "record", "nights", *nights)))

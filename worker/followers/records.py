@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import Field
 
-from reshard.pipeline.errors import BadPlace, RequestTooLarge, ReshardError, TargetsCollide
+from reshard.pipeline.errors import BadPlace, CatalogState, RequestTooLarge, ReshardError, TargetsCollide
 from reshard.pipeline.figures import human_bytes
 from reshard.pipeline.limits import ASKED_BY_MAX, CATALOG_MAX
 from reshard.pipeline.request import Request, key_of
@@ -223,6 +223,14 @@ def in_order(counts: Mapping[str, int]) -> dict[str, int]:
     order = {what: at for at, what in enumerate(get_args(Outcome))}
     found = sorted(counts, key=lambda what: order.get(what, len(order)))
     return {what: counts[what] for what in found if counts[what]}
+
+
+def not_ended(name: str, state: State | None, under_way: str, at_work: str) -> CatalogState:
+    """Why something waits for the end of a run: one that is under way can be cancelled, of others jobs are at work."""
+    if state not in UNDER_WAY:
+        return CatalogState(name=name, state=state, why=at_work)
+    cure = f"cancel it with `reshard catalog cancel {name}`, or "
+    return CatalogState(name=name, state=state, why=under_way, cure=cure)
 
 
 def tally(ended: Ended) -> list[str]:

@@ -194,7 +194,7 @@ def test_a_job_that_is_retried_by_itself_has_its_ended_run_go_on(
     store.retry(job)
     assert jobs(catalogs) == [job]
     assert (catalogs.get("mirror").state, catalogs.now("mirror").counts["failed"]) == ("running", 0)
-    with pytest.raises(CatalogState, match="some of its jobs have not ended"):
+    with pytest.raises(CatalogState, match="is running: its current run uses another version of the file"):
         catalogs.submit(definition(2))
     again(leases, job)
     assert jobs(catalogs) == []

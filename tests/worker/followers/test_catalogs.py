@@ -380,8 +380,13 @@ def test_a_job_that_somebody_else_asked_for_outlives_a_cancel(
 def test_under_way_the_same_file_is_the_same_run_and_another_is_refused(catalogs: Cursor) -> None:
     assert catalogs.submit(definition(2))
     assert not catalogs.submit(definition(2))
-    with pytest.raises(CatalogState):
-        catalogs.submit(definition(3))
+    for state in ("expanding", "paused"):
+        another = f"catalog mirror is {state}: its current run uses another version of the file"
+        with pytest.raises(CatalogState, match=another) as refused:
+            catalogs.submit(definition(3))
+        assert refused.value.to_dict()["hint"].startswith("cancel it with `reshard catalog cancel mirror`, or see")
+        if state == "expanding":
+            catalogs.pause("mirror")
     with pytest.raises(BadCatalog):
         catalogs.submit(Definition(name="bad", text="name: ["))
     for unknown in (catalogs.get, catalogs.pause, catalogs.resume, catalogs.cancel, catalogs.retry):
@@ -436,15 +441,21 @@ def test_removed_it_leaves_nothing_but_its_jobs(catalogs: Cursor, leases: Leases
     begin(catalogs, definition(2, at_once=1))
     (job,) = jobs(catalogs)
     for state in ("running", "paused"):
-        with pytest.raises(CatalogState, match=f"catalog mirror is {state}: remove it when all of its jobs have ended"):
+        with pytest.raises(
+            CatalogState, match=f"mirror is {state}: only a catalog that has ended can be removed"
+        ) as refused:
             catalogs.remove("mirror")
+        assert refused.value.to_dict()["hint"].startswith("cancel it with `reshard catalog cancel mirror`, or see")
         if state == "running":
             catalogs.pause("mirror")
     assert catalogs.cancel("mirror") == 1
     with pytest.raises(
         CatalogState, match="is cancelled: remove it when all of its jobs have ended"
-    ):  # it is not noted yet how it ended
+    ) as at_work:  # it is not noted yet how it ended
         catalogs.remove("mirror")
+    assert at_work.value.to_dict()["hint"].startswith("see "), "it was cancelled, so it needs only time"
+    with pytest.raises(CatalogState, match="is cancelled: some of its jobs have not ended"):
+        catalogs.submit(definition(3))
     assert jobs(catalogs) == []
     catalogs.remove("mirror")
     assert set(store.redis.scan_iter(f"{PREFIX}catalog*")) == before
