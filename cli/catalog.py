@@ -265,6 +265,7 @@ def _status(seen: models.Catalog) -> list[tuple[str, str]]:
     return [
         ("catalog", f"{seen.name}, {seen.digest[:12]}"),
         ("state", f"{seen.state} since {dated(seen.since)}{f': {seen.note}' if seen.note else ''}"),
+        *([("waiting", seen.waits)] if seen.waits else []),
         ("last success", succeeded(seen.success)),
         ("submitted", f"{dated(seen.started)} by {seen.asked_by}"),
         ("models", ", ".join(filter(None, (models_, remaining(seen.left))))),

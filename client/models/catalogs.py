@@ -114,6 +114,7 @@ class Catalog(Document):
     uploaded: Bytes
     ended: list[Ended] = Field(description="a page of the models that ended")
     next: int | None = Field(default=None, exclude_if=absent, description=_MORE)
+    waits: str | None = Field(default=None, description="why nothing of it starts now; null if it is not under way")
 
     def failed(self) -> dict[str, int]:
         """How many failed, by error code; the most frequent first."""

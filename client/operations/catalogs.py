@@ -153,8 +153,8 @@ def _schedules(queue: Queue, catalog: str) -> list[ScheduleStatus]:
 def show_catalog(session: InProcess, name: str, query: CatalogQuery = FIRST) -> catalogs.Catalog:
     """Show a catalog and the result of each model, a page at a time."""
     seen, queue = session.queue.catalogs.get(name, query.after), session.queue
-    waits = queue.waits(bulk=True) if seen.state == "running" else None
-    return told(seen, catalog_left(queue, seen.state, seen.active.values(), seen.todo, waits))
+    waits = queue.waits(bulk=True) if seen.state in {"expanding", "running"} else None
+    return told(seen, catalog_left(queue, seen.state, seen.active.values(), seen.todo, waits), waits)
 
 
 def whole_catalog(session: Session, name: str) -> catalogs.Catalog:
@@ -170,7 +170,7 @@ def show_file(session: InProcess, name: str) -> catalogs.CatalogFile:
     return catalogs.CatalogFile.of(kept, digest=kept.digest)
 
 
-def told(seen: CatalogStatus, left: float | None = None) -> catalogs.Catalog:
+def told(seen: CatalogStatus, left: float | None = None, waits: str | None = None) -> catalogs.Catalog:
     """A catalog with how each model of a page ended."""
     ended = zip(seen.ended, seen.targets, strict=True)
     return catalogs.Catalog.of(
@@ -181,6 +181,7 @@ def told(seen: CatalogStatus, left: float | None = None) -> catalogs.Catalog:
         at_once=seen.definition.at_once,
         counts=in_order(seen.outcomes),
         left=left,
+        waits=waits,
         ended=[catalogs.Ended.of(one, repo=repo, target=target) for (repo, one), target in ended],
     )
 

@@ -38,6 +38,9 @@ def test_a_paused_service_says_so_wherever_somebody_waits_for_it(queue: Queue, t
     mirror = tmp_path / "mirror.yaml"
     mirror.write_text("name: mirror\ndefaults: {to: 'b/{name}', size: 1MB}\nentries: [{repo: a/model}]\n")
     assert said in queue("catalog", "submit", str(mirror)).err
+    assert re.search(f"^waiting +{said}.*the line is down", queue("catalog", "status", "mirror").out, re.M)
+    (expanding,) = queue("catalog", "status", "mirror", "--json").documents
+    assert expanding["state"] == "expanding" and expanding["waits"].startswith(said)
     queue("schedule", "add", "nightly", "a/model", "--to", "b/nightly", "--cron", "0 3 * * *")
     assert said in queue("schedule", "run", "nightly").err
 
@@ -45,7 +48,9 @@ def test_a_paused_service_says_so_wherever_somebody_waits_for_it(queue: Queue, t
     assert again.startswith("Already paused: the service has been paused since ")
     assert "the line is down" in again
     assert queue("fleet", "resume").out == "Resumed the service\n"
-    assert said not in queue("status").out
+    assert said not in queue("status").out and said not in queue("catalog", "status", "mirror").out
+    queue("catalog", "cancel", "mirror")
+    assert "waiting" not in queue("catalog", "status", "mirror").out
 
 
 def test_a_watch_says_once_that_it_is_paused(clean: dict[str, str], url: str) -> None:
