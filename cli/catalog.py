@@ -135,7 +135,8 @@ def _follow(session: Session, name: str, output: Output) -> None:
     left = seen.entries - sum(seen.counts.get(outcome, 0) for outcome in FULFILLED)
     if seen.state != "done" or left:
         note = f"{seen.note}; " if seen.note else ""
-        why = f"{note}{left:,} of {seen.entries:,} models are not done"
+        not_listed = f"it was {seen.state} while its models were being listed"
+        why = f"{note}{left:,} of {seen.entries:,} models are not done" if seen.entries else not_listed
         cure = f"continue it with `reshard catalog resume {name}`, or " if seen.state in TURNS["running"] else ""
         raise CatalogState(name=name, state=seen.state, why=why, cure=cure)
 

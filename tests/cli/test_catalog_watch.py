@@ -96,6 +96,19 @@ def test_when_it_was_ended_before_its_models_the_exit_code_is_10(
     assert f"error[queue.catalog_state]: catalog mirror is {state}: {why}" in done.err.splitlines()
 
 
+@pytest.mark.parametrize(("end", "state"), [("pause", "paused"), ("cancel", "cancelled")])
+def test_ended_while_it_was_expanded_it_is_said_without_a_count_of_models(
+    watched: Callable[..., Done], catalogs: Cursor, end: str, state: str
+) -> None:
+    catalogs.submit(definition(3))
+    getattr(catalogs, end)("mirror")
+    done = watched("watch", "mirror")
+    assert done.code == 10
+    said = f"catalog mirror is {state}: it was {state} while its models were being listed"
+    assert f"error[queue.catalog_state]: {said}" in done.err.splitlines()
+    assert ("continue it with `reshard catalog resume mirror`" in done.err) == (state == "paused")
+
+
 def test_a_job_of_it_that_was_cancelled_leaves_a_model_that_is_not_done(
     watched: Callable[..., Done], catalogs: Cursor, store: JobStore
 ) -> None:
