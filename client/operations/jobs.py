@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 STATES_MAX = 20  # states that one list is asked for; there are ten
 AFTER_MAX = 50  # characters of a page's end: a time, and an id
-CHOSEN_MAX = 10_000  # jobs that something is done to at once; each takes less than a millisecond
+CHOSEN_MAX = 10_000  # jobs that something is done to at once, which takes seconds: they share exchanges and disk writes
 FIELD_MAX = 500  # characters that a filter names something by
 ID_MAX = 100  # characters of an id that is typed; one has ten
 AGE_MAX = 1e11  # seconds; 3,000 years
@@ -245,32 +245,37 @@ def submit(session: InProcess, body: JobRequest) -> jobs.Submitted:
 @operation("POST", "/jobs/cancel")
 def cancel_jobs(session: InProcess, body: Chosen) -> jobs.Acted:
     """Cancel jobs before they publish, by ID or by filter."""
-    return _each(session, body, CANCELLABLE, session.queue.jobs.cancel)
+    return _each(session, body, CANCELLABLE, session.queue.jobs.cancel_each)
 
 
 @operation("POST", "/jobs/retry")
 def retry_jobs(session: InProcess, body: ChosenAgain) -> jobs.Acted:
     """Retry failed or cancelled jobs, by ID or by filter."""
     store = session.queue.jobs
-    return _each(session, body, RETRIABLE, lambda id: store.retry(id, anew=body.anew, overwrite=body.overwrite))
+    return _each(session, body, RETRIABLE, lambda ids: store.retry_each(ids, body.anew, body.overwrite))
 
 
-def _each(session: InProcess, body: Chosen, states: Collection[JobState], act: Callable[[str], object]) -> jobs.Acted:
-    """``act`` on each job by itself; what one is refused with keeps none of the others."""
-    done, refused = list[str](), list[jobs.Refused]()
-    for given in dict.fromkeys(body.ids(session.queue, states)):
-        try:
-            id = session.queue.jobs.resolve(given)
-            if not body.dry_run:
-                act(id)
-            elif body.jobs and (state := session.queue.jobs.get(id).state) not in states:
-                raise WrongState(job=id, state=state, why=f"only {', '.join(sorted(states))} jobs are eligible")
-            done.append(id)
-        except ReshardError as error:
-            if error.retryable:
-                raise
-            refused.append(jobs.Refused(id=given, error=Problem.model_validate(error)))
+def _each(
+    session: InProcess, body: Chosen, states: Collection[JobState], act: Callable[[list[str]], Iterable[object]]
+) -> jobs.Acted:
+    """``act`` on all jobs, which answers for each; the error that one is refused with keeps none of the others."""
+    store, given = session.queue.jobs, [*dict.fromkeys(body.ids(session.queue, states))]
+    found = dict(zip(given, store.resolve_each(given), strict=True))
+    ids = [*dict.fromkeys(id for id in found.values() if isinstance(id, str))]
+    tried = (_tried(job, states) for job in store.each(ids)) if body.jobs else ids
+    answers = dict(zip(ids, tried if body.dry_run else act(ids), strict=True))
+    refused = list[jobs.Refused]()
+    for name, id in found.items():
+        if isinstance(error := answers[id] if isinstance(id, str) else id, ReshardError):
+            refused.append(jobs.Refused(id=name, error=Problem.model_validate(error)))
+    done = [id for id, answer in answers.items() if not isinstance(answer, ReshardError)]
     return jobs.Acted(dry_run=body.dry_run, ids=done, refused=refused)
+
+
+def _tried(job: Job | ReshardError, states: Collection[JobState]) -> object:
+    if isinstance(job, ReshardError) or job.state in states:
+        return job
+    return WrongState(job=job.id, state=job.state, why=f"only {', '.join(sorted(states))} jobs are eligible")
 
 
 @operation("POST", "/jobs/delete")
@@ -279,16 +284,14 @@ def delete_jobs(session: InProcess, body: Chosen) -> jobs.Deleted:
     queue = session.queue
     kept = queue.catalogs.awaited()
     chosen, named = body.ids(queue, ENDED), list[str]()
-    for given in body.jobs:
-        try:
-            job = queue.jobs.get(given)
-        except JobNotFound:
-            if len(body.jobs) == 1:
-                raise
+    for job in queue.jobs.each(body.jobs):
+        if isinstance(job, JobNotFound) and len(body.jobs) > 1:
             continue  # gone, as it is to be
-        except JobUnreadable as damaged:  # the step that deletes it sees whether it has ended
-            named.append(damaged.facts["job"])
+        if isinstance(job, JobUnreadable):  # the step that deletes it sees whether it has ended
+            named.append(job.facts["job"])
             continue
+        if isinstance(job, ReshardError):
+            raise job
         if not job.state.ended:
             raise JobUnderWay(job=job.id, state=job.state)
         if job.id in kept:

@@ -18,7 +18,7 @@ from reshard.worker import keeper
 from reshard.worker.control import Control
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.keeper import LeaseKeeper
-from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.jobs import JobStore, submission
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import BROKER_UNAVAILABLE, job_key
 from reshard.worker.settings import Settings
@@ -101,6 +101,12 @@ def test_control_waits_until_it_takes_something_again(broken: Refusing, caplog: 
             wait_for(lambda: wakes.sent == [("interactive", job)], "the wake")
     with refusal(), running(store):  # and it ends in order meanwhile
         pass
+
+
+def test_a_step_for_many_jobs_is_refused_as_that_for_one(broken: Refusing) -> None:
+    store, refusal = broken
+    with refusal(), pytest.raises(BROKER_UNAVAILABLE):
+        store.run.each("submit", [(*submission(ask(name)), store.most) for name in "ab"])
 
 
 def test_control_goes_on_when_it_goes_away_under_the_hands_of_a_catalog(

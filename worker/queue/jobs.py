@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import compress
+from itertools import compress, repeat
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from urllib.parse import parse_qs
 
@@ -22,18 +22,18 @@ from pydantic import TypeAdapter, ValidationError
 from redis.exceptions import NoPermissionError
 
 from reshard.pipeline.errors import (
-    Ambiguous,
     BrokerRefused,
     BrokerUnavailable,
     BrokerUnsupported,
     JobNotFound,
     JobUnreadable,
+    ReshardError,
     TargetBusy,
     TooManyQueued,
-    WrongState,
 )
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.credentials import default_endpoint
+from reshard.worker.queue.answers import IN_THE_WAY, cancelled, one, resolved, retried
 from reshard.worker.queue.listing import page
 from reshard.worker.queue.record import Job, LogLine, read
 from reshard.worker.queue.scripts import (
@@ -43,6 +43,7 @@ from reshard.worker.queue.scripts import (
     Scripts,
     at_once,
     decoded,
+    for_each,
     job_key,
     known_fields,
     ms,
@@ -61,7 +62,6 @@ _LOG_LINE = TypeAdapter(LogLine)
 SOCKET_TIMEOUT = 10.0  # seconds; an answer of Redis takes milliseconds
 CONNECT_TIMEOUT = 5.0  # seconds
 PAGE_BYTES = 4_000_000  # of the records of one page: each may have 64 kB of request, and checks and errors beside it
-DELETED = 1000  # jobs that are deleted in one exchange with the broker
 SEARCHED = 1000  # records that are read in search of some; that takes half a second
 LOADED = 25  # records that are read at once: a page of jobs is some such reads
 CONNECTIONS = 4  # of one client; a command takes a millisecond, so many threads share them
@@ -158,18 +158,12 @@ class JobStore:
 
     def cancel(self, id: str) -> JobState:
         """Stop a job; returns the state it was in. Its copiers see it in seconds. Raises JobNotFound, WrongState."""
-        id = self.resolve(id)
-        answer, state = texts(self.run("cancel", id))
-        if answer == "missing":
-            raise JobNotFound(job=id)
-        if answer == "refused":
-            why = "its commit is in progress and can no longer be stopped"
-            if state not in JobState.__members__:
-                why = "this state is from a newer release; cancel it with a command of that release"
-            elif JobState(state).ended:
-                why = "it has already ended"
-            raise WrongState(job=id, state=state, why=why)
-        return JobState(state)
+        return one(self.cancel_each([self.resolve(id)])[0])
+
+    def cancel_each(self, ids: Sequence[str]) -> list[JobState | ReshardError]:
+        """The same with many, of whole ids: for each what ``cancel`` would return or raise."""
+        answers = self.run.each("cancel", ((id,) for id in ids))
+        return [cancelled(id, *texts(answer)) for id, answer in zip(ids, answers, strict=True)]
 
     def retry(self, id: str, anew: bool = False, overwrite: bool = False) -> JobState:
         """Go on with a job that ended short of done, from what it had copied; returns the state that it ended in.
@@ -178,27 +172,30 @@ class JobStore:
         ``overwrite`` does so too, and replaces whatever others changed in the target since.
         Raises JobNotFound, WrongState, TargetBusy when another job has the target by now, and TooManyQueued.
         """
+        return one(self.retry_each([self.resolve(id)], anew, overwrite)[0])
+
+    def retry_each(
+        self, ids: Sequence[str], anew: bool = False, overwrite: bool = False
+    ) -> list[JobState | ReshardError]:
+        """The same with many, of whole ids: for each what ``retry`` would return or raise."""
         from reshard.pipeline.planning.model import SCHEMA  # which `reshard list` need not wait for
 
-        id, request = self.resolve(id), ""
-        if overwrite:
-            asked = json.loads(self.redis.hget(job_key(id), "request") or "{}")  # with what only newer releases know
+        requests = self._overwriting(ids) if overwrite else repeat("")
+        given = zip(ids, requests, strict=False)
+        calls = ((id, int(anew or overwrite), request, str(SCHEMA), self.most) for id, request in given)
+        answers = [texts(answer) for answer in self.run.each("retry", calls)]
+        kept = self.each([id for id, (answer, _) in zip(ids, answers, strict=True) if answer in IN_THE_WAY])
+        return [
+            retried(id, answer, what, next(kept) if answer in IN_THE_WAY else None, self.most)
+            for id, (answer, what) in zip(ids, answers, strict=True)
+        ]
+
+    def _overwriting(self, ids: Sequence[str]) -> Iterator[str]:
+        """The request of each, with what only newer releases know, that replaces what others changed."""
+        for stored in for_each(self.redis, ids, lambda pipe, id: pipe.hget(job_key(id), "request")):
+            asked = json.loads(stored or "{}")
             asked.pop("recurring", None)  # this time a person says so
-            request = json.dumps(asked | {"options": asked.get("options", {}) | {"overwrite": True}})
-        answer, what = texts(self.run("retry", id, int(anew or overwrite), request, str(SCHEMA), self.most))
-        if answer == "missing":
-            raise JobNotFound(job=id)
-        if answer == "busy":
-            raise TargetBusy(job=what, target=str(self.get(id).request.target))
-        if answer == "full":
-            raise TooManyQueued(name=self.get(id).request.asked_by or "an unnamed submitter", most=self.most, job=what)
-        if answer == "published":
-            why = "its commit exists and only has to be confirmed; retry it without --overwrite"
-            raise WrongState(job=id, state=what, why=why)
-        if answer == "refused":
-            why = "there is nothing to retry" if what == JobState.done else "it has not ended"
-            raise WrongState(job=id, state=what, why=why)
-        return JobState(what)
+            yield json.dumps(asked | {"options": asked.get("options", {}) | {"overwrite": True}})
 
     def rolled_back(self, id: str, commit: str) -> None:
         """Note with a job that ``commit`` rolled its own back; raises JobNotFound."""
@@ -207,37 +204,30 @@ class JobStore:
 
     def delete(self, ids: Sequence[str]) -> list[str]:
         """Forget those that have ended and were not retried meanwhile; returns which. What they published stays."""
-        deleted = list[str]()
-        for first in range(0, len(ids), DELETED):
-            batch = ids[first : first + DELETED]
-            with self.redis.pipeline(transaction=False) as pipeline:
-                step = Scripts(pipeline)
-                for id in batch:
-                    step("delete", id)
-                deleted += compress(batch, pipeline.execute())
-        return deleted
+        return [*compress(ids, self.run.each("delete", ((id,) for id in ids)))]
 
     # -------------------------------------------------------------------------------------------------------- look
 
     def resolve(self, start: str) -> str:
         """The id of the one job whose id begins so; raises JobNotFound, Ambiguous."""
-        found = texts(self.redis.zrangebylex(f"{PREFIX}ids", f"[{start}", f"[{start}\xff", 0, 5))
-        if start in found:
-            return start
-        if not start or not found:
-            raise JobNotFound(job=start or "''")
-        if len(found) > 1:
-            raise Ambiguous(job=start, jobs=", ".join(found))
-        return found[0]
+        return one(resolved(start, texts(self.redis.zrangebylex(*_beginning(start)))))
+
+    def resolve_each(self, starts: Sequence[str]) -> list[str | ReshardError]:
+        """For each what ``resolve`` would return or raise."""
+        found = for_each(self.redis, starts, lambda pipe, start: pipe.zrangebylex(*_beginning(start)))
+        return [resolved(start, texts(answer)) for start, answer in zip(starts, found, strict=True)]
 
     def get(self, id: str) -> Job:
         """The job, with who works on what now; raises JobNotFound, JobUnreadable."""
         ((_, job, _),) = self._loaded([self.resolve(id)])
-        if job is None:
-            raise JobNotFound(job=id)
-        if isinstance(job, JobUnreadable):
-            raise job
-        return job
+        return one(job or JobNotFound(job=id))
+
+    def each(self, starts: Sequence[str]) -> Iterator[Job | ReshardError]:
+        """For each what ``get`` would return or raise."""
+        ids = self.resolve_each(starts)
+        jobs = self._loaded([id for id in ids if isinstance(id, str)])
+        for id in ids:
+            yield (next(jobs)[1] or JobNotFound(job=id)) if isinstance(id, str) else id
 
     def recent(self, states: Collection[JobState] = (), limit: int = 50) -> list[Job]:
         """The newest ``limit`` jobs, of these states or of all, that can be read; with who works on what now."""
@@ -393,6 +383,11 @@ class JobStore:
 
 
 ACTIVE = f"{PREFIX}active"  # hash: target -> the job that works on it
+
+
+def _beginning(start: str) -> tuple[str, str, str, int, int]:
+    """Where some ids are that begin so."""
+    return f"{PREFIX}ids", f"[{start}", f"[{start}\xff", 0, 5
 
 
 def open_redis(url: str, timeout: float = SOCKET_TIMEOUT) -> redis.Redis:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from functools import cache
+from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import redis
 from redis.commands.core import Script
@@ -19,6 +20,7 @@ PREFIX = "reshard:"  # of every key that this service writes
 OWNED = frozenset({"begin", "done", "fail", "hand_over", "invalidate", "log", "planned", "release", "renew", "seal"})
 NOT_BEGUN = 1 << 50  # of a rank in the order of jobs; more than will ever be submitted
 FADES = 300_000  # ms until bytes that came weigh a third of what they did, so that a rate is that of some ten minutes
+BATCH = 200  # jobs of one exchange: each change may wait for the server's disk, and may have 64 kB of request
 _FOLDER = Path(__file__).with_name("lua")
 
 
@@ -56,9 +58,21 @@ class Scripts:
         try:
             return self._scripts[name](args=list(arguments))
         except redis.ResponseError as error:
-            if str(error).startswith("MISCONF"):
-                raise CannotSave(str(error)) from error
-            raise
+            _raise(error)
+
+    def each(self, name: str, calls: Iterable[Sequence[str | bytes | int]]) -> list[Any]:
+        """What a step answers to each of these calls, BATCH in one exchange with the server; raises as one of them."""
+        answers = list[Any]()
+        for some in _batches(calls):
+            with self._client.pipeline(transaction=False) as pipe:
+                step = Scripts(pipe)
+                for arguments in some:
+                    step(name, *arguments)
+                answers += pipe.execute(raise_on_error=False)
+            for error in answers[-len(some) :]:
+                if isinstance(error, redis.ResponseError):
+                    _raise(error)
+        return answers
 
 
 def transact(client: redis.Redis, step: Callable[[Pipeline], T], *watched: str) -> T:
@@ -74,6 +88,15 @@ def at_once(client: redis.Redis, ask: Callable[[Pipeline], object]) -> list[Any]
     with client.pipeline(transaction=False) as pipe:
         ask(pipe)
         return pipe.execute()
+
+
+def for_each(client: redis.Redis, items: Iterable[T], ask: Callable[[Pipeline, T], object]) -> Iterator[Any]:
+    """The answers to what ``ask`` asks of its pipeline for each of them, BATCH in one exchange with the server."""
+    for some in _batches(items):
+        with client.pipeline(transaction=False) as pipe:
+            for item in some:
+                ask(pipe, item)
+            yield from pipe.execute()
 
 
 def job_key(id: str, part: str | None = None) -> str:
@@ -106,6 +129,18 @@ def known_fields(kind: Callable[..., T], data: str | bytes) -> T:
 def decoded(fields: Any) -> dict[str, str]:
     """A hash, or the fields of a stream's entry, as text."""
     return {name.decode(): value.decode() for name, value in fields.items()}
+
+
+def _batches(items: Iterable[T]) -> Iterator[list[T]]:
+    rest = iter(items)
+    while some := list(islice(rest, BATCH)):
+        yield some
+
+
+def _raise(error: redis.ResponseError) -> NoReturn:
+    if str(error).startswith("MISCONF"):
+        raise CannotSave(str(error)) from error
+    raise error
 
 
 @cache

@@ -403,7 +403,7 @@ def test_jobs_that_ended_are_found_by_state_and_age(store: JobStore) -> None:
 
 
 def test_more_jobs_than_one_exchange_takes_are_deleted(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reshard.worker.queue.jobs.DELETED", 2)
+    monkeypatch.setattr("reshard.worker.queue.scripts.BATCH", 2)
     jobs = [store.submit(ask(name=name)).id for name in "abcde"]
     for job in jobs:
         store.cancel(job)
