@@ -131,8 +131,8 @@ class Cursor(Catalogs):
                 return False
             if first == 0:  # an earlier expander may have died before its end
                 pipe.delete(*(key(name, part) for part in ("entries", "todo", "ended", "counts", "moved")))
-                now = now._replace(counts=Counter(), todo=0)
-            now, todo = now._replace(entries=len(found)), now.todo
+                now = now._replace(counts=Counter(), todo=0, failures=0)
+            now, todo, failures = now._replace(entries=len(found)), now.todo, now.failures
             for number, (entry, ended) in enumerate(found[first : first + FILL], first):
                 pipe.hset(key(name, "entries"), str(number), entry.model_dump_json(exclude_defaults=True))
                 if ended is None:
@@ -140,7 +140,8 @@ class Cursor(Catalogs):
                     todo += 1
                 else:
                     now.note_end(pipe, str(number), entry.repo, ended)
-            pipe.hset(key(name), mapping={"failures": 0, "empty": json.dumps(empty)})
+                    failures += ended.error is not None
+            pipe.hset(key(name), mapping={"failures": failures, "empty": json.dumps(empty)})
             if first + FILL >= len(found):
                 pipe.hdel(key(name), "expander", "expander_until", "note")
                 now.enter(pipe, "running" if todo else "done")

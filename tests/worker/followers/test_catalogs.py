@@ -21,6 +21,7 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.publishing.commit import Published
 from reshard.worker.followers import catalogs as kept
+from reshard.worker.followers import cursor
 from reshard.worker.followers.catalogs import key
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.expander import EXPAND_AGAIN, Expander
@@ -246,6 +247,33 @@ def test_too_many_failures_stop_it_and_resume_forgives_them(catalogs: Cursor, le
     assert (seen.state, seen.todo, seen.note) == ("stopped", 3, "more than 1 model failed")
     catalogs.resume("mirror")
     assert len(jobs(catalogs)) == 1
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_models_that_fail_before_they_have_a_job_count_among_too_many_failures(
+    catalogs: Cursor, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(cursor, "FILL", 2)
+    absent = SourceNotFound(repo="them/m", endpoint="https://hub")
+    wanted = definition(5, max_failures=most)
+    found = [(entry, absent if number in {0, 4} else None) for number, (entry, _) in enumerate(rows(wanted))]
+    assert catalogs.submit(wanted)
+    run = catalogs.claim("mirror", "one")
+
+    def died(*_: object) -> None:
+        raise ConnectionError("an expander that died after its first rows")
+
+    with monkeypatch.context() as patched, pytest.raises(ConnectionError):
+        steps = iter([kept.transact, died])
+        patched.setattr(kept, "transact", lambda *step: next(steps)(*step))
+        catalogs.fill("mirror", run, "one", found)
+    assert catalogs.fill("mirror", run, "one", found)
+    assert len(jobs(catalogs)) == (0 if most == 1 else 3)
+    if most == 1:
+        seen = catalogs.get("mirror")
+        assert (seen.state, seen.todo, seen.note) == ("stopped", 3, "more than 1 model failed")
+        catalogs.resume("mirror")
+        assert len(jobs(catalogs)) == 3
 
 
 def test_bytes_that_were_read_stop_it(catalogs: Cursor, leases: Leases, store: JobStore) -> None:
