@@ -17,6 +17,7 @@ from reshard.client.facts import seconds_of, source_bytes
 from reshard.client.models.catalogs import Catalog, CatalogProgress
 from reshard.client.models.jobs import Event, FailedModel, Happened, JobDone, JobNow, ModelFailed, Moved, Waits
 from reshard.client.models.plans import Plan
+from reshard.client.models.records import Problem
 from reshard.client.operations import catalogs as of_catalogs
 from reshard.client.operations import jobs as operations
 from reshard.client.operations.table import Session
@@ -35,6 +36,7 @@ PHASES = {
 POLL = 1.0  # seconds between reads when nothing happens; workers report their progress as often
 PATIENCE = 120.0  # seconds without the queue before following ends; the job itself does not
 PAUSE = 2.0  # seconds between tries to reach a queue that is away
+READ_AT_EACH = 1000  # models of a catalog that ended: each poll may read so many more in search of failures
 FAILURES_SHOWN = 20  # of a catalog, at once; more of them are counted
 
 
@@ -165,15 +167,20 @@ class CatalogFollower:
         self._session, self._name, self._output, self._bar = session, name, output, shown
         self._told: set[tuple[str, str | None]] = set()  # models whose failure was told, each with its job
         self._failed = 0  # those that it counted then
+        self._rest = 0  # polls until failures are read again, as each time all that ended is read
         self._waits = _Waits(output, shown)
 
     def look(self) -> Catalog | None:
         """The catalog once nothing more of it is begun or at work; what waits for ``resume`` is not begun."""
         now = of_catalogs.show_progress(self._session, self._name)
-        if now.counts.get("failed", 0) != self._failed:
+        failed, over = now.counts.get("failed", 0), now.state not in {"expanding", "running"} and not now.active
+        # Fewer: they were retried, and are news if they fail again.
+        if (over and failed) or failed < self._failed or (failed > self._failed and self._rest <= 0):
             self._tell_failures()
-        if now.state not in {"expanding", "running"} and not now.active:
+            self._rest = (now.entries - now.todo - now.active) // READ_AT_EACH
+        if over:
             return of_catalogs.whole_catalog(self._session, self._name)
+        self._rest -= 1
         self._show(now)
         self._waits.tell(now.waits or (now.note if now.state == "expanding" else None))
         time.sleep(POLL)
@@ -186,13 +193,14 @@ class CatalogFollower:
         self._bar.show(now.state, done, now.entries, figures="" if now.state == "expanding" else figures)
 
     def _tell_failures(self) -> None:
-        ended = of_catalogs.whole_catalog(self._session, self._name).ended
-        failed = [(one, one.error) for one in ended if one.error]
-        news = [(one, error) for one, error in failed if (one.repo, one.job) not in self._told]
-        self._told, self._failed = {(one.repo, one.job) for one, _ in failed}, len(failed)
+        groups = of_catalogs.all_failures(self._session, self._name).failures
+        failed = [one for group in groups.values() for one in group]
+        news = [one for one in failed if (one.repo, one.job) not in self._told]
+        self._told, self._failed = {(one.repo, one.job) for one in failed}, len(failed)
         if self._output.json:
-            for one, error in news:
-                self._output.document(ModelFailed(failed=FailedModel(repo=one.repo, job=one.job, error=error)))
+            for one in news:
+                told = FailedModel(repo=one.repo, job=one.job, error=Problem.of(one))
+                self._output.document(ModelFailed(failed=told))
         else:
-            for line in first([f"{one.repo}: {e.code}: {e.message}" for one, e in news], FAILURES_SHOWN):
+            for line in first([f"{one.repo}: {one.code}: {one.message}" for one in news], FAILURES_SHOWN):
                 self._bar.say(line)

@@ -15,7 +15,7 @@ import pytest
 from reshard.cli import progress, watch
 from reshard.cli.output import Output
 from reshard.cli.progress import Bar, bar
-from reshard.client.operations.table import InProcess
+from reshard.client.operations.table import Answered, InProcess, Operation, P
 from reshard.client.queue import Queue as Opened
 from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.followers.cursor import Cursor
@@ -183,6 +183,47 @@ def test_progress_is_shown_at_each_look_on_a_terminal_and_every_ten_seconds_in_a
     assert [line.startswith(failure) for line in said] == [False, True, False, False]
     assert [said[0], *said[2:]] == ["running: 0 of 3 models done, 3 running, 0 failed", *[f"running: {last}"] * 2]
     assert terminal.lines[0].startswith(failure) and terminal.lines[1:] == [f"running 1/3: {last}"] * 2
+
+
+class Asked(InProcess):
+    """A session that keeps what it was asked."""
+
+    def __init__(self, store: JobStore) -> None:
+        super().__init__(Opened(store), "me")
+        self.paths: list[str] = []
+
+    def perform(self, operation: Operation[P, Answered], /, *args: P.args, **kwargs: P.kwargs) -> Answered:
+        self.paths.append(operation.path)
+        return super().perform(operation, *args, **kwargs)
+
+
+def test_failures_that_trickle_in_are_read_the_less_often_the_more_has_ended(
+    catalogs: Cursor, leases: Leases, store: JobStore, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "READ_AT_EACH", 1)
+    session, terminal = Asked(store), Shown()
+    follower = watch.CatalogFollower(session, "mirror", Output(), terminal)
+    begin(catalogs, definition(10, at_once=10))
+    started = jobs(catalogs)
+    for job in started[:-1]:
+        fail(leases, job)
+        jobs(catalogs)
+        assert follower.look() is None
+    assert session.paths.count("/catalogs/{name}/failures") == 4, "when 1, 2, 4 and 8 had ended"
+    assert "/catalogs/{name}" not in session.paths
+    for _ in started:
+        assert follower.look() is None
+    assert session.paths.count("/catalogs/{name}/failures") == 5
+    catalogs.retry("mirror")
+    assert len(jobs(catalogs)) == 10 and follower.look() is None
+    for job in started:
+        fail(leases, job)
+    assert jobs(catalogs) == []
+    assert follower.look() is not None
+    assert session.paths.count("/catalogs/{name}/failures") == 7 and session.paths.count("/catalogs/{name}") == 1
+    told = sorted(line.partition(":")[0] for line in terminal.lines if line.startswith("them/"))
+    models = [f"them/m{number}" for number in range(10)]
+    assert told == sorted(models + models[:-1]), "each once, and again after its retry"
 
 
 def test_status_and_watch_say_how_long_the_rest_will_take(
