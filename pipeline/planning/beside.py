@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Set
 from fnmatch import fnmatchcase
 from glob import escape
-from posixpath import basename, dirname
+from posixpath import basename, dirname, join
 
 from reshard.pipeline.checkpoint.discover import NUMBERED, Found, foreign_format, is_weight_index, may_be_other
 from reshard.pipeline.checkpoint.names import settings_path
@@ -67,6 +67,12 @@ def _by_include(path: str) -> str:
     return f"copy it with --include {escape(path)!r}"
 
 
+def describes(path: str, folders: Iterable[str]) -> bool:
+    """Whether ``path`` is a manifest or a signed statement, whose folder is, or is around, one of ``folders``."""
+    around = join(dirname(path), "")
+    return basename(path) in {MANIFEST, *STATEMENTS} and any(join(one, "").startswith(around) for one in folders)
+
+
 def sort_out(
     listing: Mapping[str, StoredFile], found: Found, opened: Opened, options: Options, written: Set[str] = frozenset()
 ) -> tuple[tuple[StoredFile, ...], tuple[LeftOut, ...]]:
@@ -91,6 +97,8 @@ def sort_out(
 def _why_not(path: str, found: Found, duplicates: Mapping[str, str], options: Options) -> str | None:
     if why := _unwanted(path, options):
         return why
+    if describes(path, (dirname(file.path) for file in found.files if file.path not in found.uncut)):
+        return "it is about the source's files"
     if path in found.uncut or any(fnmatchcase(path, pattern) for pattern in options.include):
         return None
     if path in duplicates:

@@ -27,6 +27,7 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.figures import human_bytes
 from reshard.pipeline.limits import ALIGNMENT
 from reshard.pipeline.planning.beside import (
+    describes,
     excluded,
     idle_globs,
     other_weights,
@@ -185,7 +186,8 @@ def make_plan(known: Known) -> Plan:
     notes += told
     beside = {f.path for f in carried} | {edit.path for edit in edits} | {CARD}
     stays = written | {*reused} | beside
-    theirs = {one.path for one in left_out if known.in_place} - {*STATEMENTS}
+    folders = [checkpoint.name.folder for checkpoint in opened.checkpoints]
+    theirs = {one.path for one in left_out if known.in_place and not describes(one.path, folders)} - {*STATEMENTS}
     deletes, pruned = deletes_of(outputs, before, stays, theirs, options)
     taken = pruned - before.published.keys()
     kept = before.files.keys() - stays - {*deletes}

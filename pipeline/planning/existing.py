@@ -12,6 +12,7 @@ from reshard.pipeline.checkpoint.indexes import parse_index
 from reshard.pipeline.checkpoint.names import is_path_of
 from reshard.pipeline.checkpoint.tool_files import is_tool_file
 from reshard.pipeline.errors import CheckpointError
+from reshard.pipeline.planning.beside import describes
 from reshard.pipeline.planning.model import CARD, MANIFEST, Output
 from reshard.pipeline.planning.scales import MODELOPT
 from reshard.pipeline.request import Options
@@ -45,6 +46,8 @@ def deletes_of(
     """
     names = {output.name for output in outputs}
     doomed = {path for path in before.files if _belongs_to(path, names) or path == MANIFEST}
+    folders = {name.folder for name in names}  # a component that was published by itself has its own manifest
+    doomed |= {path for path in before.files if basename(path) == MANIFEST and describes(path, folders)}
     doomed |= (before.published.keys() & before.files.keys()) - theirs
     for index, content in before.indexes.items():
         if _belongs_to(index, names):

@@ -11,7 +11,7 @@ from reshard.pipeline.checkpoint.discover import SOUGHT_STEMS, foreign_format, i
 from reshard.pipeline.checkpoint.tool_files import is_tool_file
 from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.limits import CONFIG_MAX
-from reshard.pipeline.planning.beside import excluded, settings_files, sort_out
+from reshard.pipeline.planning.beside import describes, excluded, settings_files, sort_out
 from reshard.pipeline.planning.model import CARD, MANIFEST, STATEMENTS
 from reshard.pipeline.planning.select import edited_config
 from reshard.pipeline.protocols import Source
@@ -76,6 +76,7 @@ def compare_files(
     carried = {file.path for file in sort_out(theirs, source.found, source.opened, changes)[0]}
     written = {*output.found.indexes, *(file.path for file in output.files)}
     accounted = {*written, *but, CARD, MANIFEST, *STATEMENTS}
+    accounted |= {path for path in ours if describes(path, map(dirname, written))}
     folders = _model_folders(source, output)
     findings: list[Finding] = []
     settings = settings_files(source.opened)

@@ -6,7 +6,7 @@ source held them at that commit rests on the word of who published.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -49,6 +49,7 @@ def check_manifest(output: Source, described: Publication | None = None) -> Reco
     file = output.files().get(MANIFEST)
     if file is None:
         named = {path: root for path, index in indexes.items() if (root := _root(index))}
+        named = {path: root for path, root in named.items() if not _has_its_own(output, path)}
         named |= {"the commit": described.manifest} if described and described.manifest else {}
         findings = [f"{who} refers to manifest {root}, but {MANIFEST} is missing" for who, root in named.items()]
         return Recorded(Check("manifest", "failed", _LEVEL, "", {}, some(findings)) if findings else None, None)
@@ -58,7 +59,8 @@ def check_manifest(output: Source, described: Publication | None = None) -> Reco
     except CheckpointError as error:
         return Recorded(Check("manifest", "failed", _LEVEL, "", {}, (str(error),)), None)
     contradicted = list(_commit_findings(manifest, sha256_of(content), described)) if described else []
-    findings = [*_own_findings(manifest), *_index_findings(manifest, indexes), *contradicted]
+    components = {path for path in indexes if _has_its_own(output, path)}
+    findings = [*_own_findings(manifest), *_index_findings(manifest, indexes, components), *contradicted]
     findings += differences(output, Expected(manifest.files))
     weights, others = _beside(output, manifest, indexes)
     figures = {
@@ -121,15 +123,22 @@ def _own_findings(manifest: Manifest) -> Iterator[str]:
         yield f"{MANIFEST} lists no files; reshard never publishes an empty one"
 
 
-def _index_findings(manifest: Manifest, indexes: Mapping[str, Index]) -> Iterator[str]:
+def _has_its_own(output: Source, index: str) -> bool:
+    """Whether a folder around ``index`` has a manifest: it is of a component that was published by itself."""
+    folders = index.split("/")[:-1]
+    return any("/".join([*folders[:count], MANIFEST]) in output.files() for count in range(1, len(folders) + 1))
+
+
+def _index_findings(manifest: Manifest, indexes: Mapping[str, Index], components: Set[str]) -> Iterator[str]:
     """An index is the publication's if it says so, or names a file of it; then it names the root and nothing else.
 
-    What else stands beside a publication is its owner's business.
+    What else stands beside a publication, such as ``components`` with manifests of their own, is its owner's business.
     """
     named: set[str] = set()
     for path, index in indexes.items():
         root, names = _root(index), {*index.files.values()}
-        if root is None and not names & manifest.files.keys():
+        another = root is None or (path in components and root != manifest.root)
+        if another and not names & manifest.files.keys():
             continue
         named |= names
         if root != manifest.root:
