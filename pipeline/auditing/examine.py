@@ -18,7 +18,7 @@ from reshard.pipeline.limits import AUDIT_HEADERS, AUDIT_SOURCES
 from reshard.pipeline.places import DEFAULT_BRANCH, AnyPlace, Hub, check_repo, repository
 from reshard.pipeline.planning.model import SIGNATURE
 from reshard.pipeline.protocols import Source, Visibility
-from reshard.pipeline.publishing.history import read
+from reshard.pipeline.publishing.history import read, standing
 from reshard.pipeline.publishing.manifest import Manifest, Origin
 from reshard.pipeline.request import Options, key_of
 from reshard.pipeline.stores.connect import Context, open_source
@@ -269,13 +269,13 @@ def _is_same(stated: Origin, place: AnyPlace, known: HubModel | None, context: C
 
 
 def _made_in_place(theirs: Source, stated: Origin, context: Context) -> bool:
-    """Whether the newest commit of the source is the publication that was made from what ``stated`` names."""
+    """Whether the source's newest commit that stands is the publication that was made from what ``stated`` names."""
     hub = repository(theirs.place)
     try:
-        head = next(context.api(hub, "read").commits(hub.repo, theirs.pin.commit), None)
+        last = standing(context.api(hub, "read").commits(hub.repo, theirs.pin.commit))
     except Refusal:  # a Hub without a history
         return False
-    ours = read(head) if head and head.id == theirs.pin.commit else None
+    ours = read(last) if last else None
     return ours is not None and ours.source_commit == stated.commit
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from reshard.pipeline.checkpoint.indexes import load_json
@@ -118,6 +119,17 @@ def undo_message(commit: str) -> str:
 def undoes(commit: Commit) -> str | None:
     """The publication that ``commit`` undoes; None for every other commit."""
     return _trailer(commit, _UNDOES)
+
+
+def standing(history: Iterable[Commit]) -> Commit | None:
+    """The newest commit of ``history``, newest first, whose changes were not undone; not one of ours that undoes."""
+    undone = set()
+    for commit in islice(history, HISTORY_MAX):
+        before = undoes(commit)
+        if before is None and commit.id not in undone:
+            return commit
+        undone.add(before)
+    return None
 
 
 def publications(target: Target, at: str, since: str | None) -> Iterator[Publication]:

@@ -18,10 +18,12 @@ from reshard.pipeline.auditing.findings import KINDS
 from reshard.pipeline.auditing.subjects import of_catalog, of_folder, of_owner
 from reshard.pipeline.catalogs.definition import parse
 from reshard.pipeline.errors import FolderNotFound, HubUnreachable, UsageError
+from reshard.pipeline.places import parse_place
 from reshard.pipeline.planning.model import MANIFEST
-from reshard.pipeline.request import Request
+from reshard.pipeline.publishing.rollback import rollback
+from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import run
-from reshard.pipeline.stores.connect import Context
+from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.hub.fixtures import Namespace
 from tests.pipeline.auditing.planted import (
@@ -214,8 +216,10 @@ def test_what_was_resharded_in_place_is_no_newer_source_until_someone_else_chang
         return ("m", "source-moved") in kinds(audited(of_owner(space.name, None, Context.from_env())))
 
     for size in (3000, 1000):
-        run(Request.of(in_place, in_place, size=size))
+        made = run(Request.of(in_place, in_place, size=size))
         assert not has_moved()
+    rollback(open_target(parse_place(in_place), Options(), Context.from_env()), made.published.commit)
+    assert not has_moved()
     space.admin.put_files(in_place, {"README.md": b"# New"})
     assert has_moved()
 
