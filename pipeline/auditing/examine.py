@@ -166,7 +166,7 @@ def examine(subject: Subject, sources: Sources, classes: MetaLoader) -> Audited:
     source = str(against.place) if against.place else None
     return Audited(
         place,
-        gathered(told, lambda kind: next_command(kind, subject.place, against.place, against.made)),
+        gathered(told, lambda kind: next_command(kind, subject.place, against.place, against.made, against.at)),
         commit=ours.pin.commit,
         source=source,
         source_commit=against.source.pin.commit if against.source else None,
@@ -184,6 +184,7 @@ class _Against(NamedTuple):
     source: Source | None = None
     changes: Options = AS_IT_IS  # by which both were compared
     made: Options = AS_IT_IS  # by which it is made again
+    at: str | None = None  # the commit of the source that was looked at, where that is not its newest
 
 
 def _of_source(
@@ -228,7 +229,7 @@ def _of_source(
     except ReshardError as error:
         told.append(Told("source-unreadable", str(error), next=error.next_step))
         return _Against(told, place, changes=changes, made=made)
-    return _Against(told, place, at.source, changes, made)
+    return _Against(told, place, at.source, changes, made, commit if commit != theirs.pin.commit else None)
 
 
 def _first_way(

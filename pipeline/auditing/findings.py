@@ -107,15 +107,21 @@ def sample(names: Iterable[str], count: int) -> list[str]:
     return sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())[:count]
 
 
-def next_command(kind: str, audited: AnyPlace, against: AnyPlace | None, options: Options) -> str:
-    """What to type about a finding: what repairs the copy, or what looks more closely where headers prove nothing."""
+def next_command(
+    kind: str, audited: AnyPlace, against: AnyPlace | None, options: Options, at: str | None = None
+) -> str:
+    """What to type about a finding: what repairs the copy, or what looks more closely where headers prove nothing.
+
+    ``at`` is the commit that the audit compared with; None where it is the newest.
+    """
     place, source = audited.spelled, against.spelled if against else None
     if kind == "source-wrong":
         return join(["reshard", "provenance", place])
     if source is None and kind not in {"unsigned", "source-unknown"}:
         return join(["reshard", "doctor", place])
     if kind in {"changes-claimed", "tokenizer-changed", "file-unproven", "source-unknown", "class-mismatch"}:
-        return join(["reshard", "verify", place, "--against", source or "SRC"])
+        compared = against.at(at).spelled if against and at else source
+        return join(["reshard", "verify", place, "--against", compared or "SRC"])
     signing = ["--sign", "KEY", "--force"] if kind == "unsigned" else []
     changed = ((name, value) for name, value in options.weights().items() if value != getattr(AS_IT_IS, name))
     return join(["reshard", "run", source or "SRC", "--to", place, *typed_options(changed), *signing])

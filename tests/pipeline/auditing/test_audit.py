@@ -37,6 +37,9 @@ from tests.pipeline.auditing.planted import (
 )
 from tests.pipeline.stores.conftest import Impatient
 from tests.pipeline.verifying.models import save as save_tied
+from tests.support.checker import from_hub
+
+WHOLE = "model.safetensors"
 
 
 @pytest.fixture
@@ -222,6 +225,17 @@ def test_what_was_resharded_in_place_is_no_newer_source_until_someone_else_chang
     assert not has_moved()
     space.admin.put_files(in_place, {"README.md": b"# New"})
     assert has_moved()
+
+
+def test_what_was_cast_in_place_is_compared_with_what_it_was(space: Namespace) -> None:
+    commit, repo = publish(space, "m", files_of(*model())), space.repo("m")
+    run(Request.of(repo, repo, dtype="bfloat16"))
+    found = {one.kind: one.next for one in audited(of_owner(space.name, None, Context.from_env()))["m"].findings}
+    assert found["changes-claimed"] == f"reshard verify {repo} --against {repo}@{commit}"
+    whole = from_hub(space.endpoint, repo, token=space.token)(WHOLE) or b""
+    space.admin.put_files(repo, {WHOLE: whole[:-1] + bytes([whole[-1] ^ 1])}, lfs=[WHOLE])
+    deep = {one.kind: one.next for one in audited(of_owner(space.name, None, Context.from_env()), deep=1)["m"].findings}
+    assert deep["bytes-changed"] == f"reshard verify {repo} --against {repo}@{commit} --deep"
 
 
 def test_a_source_that_was_renamed_is_not_a_wrong_one(space: Namespace) -> None:
