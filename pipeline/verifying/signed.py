@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from reshard.pipeline.check import Check, Result, first, some
 from reshard.pipeline.checkpoint.tool_files import is_tool_file
-from reshard.pipeline.errors import BadSignature, SignedElsewhere
+from reshard.pipeline.errors import BadSignature, NotSigned, SignedElsewhere
 from reshard.pipeline.planning.model import PROVENANCE, SIGNATURE
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.publishing.provenance import PREDICATE, evidence, sha256_of
@@ -126,7 +126,9 @@ def _breaks(link: Signed, made_from: list[dict[str, Any]]) -> str:
 
 def _read(output: Source, path: str, trusted: Trusted) -> Signed:
     if (bundle := evidence(output, path)) is None:
-        raise BadSignature(file=path, why="it is missing, or too large to be a signature")
+        if path not in output.files():
+            raise NotSigned(place=str(output.place), file=path)
+        raise BadSignature(file=path, why="it is too large to be a signature")
     return trusted.read(bundle, path)
 
 

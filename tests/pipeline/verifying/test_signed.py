@@ -17,7 +17,8 @@ from model_signing import hashing, signing
 
 from reshard.pipeline.api import verify
 from reshard.pipeline.check import Check
-from reshard.pipeline.errors import BadSignature, BadSignKey, SignedElsewhere, SignExtraMissing
+from reshard.pipeline.errors import BadSignature, BadSignKey, NotSigned, SignedElsewhere, SignExtraMissing
+from reshard.pipeline.limits import EVIDENCE_MAX
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.planning.model import MANIFEST, PROVENANCE, SIGNATURE
 from reshard.pipeline.publishing import signing as ours
@@ -156,7 +157,7 @@ def tampered(file: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda out: (out / SIGNATURE).unlink(), "it is missing"),
+        (lambda out: os.truncate(out / SIGNATURE, EVIDENCE_MAX + 1), "it is too large to be a signature"),
         (lambda out: (out / SIGNATURE).write_text("{}"), "not a signature in a Sigstore bundle"),
         (lambda out: (out / SIGNATURE).write_text("["), "not a signature in a Sigstore bundle"),
         (lambda out: tampered(out / SIGNATURE), "did not sign this text"),
@@ -169,6 +170,13 @@ def test_what_is_no_signature_by_this_key_is_refused(
     change(signed)
     with pytest.raises(BadSignature, match=why):
         looked(signed, pair)
+
+
+def test_what_is_not_signed_is_told_from_a_bad_signature(signed: Path, pair: Pair) -> None:
+    (signed / SIGNATURE).unlink()
+    with pytest.raises(NotSigned, match=f"is not signed: it has no {SIGNATURE}") as caught:
+        looked(signed, pair)
+    assert "ask its publisher to sign it" in caught.value.next_step
 
 
 def test_a_certificate_of_no_known_version_is_refused(model: Path, tmp_path: Path) -> None:
