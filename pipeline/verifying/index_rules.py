@@ -139,7 +139,7 @@ def _unindexed(paths: list[str]) -> Iterator[Finding]:
         yield Finding("no_index", f"{stem} is in numbered files, but its index {index} is missing", paths[0])
     numbers = {int(found["number"]) for path in paths if (found := NUMBERED.fullmatch(basename(path)))}
     for number in sorted(set(range(1, int(match["count"]) + 1)) - numbers):
-        text = f"file {number} of {int(match['count'])} of {match['stem']} is missing"
+        text = f"file {number} of {int(match['count'])} of {stem} is missing"
         yield Finding("absent_file", text, paths[0])
 
 
