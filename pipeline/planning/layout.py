@@ -129,12 +129,13 @@ class Spread(NamedTuple):
 
 
 def spread(files: Iterable[Laid]) -> Spread:
-    """By what ``block_of`` takes for a layer."""
+    """By those of ``block_of`` that end in a number: others, such as a final norm, are no layers."""
     tensors: dict[tuple[Name, str], list[str]] = defaultdict(list)
     for file in files:
         for tensor in file.tensors:
             tensors[file.model, block_of(tensor.name)].append(file.path)
-    layers = [{*paths} for paths in tensors.values() if len(paths) > 1]
+    numbered = (paths for (_, block), paths in tensors.items() if block.rpartition(".")[2].isdecimal())
+    layers = [{*paths} for paths in numbered if len(paths) > 1]
     return Spread(sum(len(paths) > 1 for paths in layers), len(layers))
 
 

@@ -110,6 +110,9 @@ def test_layers_that_lie_in_several_files_are_counted() -> None:
     ]
     assert spread(files) == (2, 2), "not a layer of one tensor"
     assert spread([files[0]]) == (0, 0)
+    names = ("ln_f.weight", "ln_f.bias", "text.embeddings.w", "text.embeddings.v")
+    beside = [(name, 4 * number, 4, 2) for number, name in enumerate(names)]
+    assert spread([laid("c", *beside)]) == (0, 0), "they have no number"
 
 
 def test_a_reader_that_goes_by_the_index_seeks_where_the_file_has_another_order() -> None:
