@@ -8,7 +8,8 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from io import BufferedWriter, FileIO, TextIOWrapper
+from typing import Any, TextIO
 
 from typer import Abort, TyperException
 
@@ -26,6 +27,34 @@ SERVICES = {"reshard worker", "reshard control", "reshard web"}
 PIPE_CLOSED = 141  # exit code; 128 + SIGPIPE
 
 
+class OutputLost(OSError):
+    """A stream of ours takes no more; without an errno, by which typer and rich would exit with 1 and say nothing."""
+
+    def __init__(self, stream: int, why: OSError) -> None:
+        super().__init__(f"cannot write to {stream}")
+        self.stream, self.why = stream, why
+
+
+class _Raw(FileIO):
+    def write(self, data: Any) -> Any:
+        try:
+            return super().write(data)
+        except OSError as error:
+            raise OutputLost(self.fileno(), error) from error
+
+
+def own(stream: TextIO) -> TextIO:
+    """The same stream, which raises OutputLost: no other error of a file or a socket is taken for one of output."""
+    raw, through = _Raw(stream.fileno(), "wb", closefd=False), getattr(stream, "write_through", False)
+    return TextIOWrapper(
+        raw if through else BufferedWriter(raw),
+        stream.encoding,
+        stream.errors,
+        line_buffering=getattr(stream, "line_buffering", False),
+        write_through=through,
+    )
+
+
 def guarded(command: Callable[[], Any], as_json: bool, name: str = "reshard") -> int:
     """Runs ``command``, as it is typed the ``name``, and returns the exit code.
 
@@ -37,9 +66,11 @@ def guarded(command: Callable[[], Any], as_json: bool, name: str = "reshard") ->
             Output(as_json).say("Interrupted; nothing changed")
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # the reader of our output has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return PIPE_CLOSED
+    except OutputLost as lost:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), lost.stream)  # Python writes there at its end what is left
+        if isinstance(lost.why, BrokenPipeError):  # the reader of our output has read enough
+            return PIPE_CLOSED
+        raise
 
 
 def _run(command: Callable[[], Any], as_json: bool, name: str) -> int:
@@ -63,6 +94,8 @@ def _run(command: Callable[[], Any], as_json: bool, name: str) -> int:
         # typer has pydantic check what is typed, choices and our own parsers alike, and passes this prefix of its on.
         what = what.replace(": Value error, ", ": ").removesuffix(".")
         error = _known(typed, path, sys.argv[1:]) or UsageError(what=what, command=path)
+    except OutputLost:
+        raise
     except Exception as unknown:  # noqa: BLE001 -- the last line of defence: no traceback on a person's terminal
         error = ReshardError(what=f"{type(unknown).__name__}: {unknown} (traceback {_kept(unknown, name)})")
     if type(error) is UsageError and _is_hidden(str(error), str(error.facts["command"])):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
 import subprocess
 from functools import partial
@@ -13,7 +15,7 @@ import pytest
 from safetensors.numpy import save_file
 from typer import BadParameter
 
-from reshard.cli.errors import INTERRUPTED, guarded
+from reshard.cli.errors import INTERRUPTED, PIPE_CLOSED, guarded
 from reshard.pipeline.errors import BadSize, ReshardError, SourceNotFound, by_code
 from tests.cli.conftest import Run
 from tests.support.stuck import STUCK
@@ -171,6 +173,45 @@ def test_an_interrupt_while_the_command_is_loaded_ends_it_without_a_word(clean: 
         loading.send_signal(signal.SIGINT)
         _, said = loading.communicate(timeout=STUCK)
     assert (loading.returncode, said) == (-signal.SIGINT, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "env"),
+    [
+        ("--version", {}),
+        ("plan --help", {}),
+        ("plan model", {}),
+        ("plan model", {"FORCE_COLOR": "1"}),  # by rich
+        ("plan model", {"PYTHONUNBUFFERED": "1"}),
+        ("plan none --json", {}),
+    ],
+)
+def test_a_reader_that_has_read_enough_ends_a_command_as_shells_expect(
+    words: str, env: dict[str, str], clean: dict[str, str], model: Path
+) -> None:
+    assert unread(words, clean | {"PYTHONUNBUFFERED": ""} | env, model.parent) == (PIPE_CLOSED, "", "")
+
+
+def test_a_run_whose_result_nobody_reads_has_published_it(clean: dict[str, str], model: Path) -> None:
+    assert unread("run model --to out -q", clean, model.parent) == (PIPE_CLOSED, "", "")
+    assert (model.parent / "out" / "model.safetensors").exists()
+
+
+def test_messages_that_nobody_reads_end_a_command_as_well(clean: dict[str, str], model: Path) -> None:
+    assert unread("verify model", clean, model.parent, "stderr") == (PIPE_CLOSED, "", "")
+
+
+def unread(words: str, env: dict[str, str], folder: Path, stream: str = "stdout") -> tuple[int, str, str]:
+    """How `reshard` ends whose ``stream`` is a pipe that is read no more, and what it says on the other one."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | {stream: writes}
+    typed = [f"./{word}" if word in {"model", "none", "out"} else word for word in words.split()]
+    with subprocess.Popen([COMMAND, *typed], env=env, cwd=folder, text=True, **streams) as process:
+        os.close(writes)
+        out, err = process.communicate(timeout=STUCK)
+    # With colours the bar of a command without --quiet is a terminal's: it moves the cursor, and says nothing.
+    return process.returncode, out or "", re.sub(r"\x1b\[[?\w]*|\s", "", err or "")
 
 
 @pytest.mark.parametrize("command", ["up", "worker", "control"])
