@@ -15,7 +15,7 @@ from typer import Abort, TyperException
 
 from reshard.cli.help import COMMON
 from reshard.cli.output import Output, console
-from reshard.pipeline.errors import BadBody, BadPlace, BadSize, NoTarget, ReshardError, UsageError
+from reshard.pipeline.errors import BadBody, BadPlace, BadSize, NoTarget, OutputUnwritable, ReshardError, UsageError
 from reshard.pipeline.text import printable, printable_lines
 
 INTERRUPTED = 130  # exit code; 128 + SIGINT, as shells count it
@@ -33,6 +33,11 @@ class OutputLost(OSError):
     def __init__(self, stream: int, why: OSError) -> None:
         super().__init__(f"cannot write to {stream}")
         self.stream, self.why = stream, why
+
+    def told(self) -> None:
+        """Raises OutputUnwritable."""
+        stream = {1: "stdout", 2: "stderr"}.get(self.stream, "the output")
+        raise OutputUnwritable(stream=stream, why=self.why.strerror or str(self.why)) from self
 
 
 class _Raw(FileIO):
@@ -70,7 +75,7 @@ def guarded(command: Callable[[], Any], as_json: bool, name: str = "reshard") ->
         os.dup2(os.open(os.devnull, os.O_WRONLY), lost.stream)  # Python writes there at its end what is left
         if isinstance(lost.why, BrokenPipeError):  # the reader of our output has read enough
             return PIPE_CLOSED
-        raise
+        return guarded(lost.told, False, name)
 
 
 def _run(command: Callable[[], Any], as_json: bool, name: str) -> int:

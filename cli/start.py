@@ -12,6 +12,12 @@ import sys
 
 
 def main() -> None:
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who started this: opened in this order, each gets its own number
+            number = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(number, True)
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 -- to the end
     if os.getpid() == 1:  # of a container: what its first process does not handle is dropped, and it is killed instead
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     before = signal.getsignal(signal.SIGINT)

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from typer import BadParameter
 
 from reshard.cli.errors import INTERRUPTED, PIPE_CLOSED, guarded
-from reshard.pipeline.errors import BadSize, ReshardError, SourceNotFound, by_code
+from reshard.pipeline.errors import BadSize, OutputUnwritable, ReshardError, SourceNotFound, by_code
 from tests.cli.conftest import Run
 from tests.support.stuck import STUCK
 from tests.support.warm import COMMAND
@@ -199,6 +199,38 @@ def test_a_run_whose_result_nobody_reads_has_published_it(clean: dict[str, str],
 
 def test_messages_that_nobody_reads_end_a_command_as_well(clean: dict[str, str], model: Path) -> None:
     assert unread("verify model", clean, model.parent, "stderr") == (PIPE_CLOSED, "", "")
+
+
+FULL = "error[resource.output]: cannot write to stdout: No space left on device\n"
+
+
+@pytest.mark.parametrize("words", ["--version", "plan model -q", "plan model -q --json", "run model --to out -q"])
+def test_a_full_output_is_said_on_the_other_stream(words: str, clean: dict[str, str], model: Path) -> None:
+    done = in_shell(f"{words} > /dev/full", clean, model.parent)
+    assert (done.returncode, done.stdout) == (OutputUnwritable.exit_code, "")
+    assert done.stderr.startswith(FULL) and len(done.stderr.splitlines()) == 2
+    assert (model.parent / "out").exists() == ("out" in words)
+
+
+@pytest.mark.parametrize("streams", ["2> /dev/full", "> /dev/full 2>&1"])
+def test_an_error_that_cannot_be_said_is_an_exit_code(streams: str, clean: dict[str, str], model: Path) -> None:
+    done = in_shell(f"verify model {streams}", clean, model.parent)
+    assert (done.returncode, done.stdout, done.stderr) == (OutputUnwritable.exit_code, "", "")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("env", [{}, {"FORCE_COLOR": "1"}], ids=["plain", "rich"])
+def test_a_closed_stream_is_an_empty_one(closed: str, env: dict[str, str], clean: dict[str, str], model: Path) -> None:
+    done = in_shell(f"run model --to out {closed}", clean | env, model.parent)
+    assert done.returncode == 0 and "error" not in done.stderr
+    assert (done.stdout == "", done.stderr == "") == (">&-" in closed.split(), "2>&-" in closed.split())
+    assert (model.parent / "out" / "model.safetensors").exists()
+
+
+def in_shell(words: str, env: dict[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
+    typed = re.sub(r"\b(model|out)\b", r"./\1", f'"$0" {words}')
+    command, env = ["sh", "-c", typed, str(COMMAND)], env | {"PYTHONUNBUFFERED": ""}
+    return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=STUCK)
 
 
 def unread(words: str, env: dict[str, str], folder: Path, stream: str = "stdout") -> tuple[int, str, str]:
