@@ -207,9 +207,14 @@ class CredentialUnknown(AccessError, code="access.credential_unknown", blames_wo
 class CredentialScope(AccessError, code="access.credential_scope"):
     message = "credential {name} does not cover {use} access to {namespace} on {endpoint}; it covers {serves}"
     hint = "use a matching credential, or set none: reshard then selects one by namespace"
-class BadSignKey(AccessError, code="access.sign_key", blames_worker=True):
+class BadSignKey(
+    AccessError,
+    code="access.sign_key",
+    blames_worker=True,
+    cure="docs/guides/signing.md explains how to create a key and where workers look for keys (RESHARD_SIGN_KEYS)",
+):
     message = "cannot use the key {key}: {why}"
-    hint = "docs/guides/signing.md explains how to create a key and where workers look for keys (RESHARD_SIGN_KEYS)"
+    hint = "{cure}"
 class CertificateExpired(BadSignKey, code="access.sign_key.expired"):
     message = "cannot use the key {key}: its certificate has expired or is not yet valid (valid until {until})"
     hint = "put a new certificate for the same key in the key file{where}, then {again}"

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -57,7 +58,8 @@ class Signer:
         if key is None:
             return None
         if keys is None and "/" not in key:
-            raise BadSignKey(key=key, why="RESHARD_SIGN_KEYS is not set")
+            here = {"cure": f"to use the file with that name, type {quote(f'./{key}')}"} if Path(key).is_file() else {}
+            raise BadSignKey(key=key, why="RESHARD_SIGN_KEYS is not set", **here)
         path = Path(key) if keys is None or "/" in key else keys / key
         pem = _read_pem(path, key)
         from cryptography.exceptions import UnsupportedAlgorithm

@@ -217,6 +217,17 @@ def test_a_name_needs_the_folder_of_keys(tmp_path: Path, go: Run) -> None:
         go(tmp_path / "nowhere", tmp_path / "out", sign="release.pem")
 
 
+@pytest.mark.parametrize(("name", "typed"), [("release.pem", "./release.pem"), ("a key.pem", "'./a key.pem'")])
+def test_a_name_of_a_file_here_is_pointed_at(
+    name: str, typed: str, pair: Pair, tmp_path: Path, go: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_bytes(pair.private.read_bytes())
+    with pytest.raises(BadSignKey, match="RESHARD_SIGN_KEYS is not set") as refused:
+        go(tmp_path / "nowhere", tmp_path / "out", sign=name)
+    assert refused.value.next_step == f"to use the file with that name, type {typed}"
+
+
 @pytest.mark.parametrize("package", ["cryptography", "model_signing", "OpenSSL", "securesystemslib"])
 def test_a_missing_extra_is_said_before_anything_is_read(
     package: str, pair: Pair, tmp_path: Path, go: Run, monkeypatch: pytest.MonkeyPatch
