@@ -162,10 +162,13 @@ def read_request(
 
 def _cut(size: str | None, use: str | None, single: bool) -> dict[str, Any]:
     ranks, use = (use, None) if use and re.match("(ep|pp)[0-9]", use) else ("", use)
-    if sum((size is not None, use is not None, single)) > 1 or (ranks and single):
-        raise UsageError(what="--size, --for and --single cannot be used together")
     if use is not None and use not in PROFILES:
         raise UsageError(what=f"--for {use}: expected {USES}, or ranks such as ep8 or pp4")
+    if single and (size is not None or use is not None or ranks):
+        raise UsageError(what="--single writes one file, so it cannot be used with --size or --for")
+    if use is not None and size is not None:
+        why = f"{use} is itself a size; ranks such as ep8 can be used with --size"
+        raise UsageError(what=f"--size and --for {use} cannot be used together: {why}")
     if use is not None:
         return {"size": PROFILES[use]}
     return {"size": SINGLE if single else DEFAULT_SIZE if size is None else parse_size(size), "ranks": ranks}

@@ -160,10 +160,11 @@ def test_a_size_is_given_in_one_way_only(tmp_path: Path) -> None:
     assert read_request(**places, single=True).options.size == SINGLE
     cut = read_request(**places, for_="ep8", size="2GB").options
     assert (cut.ranks, cut.size) == ("ep8", 2_000_000_000)
-    both = [{"size": "1GB", "single": True}, {"for_": "hub", "size": "1GB"}, {"for_": "hub", "single": True}]
-    for typed in [*both, {"for_": "pp4", "single": True}]:
-        with pytest.raises(UsageError, match="--single"):
-            read_request(**places, **typed)
+    for typed in ({"size": "1GB"}, {"for_": "hub"}, {"for_": "pp4"}, {"for_": "pp4", "size": "1GB"}):
+        with pytest.raises(UsageError, match="^--single writes one file, so it cannot be used with --size or --for$"):
+            read_request(**places, **typed, single=True)
+    with pytest.raises(UsageError, match="^--size and --for hub .* together: hub is itself a size; ranks .* can be"):
+        read_request(**places, for_="hub", size="1GB")
     for unknown in ("phone", "ep1", "pp", "ep8x"):
         with pytest.raises(UsageError, match="^--for.*(expected|use ep or pp)"):
             read_request(**places, for_=unknown)
