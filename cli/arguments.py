@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import shlex
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -196,7 +197,7 @@ def _target(value: str, branch: str | None, pr: bool) -> AnyPlace:
         place = parse_place(value)
     except BadPlace as bad:
         if value.strip() and "/" not in value:
-            bad.facts["cure"] = f"use --to user/repo, or --to ./{value} for a folder"
+            bad.facts["cure"] = f"use --to user/repo, or --to {shlex.quote(f'./{value}')} for a folder"
         raise
     if branch and pr:
         raise UsageError(what="--branch and --pr cannot be used together: a pull request targets the default branch")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 import tempfile
 import traceback
@@ -156,4 +157,4 @@ def _meant(error: ReshardError, typed: Sequence[str]) -> str:
         return ""
     # os.path, as Path raises for a name that is too long. Without a slash, it is a command, or told of already.
     here = next((text for text in typed if re.match(r"[^-./~].*/", text) and os.path.isdir(text)), None)  # noqa: PTH112
-    return f"; to use the folder with that name, type ./{here}" if here else ""
+    return f"; to use the folder with that name, type {shlex.quote(f'./{here}')}" if here else ""

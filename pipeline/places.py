@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
@@ -428,7 +429,7 @@ def check_repo(repo: str, value: str = "") -> str:
     value = value or repo
     owner, slash, name = repo.partition("/")
     if not slash:
-        here = f"./{shortened(repo)}"
+        here = shlex.quote(f"./{shortened(repo)}")
         cure = f"add the owner (gpt2 is now openai-community/gpt2), or use {here} for a folder"
         raise BadPlace(value=value, why="the owner is missing (user/repo)", cure=cure)
     for part in (owner, name):

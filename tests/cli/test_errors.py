@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 from functools import partial
@@ -64,6 +65,15 @@ def test_a_folder_here_that_no_repository_can_be_called_is_pointed_at(reshard: R
     assert done.code == 2
     assert done.err.startswith("error[usage.place]: ")
     assert done.err.endswith(f"; to use the folder with that name, type ./{typed}\n")
+
+
+def test_a_folder_with_a_name_that_a_shell_would_split_is_quoted(reshard: Run, tmp_path: Path) -> None:
+    (tmp_path / "sp ace" / "it's mödel ✓").mkdir(parents=True)
+    done = reshard("plan", "sp ace/it's mödel ✓")
+    typed = done.err.rpartition("type ")[2]
+    assert shlex.split(typed) == ["./sp ace/it's mödel ✓"], done.err
+    assert "or use './sp ace' for a folder" in reshard("plan", "sp ace").err
+    assert "or --to './sp ace' for a folder" in reshard("plan", "a/b", "--to", "sp ace").err
 
 
 @pytest.mark.parametrize("typed", ["mine/model/", "gpt2", "mine/" + "x" * 300])
