@@ -132,6 +132,9 @@ class PartOfCheckpoint(SourceError, code="source.part"):
 class CacheFolder(SourceError, code="source.cache_folder"):
     message = "{path} is a repository in the huggingface_hub cache, which can hold several versions of a model"
     hint = "pass the folder of one version instead: {snapshot}"
+class WholeCache(CacheFolder, code="source.cache_folder.whole"):
+    message = "{path} is a huggingface_hub cache, which can hold many models"
+    hint = "pass the folder of one version of a model instead, such as {snapshot}"
 class BucketNotFound(SourceError, code="source.no_bucket", setting="AWS_ENDPOINT_URL"):
     message = "{place}: bucket not found, or the folder is empty ({why})"
     hint = "check the spelling and {setting}{where}, then {again}"

@@ -15,6 +15,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from reshard.pipeline.checkpoint.discover import is_weights
+
 Owns = Callable[[Path], bool]  # whether a file, by its real path, is the cache's
 
 _REPO = re.compile(r"(?:models|datasets|spaces|kernels)--.+")
@@ -42,6 +44,17 @@ def snapshot_in(real: Path) -> Path | None:
     except (OSError, ValueError):
         return None
     return next((path for path in found if path.name == named), found[-1] if found else None)
+
+
+def snapshot_below(real: Path) -> Path | None:
+    """A snapshot of a model in the whole cache that ``real`` is; None where it has files of a model itself."""
+    try:
+        names = sorted(path.name for path in real.iterdir())
+    except OSError:  # which its listing tells
+        return None
+    if any(is_weights(name) or name.endswith(".json") for name in names):
+        return None
+    return next((found for n in names if n.startswith("models--") and (found := snapshot_in(real / n))), None)
 
 
 def is_moved_snapshot(typed: Path, real: Path) -> bool:

@@ -23,11 +23,12 @@ from reshard.pipeline.errors import (
     ResourceError,
     SourceChanged,
     UnsafePath,
+    WholeCache,
 )
 from reshard.pipeline.limits import CHUNK, FOLDER_DEPTH_MAX
 from reshard.pipeline.places import Folder, resolved
 from reshard.pipeline.protocols import Visibility
-from reshard.pipeline.stores.folder.hf_cache import Owns, is_moved_snapshot, owned_by_cache, snapshot_in
+from reshard.pipeline.stores.folder.hf_cache import Owns, is_moved_snapshot, owned_by_cache, snapshot_below, snapshot_in
 from reshard.pipeline.stores.record import digest_of
 from reshard.pipeline.tensors import Pin, StoredFile
 
@@ -147,6 +148,8 @@ class FolderSource:
             raise FolderNotFound(path=str(root), why=why)
         if snapshot := snapshot_in(resolved(place.path)):
             raise CacheFolder(path=str(root), snapshot=str(snapshot))
+        if snapshot := snapshot_below(resolved(place.path)):
+            raise WholeCache(path=str(root), snapshot=str(snapshot))
         listing = list_folder(root)
         return cls(place, listing, digest_of(listing))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from reshard.pipeline.errors import CacheFolder, FolderLink, FolderNotFound, UnsafePath
+from reshard.pipeline.errors import CacheFolder, FolderLink, FolderNotFound, UnsafePath, WholeCache
 from reshard.pipeline.places import Folder
 from reshard.pipeline.stores.folder.source import FolderSource
 from tests.pipeline.stores.conftest import read, write_files
@@ -71,6 +71,20 @@ def test_a_repository_of_the_cache_is_refused_and_the_snapshot_of_main_named(hub
     assert main.value.facts["snapshot"] == str(other)
     write_files(hub / "models--mine", {"model.safetensors": b"weights"})
     assert read(opened(hub / "models--mine"), "model.safetensors") == b"weights", "only its name is alike"
+
+
+def test_a_whole_cache_is_refused_and_a_snapshot_in_it_named(hub: Path) -> None:
+    """Whose locks and blobs would be copied as files of one model."""
+    write_files(hub, {"version.txt": b"1", f".locks/{REPO}/1234.lock": b"", "datasets--a/snapshots/1/x": b""})
+    with pytest.raises(WholeCache) as refused:
+        opened(hub)
+    assert refused.value.next_step.endswith(f"such as {snapshot_of(hub)}")
+
+
+@pytest.mark.parametrize("own", ["model.safetensors", "model_index.json"])
+def test_a_model_beside_a_cache_is_a_model(own: str, hub: Path) -> None:
+    write_files(hub, {own: b"{}"})
+    assert read(opened(hub), own) == b"{}"
 
 
 def own_blob_leads_out(hub: Path) -> None:
