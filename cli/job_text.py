@@ -10,6 +10,7 @@ from shlex import join, quote
 from reshard.cli.output import count, dated, human_bytes, lasted, lines, some
 from reshard.client.facts import HELD, chosen, into, page, seconds_of, undoable
 from reshard.client.models.jobs import Finished, Job, JobDone, JobNow, JobReport
+from reshard.client.models.plans import Plan
 from reshard.client.models.records import Check, Commit, Problem
 from reshard.client.text import expected, figure
 from reshard.pipeline.arguments import typed_options
@@ -24,14 +25,11 @@ SHORT_ROWS = 6  # below the summary; --verbose has all
 Rows = list[tuple[str, str]]
 
 
-def ended(
-    done: Finished | JobDone, request: Request, files: int, size: int, changes_source: bool, verbose: bool = False
-) -> str:
+def ended(done: Finished | JobDone, request: Request, files: int, size: int, undo: Rows, verbose: bool = False) -> str:
     """The end of a job: its summary, and below it what else is worth a line; ``verbose``: all figures.
 
-    ``size`` is in bytes. Where it ``changes_source``, it changed what others had put into its own source.
+    ``size`` is in bytes; ``undo`` as ``undo_rows`` says it of the job's plan.
     """
-    undo = undo_rows(request) if changes_source else []
     if verbose:
         rows = [*undo, moved(**dict(done.moved), verb=sent(request.target), exact=True), *map(check_row, done.checks)]
         rows += [("source", f"{HELD.get(how, how)}: {some(names)}") for how, names in done.source_bytes.items()]
@@ -61,10 +59,14 @@ def undo_with(undo: str, only_last: bool) -> str:
     return f"undo with `reshard rollback {quote(undo)}`{' before the next run' if only_last else ''}"
 
 
-def undo_rows(request: Request) -> Rows:
-    """How a job is undone that changed what others had put into its own source."""
+def undo_rows(request: Request, plan: Plan) -> Rows:
+    """How a job is undone that changed its own source, or deleted files of others."""
     undo = undoable(request)
-    return [("changed", f"the source itself; {undo_with(undo, not request.target.branch)}")] if undo else []
+    if undo is None or not (plan.changes_source or plan.pruned):
+        return []
+    deleted = f"{count(len(plan.pruned), 'file')} that reshard did not publish"
+    what = ("changed", "the source itself") if plan.changes_source else ("deleted", deleted)
+    return [(what[0], f"{what[1]}; {undo_with(undo, not request.target.branch)}")]
 
 
 def in_short(done: Finished | JobDone, target: AnyPlace, undo: Rows) -> Rows:

@@ -179,9 +179,7 @@ def _replaced(plan: Plan, most: Shown) -> list[tuple[str, str]]:
 
 
 def occupied(plan: Plan, most: int) -> list[tuple[str, str]]:
-    """What of the target others put there, and what becomes of it."""
-    if not plan.occupied:
-        return []
+    """What of the target, or of a source in place, is not ours to replace, and what becomes of it."""
     goes = "nothing is replaced until the pull request is merged"
     if plan.undo is None and plan.into == plan.target:
         goes = "replaced files cannot be restored"
@@ -189,7 +187,10 @@ def occupied(plan: Plan, most: int) -> list[tuple[str, str]]:
         goes = undo_with(plan.undo, plan.transports.target == "file")
     if plan.in_place:
         changed = some([file.path for file in plan.replaced], most)
-        return [("warning", f"this changes the source itself ({changed}); {goes}")]
+        return [("warning", f"this changes the source itself ({changed}); {goes}")] if plan.changes_source else []
+    if not plan.occupied:
+        what = f"{count(len(plan.pruned), 'file')} that reshard did not publish ({some(plan.pruned, most)})"
+        return [("warning", f"this deletes {what}; {goes}")] if plan.pruned else []
     if not plan.may_replace:
         goes = f"{REFUSES} to replace them"
     what = f"{count(len(plan.occupied), 'file')} in the target that reshard did not publish from this source"

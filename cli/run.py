@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from reshard.cli.arguments import Jobs, Verbose, read_request, takes
-from reshard.cli.job_text import checks_text, ended
+from reshard.cli.job_text import Rows, checks_text, ended, undo_rows
 from reshard.cli.output import Output, count
 from reshard.cli.progress import Bar, bar
 from reshard.client.facts import source_bytes
@@ -60,7 +60,7 @@ def run(request: Request, output: Output, jobs: Jobs = None, verbose: Verbose = 
         seconds=round(time.monotonic() - view.started, 3),
     )
     size = sum(shard.size for shard in plan.shards)
-    text = ended(done, request, weight_files(plan), size, plan.changes_source, verbose)
+    text = ended(done, request, weight_files(plan), size, view.undo, verbose)
     output.result(done, text, done.published.commit)
 
 
@@ -71,6 +71,7 @@ class View:
         self, request: Request, output: Output, shown: Bar, phases: Mapping[str, str], verbose: bool = False
     ) -> None:
         self.started = time.monotonic()
+        self.undo: Rows = []  # once the plan stands
         self._verbose = verbose
         self._request, self._output, self._bar, self._phases = request, output, shown, phases
         self._step, self._done, self._total, self._files, self._shards = "", 0, 0, 0, 0
@@ -90,7 +91,9 @@ class View:
         from reshard.client.plan import document_of
 
         self._total, self._shards = sum(file.size for file in plan.files), len(plan.shards)
-        show_plan(document_of(self._request, plan), self._output, self._bar, self._verbose)
+        document = document_of(self._request, plan)
+        self.undo = undo_rows(self._request, document)
+        show_plan(document, self._output, self._bar, self._verbose)
 
     def resumed(self, shards: int, bytes_: int) -> None:
         self._files, self._done = shards, bytes_

@@ -9,7 +9,7 @@ from typing import TypeVar
 from typer import Exit
 
 from reshard.cli.errors import INTERRUPTED
-from reshard.cli.job_text import ended
+from reshard.cli.job_text import Rows, ended, undo_rows
 from reshard.cli.output import Output, first
 from reshard.cli.plan_text import show_plan
 from reshard.cli.progress import Bar, bar
@@ -63,7 +63,7 @@ def follow(session: Session, id: str, output: Output, verbose: bool = False) -> 
         moved=Moved.of(job),
         seconds=round(seconds_of(job), 3),
     )
-    text = ended(done, job.request, job.shards, job.bytes, follower.changes_source, verbose)
+    text = ended(done, job.request, job.shards, job.bytes, follower.undo, verbose)
     output.result(done, text, done.published.commit)
 
 
@@ -115,7 +115,7 @@ class _Follower:
         self._session, self._id, self._output, self._bar, self._verbose = session, id, output, shown, verbose
         self._after = "0"
         self.read: tuple[str, ...] = ()  # the source files of the plan, once it was shown
-        self.changes_source = False
+        self.undo: Rows = []
         self._waits = _Waits(output, shown)
 
     def look(self) -> JobNow | None:
@@ -135,7 +135,7 @@ class _Follower:
         # The plan goes some time after the job is done.
         if job.shards and not self.read and (plan := self._plan()) is not None:
             self.read = tuple(file.path for file in plan.reads)
-            self.changes_source = plan.in_place and bool(plan.occupied)
+            self.undo = undo_rows(job.request, plan)
             show_plan(plan, self._output, self._bar, self._verbose)
         if job.state == "copying" and job.bytes_done < job.bytes:
             self._bar.show("copying", job.bytes_done, job.bytes, (job.shards_done, job.shards))

@@ -226,6 +226,7 @@ def make_plan(known: Known) -> Plan:
         replaced=changes,
         occupied=(others := occupied(before, known.pin, changes, pruned)),
         takes=bool(drifted or others or taken),
+        pruned=tuple(sorted(taken)),
     )
     return replace(plan, digest=plan_digest(plan))
 

@@ -210,7 +210,8 @@ class Plan:
     replaced: tuple[StoredFile, ...] = ()  # the target's files that are deleted or overwritten with other bytes
     occupied: tuple[str, ...] = ()  # the target's files that make it somebody else's
     in_place: bool = False  # the target is the source, at this very state
-    takes: bool = False  # what others put or changed there goes
+    takes: bool = False  # what others put or changed there goes, or in place what only the source has
+    pruned: tuple[str, ...] = ()  # what others put there and --prune deletes
     submitted: int | None = None  # when, in ms since the epoch; no part of the digest
 
     def __repr__(self) -> str:
@@ -219,11 +220,6 @@ class Plan:
         size, tensors = sum(s.size for s in self.shards), sum(len(s.entries) for s in self.shards)
         cut = f"{counted(tensors, 'tensor')} in {counted(len(self.shards), 'file')} of {size:,} bytes"
         return f"<Plan {self.digest[:12]} of {self.pin}: {cut}, {counted(len(self.carried), 'file')} copied unchanged>"
-
-    @property
-    def changes_source(self) -> bool:
-        """Whether it takes what others put into its own source."""
-        return self.in_place and bool(self.occupied)
 
 
 @dataclass(frozen=True, slots=True)

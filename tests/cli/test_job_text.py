@@ -12,6 +12,7 @@ import pytest
 from reshard.cli.job_text import SHORT_ROWS, describe, ended, in_short, into, page, summary, took, undo_rows
 from reshard.cli.jobs import row
 from reshard.client.models.jobs import Finished, JobNow, Moved
+from reshard.client.models.plans import Plan, Replaced
 from reshard.client.models.records import Check, Commit
 from reshard.client.operations.jobs import shown
 from reshard.client.queue import waits
@@ -130,10 +131,16 @@ def test_the_end_of_a_job_in_place_says_how_it_is_undone(
     target: str, options: dict[str, Any], says: str | None
 ) -> None:
     request = Request.of(target, target, **options)
-    rows = undo_rows(request)
+    plan = Plan.model_construct(
+        in_place=True, takes=True, occupied=[], replaced=[Replaced(path="a", size=1, deleted=False)]
+    )
+    rows = undo_rows(request, plan)
     assert rows == ([("changed", f"the source itself; {says}")] if says else [])
     assert in_short(done(request.target, MANY), request.target, rows)[:1] == (rows or ANY)
-    assert "the source" not in ended(done(request.target), request, 1, 10, changes_source=False)
+    for verbose in (False, True):
+        said = ended(done(request.target), request, 1, 10, rows, verbose)
+        assert says in said if says else "undo" not in said
+    assert undo_rows(request, plan.model_copy(update={"takes": False})) == []
 
 
 def document(job: Job) -> JobNow:

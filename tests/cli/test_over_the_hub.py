@@ -13,6 +13,7 @@ from reshard.pipeline.limits import MB
 from tests.cli.conftest import Run, answered
 from tests.cli.uploads import ROWS, source
 from tests.hub.fixtures import Namespace, hub_process
+from tests.support.models import arrays, save_single
 
 __all__ = ["hub_process", "source"]  # of its own: other files would leave chunks there, and what is sent is counted
 
@@ -50,6 +51,20 @@ def test_a_plan_without_room_for_shards_that_wait_is_shown_and_ends_as_a_run_wou
     done = reshard("plan", model, "--to", target, "--transport", "http", env=env)
     assert (done.code, "error[resource.disk]: " in done.err) == (8, True), done.err
     assert "(1.0 kB free)" in done.out
+
+
+def test_a_cast_in_place_of_our_own_publication_says_how_it_is_undone(
+    reshard: Run, namespace: Namespace, tmp_path: Path
+) -> None:
+    env = {"HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": namespace.token}
+    place = namespace.repo("in-place")
+    save_single(tmp_path / "floats", arrays(4, 4000))
+    assert reshard("run", tmp_path / "floats", "--to", place, env=env).code == 0
+    for dtype in ("float16", "bfloat16"):  # the second is of what the first published there from itself
+        typed = (place, "--to", place, "--dtype", dtype)
+        assert "warning     this changes the source itself (" in reshard("plan", *typed, env=env).out
+        done = reshard("run", *typed, env=env)
+        assert f"  changed       the source itself; undo with `reshard rollback {place}@main`\n" in done.out, done
 
 
 @pytest.mark.parametrize(("transport", "most"), [("xet", 2 * 4 * SEAM), ("http", ROWS * 1.1 * MB)])

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from reshard.client.models.plans import Plan, Replaced, Transports
 from tests.cli.conftest import Run
 from tests.pipeline.stores.conftest import write_files
 from tests.support.giants import save_sparse
+from tests.support.models import arrays, save_single
 
 
 def test_a_plan_shows_what_would_be_written_and_writes_nothing(reshard: Run, model: Path, tmp_path: Path) -> None:
@@ -194,6 +196,37 @@ def test_a_plan_and_a_run_in_place_say_how_they_are_undone(reshard: Run, model: 
     assert f"warning   this changes the source itself (model.safetensors); {back}\n" in said, said
     done = reshard("run", *typed)
     assert re.search(rf"^  changed +the source itself; {back}$", done.out, re.MULTILINE), done
+    cut = reshard("run", *typed[:-1], "6600B")
+    assert cut.code == 0 and "itself" not in cut.out + cut.err, "of our own publication, and lossless"
+
+
+def test_so_do_those_that_cast_or_prune_what_was_resharded_in_place_before(reshard: Run, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    save_single(model, arrays(4, 4000))
+    assert reshard("run", model, "--to", model, "--size", "20kB").code == 0
+    back = f"undo with `reshard rollback {model}` before the next run"
+    (model / "theirs.bin").write_bytes(b"not published")
+    for lossy in (("--dtype", "bfloat16"), ("--prune",)):
+        typed = (model, "--to", model, "--size", "40kB", *lossy)
+        said = reshard("plan", *typed).out
+        assert re.search(rf"^warning +this changes the source itself [(].+[)]; {back}$", said, re.MULTILINE), said
+        done = reshard("run", *typed)
+        assert re.search(rf"^  changed +the source itself; {back}$", done.out, re.MULTILINE), done
+        assert reshard("rollback", model).code == 0
+    assert (model / "theirs.bin").exists()
+
+
+def test_a_run_that_prunes_files_of_others_says_how_that_is_undone(reshard: Run, model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert reshard("run", model, "--to", out, "--size", "3300B").code == 0
+    (out / "notes.txt").write_text("not published")
+    typed = (model, "--to", out, "--size", "6600B", "--prune")
+    what, back = "1 file that reshard did not publish", f"undo with `reshard rollback {out}` before the next run"
+    said = reshard("plan", *typed).out
+    assert f"warning     this deletes {what} (notes.txt); {back}\n" in said, said
+    done = reshard("run", *typed)
+    assert re.search(rf"^  deleted +{what}; {back}$", done.out, re.MULTILINE), done
+    assert reshard("rollback", out).code == 0 and (out / "notes.txt").exists()
 
 
 @pytest.mark.parametrize(
@@ -204,10 +237,14 @@ def test_a_plan_and_a_run_in_place_say_how_they_are_undone(reshard: Run, model: 
         (None, "lfs", "nothing is replaced until the pull request is merged"),
     ],
 )
-def test_a_plan_in_place_says_what_brings_the_source_back(undo: str | None, transport: str, says: str) -> None:
+@pytest.mark.parametrize("why", [{"occupied": ["a", "b"]}, {"occupied": [], "takes": True}])
+def test_a_plan_in_place_says_what_brings_the_source_back(
+    undo: str | None, transport: str, says: str, why: dict[str, Any]
+) -> None:
+    """Of an older service, which does not say what it ``takes``, and of a later one."""
     plan = Plan.model_construct(
-        occupied=["a", "b"], in_place=True, may_replace=True, undo=undo, target="us/m", into="pull request of us/m",
-        replaced=[Replaced(path="a", size=1, deleted=False)], transports=Transports(source="", target=transport),
+        in_place=True, may_replace=True, undo=undo, target="us/m", into="pull request of us/m",
+        replaced=[Replaced(path="a", size=1, deleted=False)], transports=Transports(source="", target=transport), **why,
     )  # fmt: skip
     assert occupied(plan, 8) == [("warning", f"this changes the source itself (a); {says}")]
 
