@@ -27,6 +27,8 @@ from reshard.pipeline.errors import (
     BadPlace,
     DiskFull,
     FoldersNested,
+    KeptOriginal,
+    NothingKept,
     NoWeights,
     ReshardError,
     TargetConflict,
@@ -81,7 +83,14 @@ def draft(request: Request, source: Source, target: Target) -> Plan:
 def drafted(request: Request, source: Source, target: Target) -> tuple[Plan, Known]:
     """The same, and what it is made from, which has no headers where the target has the weights already."""
     made, known, _ = _draft(request, source, target, None, shows=True, submitted=None)
-    return made if made.published else replace(made, notes=(*made.notes, *target.notes)), known
+    if made.published:
+        return made, known
+    refused: tuple[str, ...] = ()
+    try:
+        refuse_to_drop_the_original(made, target, source)
+    except (KeptOriginal, NothingKept) as error:
+        refused = (f"a run will fail (exit code {error.exit_code}) unless you use --overwrite: {error}",)
+    return replace(made, notes=(*refused, *made.notes, *target.notes)), known
 
 
 @_collector_paused()
@@ -103,8 +112,7 @@ def plan(
         check_model(whole, whole.shards, source, meta_loader)
     if made.published is not None:
         return made
-    if made.in_place and not request.options.overwrite:
-        refuse_to_drop_the_original(target, source, request.options)
+    refuse_to_drop_the_original(made, target, source)
     head = target.prepare(private=is_private(request, source))
     known = replace(known, transports=Transports(source.transport, target.transport))  # it is there, and ours to write
     if head == made.base:

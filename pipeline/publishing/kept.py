@@ -10,6 +10,7 @@ from reshard.pipeline.checkpoint.discover import find_checkpoints
 from reshard.pipeline.checkpoint.open import open_checkpoints
 from reshard.pipeline.errors import CheckpointError, KeptOriginal, NothingKept, NoWeights
 from reshard.pipeline.planning.beside import excluded
+from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.request import Options
 from reshard.pipeline.tensors import Tensor
@@ -18,12 +19,15 @@ _Key = tuple[str, str]  # checkpoint and name
 _Tensors = Mapping[_Key, Tensor]
 
 
-def refuse_to_drop_the_original(target: Target, now: Source, options: Options) -> None:
+def refuse_to_drop_the_original(made: Plan, target: Target, now: Source) -> None:
     """Raises KeptOriginal where the kept original has tensors, or tensors in a dtype, that ``now`` has not.
 
     Nothing else has them, whatever this run excludes. So does an original whose headers cannot be read. Raises
-    NothingKept where a store keeps no original at all.
+    NothingKept where a store keeps no original at all. None of it is where ``made`` is not in place, or overwrites.
     """
+    options = made.options
+    if not made.in_place or options.overwrite:
+        return
     if not target.place.keeps:
         raise NothingKept(target=str(target.place))
     kept = target.original()

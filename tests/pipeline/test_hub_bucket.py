@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import HfApi
 
+from reshard.pipeline.api import plan
 from reshard.pipeline.api import verify as checked
 from reshard.pipeline.errors import (
     BucketNotFound,
@@ -28,7 +29,7 @@ from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.verify import verify
 from tests.hub.fixtures import Namespace
-from tests.pipeline.conftest import Run
+from tests.pipeline.conftest import Run, asked
 from tests.support.models import save_model
 
 SIZE = 20_000
@@ -99,8 +100,10 @@ def test_what_cannot_be_brought_back_is_replaced_only_on_request(
 ) -> None:
     url = f"{bucket}/runs/final"
     before = there(hub_api, url)
-    with pytest.raises(NothingKept, match="the only copy of its source"):
+    with pytest.raises(NothingKept, match="the only copy of its source") as refused:
         go(url, url, size=SIZE)
+    note, *_ = plan(asked(url, url, size=SIZE)).notes
+    assert note == f"a run will fail (exit code 7) unless you use --overwrite: {refused.value}"
     assert there(hub_api, url) == before
     hub_api.create_bucket(namespace.repo("theirs"), private=True)
     hub_api.batch_bucket_files(namespace.repo("theirs"), add=[(b"theirs", "config.json")])

@@ -292,6 +292,10 @@ def test_the_only_copy_of_what_was_cast_in_place_goes_by_an_explicit_word(tmp_pa
     with pytest.raises(KeptOriginal, match="only copy of the original weights .* [(]F32[)]") as refused:
         go(model, model, size=2 * SIZE)
     assert "--overwrite" in refused.value.next_step and refused.value.exit_code == 7
+    says = f"a run will fail (exit code 7) unless you use --overwrite: {refused.value}"
+    assert plan(asked(model, model, size=2 * SIZE)).notes[0] == says
+    assert says not in plan(asked(model, model, size=2 * SIZE, overwrite=True)).notes
+    assert says not in plan(asked(model, tmp_path / "beside", size=2 * SIZE)).notes
     assert (kept / "model.safetensors").read_bytes() == original
     go(model, model, size=2 * SIZE, overwrite=True)
     assert not kept.exists()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from reshard.pipeline.api import plan
 from reshard.pipeline.errors import NothingKept, NothingToRollBack, TargetOccupied
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.publishing.rollback import rollback
@@ -14,7 +15,7 @@ from reshard.pipeline.stores import bucket_target
 from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.verify import verify
-from tests.pipeline.conftest import Run
+from tests.pipeline.conftest import Run, asked
 from tests.support.models import save_model
 from tests.support.s3 import S3
 
@@ -66,8 +67,10 @@ def test_another_cut_replaces_ours_and_leaves_others_alone(bucket: S3, model: Pa
 def test_what_cannot_be_brought_back_is_replaced_only_on_request(bucket: S3, model: Path, go: Run) -> None:
     files = {path.name: path.read_bytes() for path in model.iterdir() if path.is_file()}
     url = bucket.put("runs/final", files)
-    with pytest.raises(NothingKept, match="the only copy of its source"):
+    with pytest.raises(NothingKept, match="the only copy of its source") as refused:
         go(url, url, size=SIZE)
+    note, *_ = plan(asked(url, url, size=SIZE)).notes
+    assert note == f"a run will fail (exit code 7) unless you use --overwrite: {refused.value}"
     with pytest.raises(TargetOccupied, match=r"config\.json"):
         go(model, url, size=SIZE)
     assert there(bucket, "runs/final") == {*files}

@@ -19,7 +19,7 @@ from reshard.pipeline.errors import BadBody, BadSetting, NoWeights
 from reshard.pipeline.places import Hub, parse_place
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.request import Request
-from reshard.pipeline.reshard import draft
+from reshard.pipeline.reshard import draft, run
 from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.stores.pace import RateLimitWindow
 from reshard.web.auth import OWN, Scope, Tokens, own_token
@@ -189,6 +189,18 @@ def test_a_plan_is_shown_before_it_is_submitted(site: Site, store: JobStore, tmp
     assert "model-00002-of-00002.safetensors" in shown.text and "<path" in shown.text
     assert SCRIPT not in shown.text and "&lt;script&gt;" in shown.text
     assert store.recent() == []
+
+
+def test_a_plan_that_no_job_may_carry_out_says_what_to_select(site: Site, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    save_single(model, {f"{i}.w": np.zeros(1000, np.float32) for i in range(4)})
+    run(Request.of(model, model, dtype="bfloat16"))
+    fields = {"source": str(model), "target": str(model), "size": "5kB", "manifest": "on"}
+    says = "a job will fail unless you select “Overwrite”: "
+    with signed_in(site) as client:
+        shown = client.post("/plan", data=fields)
+        assert shown.status_code == 200 and f'<p class="note">{says}{tmp_path}/.model.reshard.last' in shown.text
+        assert says not in client.post("/plan", data=fields | {"overwrite": "on"}).text
 
 
 def test_a_preview_compares_layouts_and_marks_one(site: Site, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ FLAGS = {"--public": "“Visibility” public", "--private": "“Visibility” p
 SENTENCES = {
     "run the same command again": "try again",
     "run the same command with --overwrite": "select “Overwrite” and try again",
+    r"a run will fail \(exit code [0-9]+\) unless you use --overwrite": "a job will fail unless you select “Overwrite”",
     "run `hf auth login` or set HF_TOKEN": "set HF_TOKEN or RESHARD_CREDENTIALS for the service",
     "see `reshard --help`": "",
     "^not found: [A-Z]+ /.*": "page not found",
