@@ -62,7 +62,6 @@ def plan(
         document.device_maps = device_maps(made, source, memory, placed, context.tmpdir)
         text = "\n".join([text, *map(device_text, document.device_maps)])
     output.result(document, text, "\n".join(file.path for file in document.files))
-    if request.target != NOWHERE and not made.published:  # whether shards wait on this disk shows only with the target
-        if made.transports.target:
-            refuse_without_disk(made, target, context.disk)
+    if request.target != NOWHERE and not made.published:
+        refuse_without_disk(made, target, context.disk)
         refuse_without_room(made, target)

@@ -95,11 +95,17 @@ def drafted(request: Request, source: Source, target: Target) -> tuple[Plan, Kno
 
 @_collector_paused()
 def plan(
-    request: Request, source: Source, target: Target, meta_loader: MetaLoader, submitted: int | None = None
+    request: Request,
+    source: Source,
+    target: Target,
+    meta_loader: MetaLoader,
+    submitted: int | None = None,
+    disk: ScratchSpace | None = None,
 ) -> Plan:
     """The plan for ``request``, and a target that is ready for it: there, ours to write, its head pinned.
 
-    ``submitted`` is when it was asked for, in ms since the epoch. Raises what ``draft`` raises, the AccessError family,
+    ``submitted`` is when it was asked for, in ms since the epoch. Where this process also copies, on ``disk``, nothing
+    is created for what that has no room for. Raises what ``draft`` raises, the AccessError family,
     ModelCheckRequired, and, unless the request says that it is to be replaced, TargetOccupied for what others put there
     and TargetDrifted for what they changed. So for what was submitted later and is published already: a broker restored
     from a backup has forgotten that.
@@ -113,12 +119,14 @@ def plan(
     if made.published is not None:
         return made
     refuse_to_drop_the_original(made, target, source)
+    if disk is not None:
+        refuse_without_disk(made, target, disk)
     head = target.prepare(private=is_private(request, source))
     known = replace(known, transports=Transports(source.transport, target.transport))  # it is there, and ours to write
     if head == made.base:
         made = replace(made, transports=known.transports)
     elif made.base or _last_publication(target, head) is not None:  # somebody commits at this very moment
-        return plan(request, source, target, meta_loader, submitted)
+        return plan(request, source, target, meta_loader, submitted, disk)
     else:
         now = target.at(head)
         there = replace(there, before=_before(now), is_source=_same(now.pin, source.pin))
@@ -280,7 +288,7 @@ def _found(source: Source, options: Options) -> Found:
 
 def _transport(request: Request, target: Target, state: TargetState) -> str:
     """How weights would reach the target; "" where that shows only once it is there, or ours to write."""
-    if state.head is None and request.target.local is None:
+    if state.head is None and request.target.local is None and request.options.transport != "http":
         return ""
     try:
         return target.transport

@@ -161,7 +161,7 @@ def run(
         watcher.exposing(hidden)
     target = open_target(request.target, request.options, context)
     watcher.step("plan")
-    made = plan(request, source, target, meta_loader, round(time.time() * 1000))
+    made = plan(request, source, target, meta_loader, round(time.time() * 1000), context.disk)
     watcher.planned(made)
     if made.published is not None:
         return Report(made, Published(made.published, target.branch, found=True), (), {}, Moved())

@@ -128,12 +128,13 @@ def needs(plan: Plan, before: Mapping[str, StoredFile]) -> Needs:
     to_folder, carried = plan.transports.target == "file", missing(plan.carried, before)
     from_hub, to_hub = plan.pin.named is not None, plan.transports.target not in _NO_HUB
     staged = to_hub and plan.transports.target != "xet"  # a shard lies there beside its tensor that is put in order
+    surely = staged and plan.transports.target != ""  # which shows only once the target is there
     written = {shard.path for shard in plan.shards}
     replaced = [file for path, file in before.items() if path in written or path in plan.deletes]
     return Needs(
         memory=MEMORY_FLOOR_XET if "xet" in plan.transports else MEMORY_FLOOR,
         disk=(STAGED_SHARDS_MAX * largest if staged else 0) + max(spools, default=0),
-        least_disk=max((s.size * staged + spool for s, spool in zip(plan.shards, spools, strict=True)), default=0),
+        least_disk=max((s.size * surely + spool for s, spool in zip(plan.shards, spools, strict=True)), default=0),
         target=sum(s.size for s in plan.shards) + sum(f.size for f in carried) if to_folder else 0,
         api_calls=_api_calls(plan, from_hub, to_hub, len(before)),
         resolver_calls=(len(plan.files) + _SMALL_FILES if from_hub else 0) + (len(plan.shards) if to_hub else 0),

@@ -53,6 +53,25 @@ def test_a_plan_without_room_for_shards_that_wait_is_shown_and_ends_as_a_run_wou
     assert "(1.0 kB free)" in done.out
 
 
+@pytest.mark.parametrize("command", ["plan", "run"])
+@pytest.mark.parametrize(
+    ("setting", "transport", "code"),
+    [
+        ("RESHARD_TMPDIR=/nowhere", "auto", "resource.tmpdir"),
+        ("RESHARD_TMPDIR=/nowhere", "http", "resource.tmpdir"),
+        ("RESHARD_DISK_LIMIT=1kB", "http", "resource.disk"),
+    ],
+)
+def test_without_room_for_temporary_files_no_repository_is_created(
+    reshard: Run, namespace: Namespace, model: Path, command: str, setting: str, transport: str, code: str
+) -> None:
+    env = {"HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": namespace.token, **dict([setting.split("=")])}
+    namespace.admin.log(reset=True)
+    done = reshard(command, model, "--to", namespace.repo("leftover"), "--transport", transport, env=env)
+    assert (done.code, f"error[{code}]: " in done.err) == (8, True), done.err
+    assert not any(line["path"] == "/api/repos/create" for line in namespace.admin.log())
+
+
 def test_a_cast_in_place_of_our_own_publication_says_how_it_is_undone(
     reshard: Run, namespace: Namespace, tmp_path: Path
 ) -> None:
