@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import socket
 import subprocess
@@ -21,10 +22,13 @@ from safetensors.numpy import save_file
 
 from docs.answers import ANSWERS
 from docs.generate import outdated
+from reshard.cli.arguments import read_request
 from reshard.cli.main import app
+from reshard.pipeline.arguments import as_option
 from reshard.pipeline.catalogs.definition import LEVELS
 from reshard.pipeline.errors import GO_ON, by_code
-from reshard.pipeline.sizes import parse_size
+from reshard.pipeline.request import Options
+from reshard.pipeline.sizes import SINGLE, parse_size
 from reshard.pipeline.stores.connect import ConnectSettings as StoreSettings
 from reshard.web.settings import WebSettings
 from reshard.worker.broker import find_server
@@ -123,6 +127,20 @@ def test_the_example_of_the_library_runs_and_has_ten_lines(tmp_path: Path) -> No
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "model.safetensors" in done.stdout and "passed" in done.stdout
+
+
+def test_the_library_lists_every_option_with_its_default_and_its_name_in_commands() -> None:
+    page = (ROOT / "docs/library.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| `(.*?)` \| (.+) \|$", page.partition("## Options")[2], re.MULTILINE)
+    assert [name for name, _, _ in rows] == [*Options.model_fields]
+    other = {"visibility": "`--private`", "manifest": "`--no-manifest`"}
+    for name, default, told in rows:
+        assert Options.of(**{name: ast.literal_eval(default)}) == Options(), name
+        assert other.get(name, f"`{as_option(name)}`") in told
+    for typed in set(inspect.signature(read_request).parameters) - {"source", "to", "help_all", "options"}:
+        assert f"`--{typed.strip('_').replace('_', '-')}" in page, typed
+    (exponent,) = re.findall(r"`size=2\*\*(\d+)`", page)
+    assert 2 ** int(exponent) == SINGLE
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
