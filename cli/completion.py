@@ -37,7 +37,7 @@ def jobs(session: Session) -> Iterable[tuple[str, str]]:
 def catalogs(session: Session) -> Iterable[tuple[str, str]]:
     from reshard.client.operations.catalogs import CatalogsQuery, list_catalogs
 
-    return [(one.name, one.state) for one in list_catalogs(session, CatalogsQuery(limit=OFFERED)).catalogs]
+    return [(one.name, one.state) for one in list_catalogs(session, CatalogsQuery()).catalogs]
 
 
 @_offers

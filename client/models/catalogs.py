@@ -119,6 +119,8 @@ class Catalog(Document):
     def failed(self) -> dict[str, int]:
         """How many failed, by error code; the most frequent first."""
         found = {what.partition(":")[2]: number for what, number in self.counts.items() if ":" in what}
+        if not found:  # a service of an older release tells all that ended, and no codes beside it
+            found = {code: len(group) for code, group in self.failures().items()}
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def failures(self) -> dict[str, list[Ended]]:

@@ -100,9 +100,9 @@ def list_catalogs(session: InProcess, query: CatalogsQuery) -> catalogs.Catalogs
     return catalogs.Catalogs(catalogs=rows, next=more)
 
 
-def all_catalogs(session: Session) -> list[catalogs.CatalogNow]:
-    """Every page of them."""
-    found = pages(partial(list_catalogs, session), CatalogsQuery(limit=PAGE_MAX))
+def all_catalogs(session: Session, failing: bool = False) -> list[catalogs.CatalogNow]:
+    """Every page of them; a service of an older release knows no pages, and is sent nothing of them."""
+    found = pages(partial(list_catalogs, session), CatalogsQuery(failing=failing))
     return [one for page in found for one in page.catalogs]
 
 

@@ -69,9 +69,7 @@ def _deeply(model: Audited, classes: MetaLoader, context: Context) -> Audited:
         checks, told = [], [_unreadable(error)]
     else:
         told = [told for check in checks for told in _told(check)]
-    in_place = theirs and theirs.place.at(None) == ours.place.at(None)  # its source is an earlier commit of itself
-    source = theirs.place.at(theirs.pin.commit).spelled if theirs and in_place else model.source
-    against = ["--against", source] if source else []
+    against = ["--against", model.compared] if model.compared else []
     command = join(["reshard", "verify", model.place, *against, "--deep"])
     known = {one.kind for one in model.findings}
     more = gathered((one for one in told if one.kind not in known), lambda kind: command)

@@ -69,6 +69,7 @@ class Audited:
     deep: bool = False  # whether every byte was read
     options: Options = AS_IT_IS  # by which it was compared
     sides: tuple[Source, Source | None] | None = None
+    compared: str | None = None  # the source as it is typed to compare with it again
 
 
 class Sources:
@@ -164,15 +165,17 @@ def examine(subject: Subject, sources: Sources, classes: MetaLoader) -> Audited:
     against = _of_source(subject, side, rules, recorded.manifest, sources, classes)
     told += against.told
     source = str(against.place) if against.place else None
+    compared = (against.place.at(against.at) if against.at else against.place).spelled if against.place else None
     return Audited(
         place,
-        gathered(told, lambda kind: next_command(kind, subject.place, against.place, against.made, against.at)),
+        gathered(told, lambda kind: next_command(kind, subject.place, against.place, against.made, compared)),
         commit=ours.pin.commit,
         source=source,
         source_commit=against.source.pin.commit if against.source else None,
         source_by=None if source is None else "map" if subject.source else "manifest",
         options=against.changes,
         sides=(ours.own, against.source),
+        compared=compared,
     )
 
 

@@ -108,11 +108,11 @@ def sample(names: Iterable[str], count: int) -> list[str]:
 
 
 def next_command(
-    kind: str, audited: AnyPlace, against: AnyPlace | None, options: Options, at: str | None = None
+    kind: str, audited: AnyPlace, against: AnyPlace | None, options: Options, compared: str | None = None
 ) -> str:
     """What to type about a finding: what repairs the copy, or what looks more closely where headers prove nothing.
 
-    ``at`` is the commit that the audit compared with; None where it is the newest.
+    ``compared`` is ``against`` at the commit that the audit compared with.
     """
     place, source = audited.spelled, against.spelled if against else None
     if kind == "source-wrong":
@@ -120,8 +120,7 @@ def next_command(
     if source is None and kind not in {"unsigned", "source-unknown"}:
         return join(["reshard", "doctor", place])
     if kind in {"changes-claimed", "tokenizer-changed", "file-unproven", "source-unknown", "class-mismatch"}:
-        compared = against.at(at).spelled if against and at else source
-        return join(["reshard", "verify", place, "--against", compared or "SRC"])
+        return join(["reshard", "verify", place, "--against", compared or source or "SRC"])
     signing = ["--sign", "KEY", "--force"] if kind == "unsigned" else []
     changed = ((name, value) for name, value in options.weights().items() if value != getattr(AS_IT_IS, name))
     return join(["reshard", "run", source or "SRC", "--to", place, *typed_options(changed), *signing])

@@ -240,11 +240,11 @@ def _single_file_modules(source: Source, modules: StoredFile) -> set[str]:
     """Folders of sentence-transformers' modules whose loader knows no index."""
     try:
         content = load_json(read_file(source, modules, INDEX_MAX))
+        if not isinstance(content, list) or not any(isinstance(m, dict) and "path" in m for m in content):
+            return set()  # another tool's
         return {m["path"] for m in content if m["path"] and not m["type"].endswith(_TRANSFORMERS)}
-    except ValueError as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BadIndex(file=modules.path, why=f"not a list of modules ({error})") from None
-    except (TypeError, KeyError, AttributeError):  # another tool's
-        return set()
 
 
 class _Finder:

@@ -41,7 +41,7 @@ from reshard.pipeline.request import Options, Request
 from reshard.pipeline.stores.folder.target import FolderTarget
 from reshard.pipeline.tensors import Name, StoredFile
 from reshard.pipeline.text import counted
-from reshard.pipeline.verifying.index_rules import check_rules
+from reshard.pipeline.verifying.index_rules import as_check, ruled
 from reshard.pipeline.verifying.job_checks import check_model
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.opened import OpenedSide
@@ -99,7 +99,8 @@ def examine(source: Source, meta_loader: MetaLoader, tmpdir: Path | None = None)
     """
     side = OpenedSide.attempt(source)
     refused = _refusals(source, meta_loader)
-    rules = check_rules(side)
+    found = ruled(side)
+    rules = as_check(side, found)
     seen = _seen(side)
     weights = sum(file.size for file in seen.files)
     around = [*_formats(seen), *_sizes(seen), *_configs(seen), *_components(seen)]
@@ -110,7 +111,8 @@ def examine(source: Source, meta_loader: MetaLoader, tmpdir: Path | None = None)
         return Health(tuple(symptoms), refused, rules.figures["tensors"], weights)
     symptoms = [Symptom("refused", str(error), error.next_step) for error in [refused.always] if error]
     symptoms += [Symptom("on a Hub", f"{e.code}: {e}", e.next_step) for e in [refused.on_hub] if e]
-    symptoms += [Symptom("index", text, _LEFT if " is left over: " in text else _RESHARD) for text in rules.findings]
+    stale = {str(one) for one in found.findings if one.rule == "stale_file"}
+    symptoms += [Symptom("index", text, _LEFT if text in stale else _RESHARD) for text in rules.findings]
     symptoms += [Symptom("duplicate", f"{path}: {why}", _NOT_CARRIED) for path, why in side.opened.duplicates.items()]
     symptoms += [*around, *_names(side, seen)]
     return Health(tuple(symptoms), refused, sum(len(c.tensors) for c in side.opened.checkpoints), weights)

@@ -46,8 +46,8 @@ def deletes_of(
     """
     names = {output.name for output in outputs}
     doomed = {path for path in before.files if _belongs_to(path, names) or path == MANIFEST}
-    folders = {name.folder for name in names}  # a component that was published by itself has its own manifest
-    doomed |= {path for path in before.files if basename(path) == MANIFEST and describes(path, folders)}
+    folders = {name.folder for name in names}  # a component that was published by itself has its own manifest ...
+    doomed |= {path for path in before.files if dirname(path) and describes(path, folders)}
     doomed |= (before.published.keys() & before.files.keys()) - theirs
     for index, content in before.indexes.items():
         if _belongs_to(index, names):
@@ -55,6 +55,7 @@ def deletes_of(
     if options.dequantize:  # of what these weights were, or those that they take the place of
         doomed |= {join(name.folder, MODELOPT) for name in names} & before.files.keys()
     doomed -= stays
+    doomed |= {path for path, content in before.indexes.items() if _named_by(path, content) & doomed} - stays
     pruned = {path for path in before.files if not is_tool_file(path)} - stays - doomed if options.prune else set()
     return tuple(sorted(doomed | pruned)), pruned
 

@@ -49,7 +49,11 @@ class Ruled(NamedTuple):
 
 def check_rules(side: OpenedSide, formats: Set[str] = FORMATS) -> Check:
     """``ruled`` as a check."""
-    found, indexes, headers = ruled(side, formats)
+    return as_check(side, ruled(side, formats))
+
+
+def as_check(side: OpenedSide, rules: Ruled) -> Check:
+    found, indexes, headers = rules
     # What files of parts make up has no index, and is judged where it is opened.
     parts = {part.name for part in side.found.sets if part.format not in WHOLE}
     distributed = [checkpoint for checkpoint in side.opened.checkpoints if checkpoint.name in parts]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
+from posixpath import dirname, join
 from typing import NamedTuple
 
 from reshard.pipeline.check import Check, Result, some
@@ -49,7 +50,7 @@ def check_manifest(output: Source, described: Publication | None = None) -> Reco
     file = output.files().get(MANIFEST)
     if file is None:
         named = {path: root for path, index in indexes.items() if (root := _root(index))}
-        named = {path: root for path, root in named.items() if not _has_its_own(output, path)}
+        named = {path: root for path, root in named.items() if not _is_component(output, path, root)}
         named |= {"the commit": described.manifest} if described and described.manifest else {}
         findings = [f"{who} refers to manifest {root}, but {MANIFEST} is missing" for who, root in named.items()]
         return Recorded(Check("manifest", "failed", _LEVEL, "", {}, some(findings)) if findings else None, None)
@@ -59,7 +60,7 @@ def check_manifest(output: Source, described: Publication | None = None) -> Reco
     except CheckpointError as error:
         return Recorded(Check("manifest", "failed", _LEVEL, "", {}, (str(error),)), None)
     contradicted = list(_commit_findings(manifest, sha256_of(content), described)) if described else []
-    components = {path for path in indexes if _has_its_own(output, path)}
+    components = {path for path, index in indexes.items() if _is_component(output, path, _root(index))}
     findings = [*_own_findings(manifest), *_index_findings(manifest, indexes, components), *contradicted]
     findings += differences(output, Expected(manifest.files))
     weights, others = _beside(output, manifest, indexes)
@@ -123,10 +124,17 @@ def _own_findings(manifest: Manifest) -> Iterator[str]:
         yield f"{MANIFEST} lists no files; reshard never publishes an empty one"
 
 
-def _has_its_own(output: Source, index: str) -> bool:
-    """Whether a folder around ``index`` has a manifest: it is of a component that was published by itself."""
-    folders = index.split("/")[:-1]
-    return any("/".join([*folders[:count], MANIFEST]) in output.files() for count in range(1, len(folders) + 1))
+def _is_component(output: Source, index: str, root: str | None) -> bool:
+    """Whether the manifest in the nearest folder around ``index`` has its root: it was published by itself."""
+    folder = dirname(index)
+    while folder and join(folder, MANIFEST) not in output.files():
+        folder = dirname(folder)
+    if not folder:
+        return False
+    try:
+        return parse(read_file(output, output.files()[join(folder, MANIFEST)], MANIFEST_MAX)).root == root
+    except CheckpointError:
+        return False
 
 
 def _index_findings(manifest: Manifest, indexes: Mapping[str, Index], components: Set[str]) -> Iterator[str]:

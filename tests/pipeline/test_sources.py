@@ -177,6 +177,15 @@ def test_weights_that_may_be_no_copy_of_what_is_read_are_skipped_with_a_note(
     assert (tmp_path / "all" / "voice[1].pt").exists() and (tmp_path / "all" / "flow.pt").exists()
 
 
+def test_a_second_index_of_the_same_files_goes_with_them_in_place(folder: Path, go: Run) -> None:
+    save_sharded(folder, numbered(arrays(6, 4000), 3))
+    for name in ("diffusion.safetensors.index.json", "model.safetensors.index.fp16.json"):
+        (folder / name).write_bytes((folder / "model.safetensors.index.json").read_bytes())
+    report = go(folder, folder, size=5000)
+    assert {"diffusion.safetensors.index.json", "model.safetensors.index.fp16.json"} <= {*report.plan.deletes}
+    assert {check.result for check in verify(str(folder)).checks} <= {"passed", "skipped"}
+
+
 def test_a_shard_of_another_cut_is_kept_and_noted(folder: Path, tmp_path: Path, go: Run) -> None:
     save_sharded(folder, numbered(arrays(4, 400), 2))
     save_single(folder, arrays(1, 100, prefix="old"), "model-00003-of-00009.safetensors")

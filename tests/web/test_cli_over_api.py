@@ -303,11 +303,12 @@ def test_certificates_that_cannot_be_read_are_named_by_their_setting(reshard: Ru
 
 
 @contextmanager
-def answering(status: int, body: bytes, **headers: str) -> Iterator[str]:
-    """The URL of a server that has one answer."""
+def answering(status: int, body: bytes, asked: list[str] | None = None, **headers: str) -> Iterator[str]:
+    """The URL of a server that has one answer, and notes what it is ``asked``."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            (asked if asked is not None else []).append(self.path)
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)
@@ -369,9 +370,12 @@ def test_catalogs_are_listed_by_one_call(reshard: Run) -> None:
     row = {"name": "mirror", "state": "running", "note": None, "started": 0.0, "since": 0.0, "success": None}
     row |= {"empty": [1], "entries": 4, "todo": 0, "active": 1}
     row |= {"counts": {"published": 2, "failed": 1, "failed:hub": 1}}
-    with answering(200, json.dumps({"schema": 1, "catalogs": [row, row | {"name": "other"}]}).encode()) as url:
+    asked = list[str]()
+    body = json.dumps({"schema": 1, "catalogs": [row, row | {"name": "other"}]}).encode()
+    with answering(200, body, asked) as url:
         done = reshard("catalog", "status", env={"RESHARD_API_URL": url})
         assert reshard("catalog", "status", "--quiet", env={"RESHARD_API_URL": url}).out == "mirror\nother\n"
+    assert asked == ["/api/v1/catalogs"] * 2, "as a service of an older release takes it"
     _, mirror, other = done.out.splitlines()
     assert mirror.split()[:2] == ["mirror", "running"] and other.split()[0] == "other"
     assert mirror.endswith("2 published, 1 failed, 1 running; 1 entry matches no models")

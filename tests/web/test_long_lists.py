@@ -15,6 +15,7 @@ from reshard.pipeline.errors import JobUnreadable, NoWeights
 from reshard.pipeline.limits import GLOB_MAX, GLOBS_MAX, KB, MB
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Options, Request
+from reshard.worker.followers.catalogs import TROUBLE
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.records import Definition
 from reshard.worker.followers.schedules import ALL, Schedule, Schedules
@@ -164,6 +165,8 @@ def test_catalogs_are_listed_in_pages(site: Site, store: JobStore) -> None:
     with signed_in(site) as browser:
         assert 'href="/catalogs?after=c49" rel="next"' in browser.get("/catalogs").text
         seen = browser.get("/catalogs?after=c49").text
+        store.redis.hset(TROUBLE, mapping=dict.fromkeys(names, 1))
+        assert browser.get("/").text.count('<td>catalog <a href="/catalogs/c') == 60
     assert "/catalogs/c50" in seen and "/catalogs/c49" not in seen and 'rel="next"' not in seen
 
 

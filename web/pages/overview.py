@@ -10,7 +10,7 @@ from typing import Any
 from reshard.client.models.catalogs import ScheduleRow
 from reshard.client.models.jobs import OVER, UNDER_WAY, Job
 from reshard.client.operations import fleet as operations
-from reshard.client.operations.catalogs import CatalogsQuery, list_catalogs
+from reshard.client.operations.catalogs import all_catalogs
 from reshard.client.operations.jobs import JobsQuery, list_jobs
 from reshard.client.operations.schedules import SchedulesQuery, list_schedules
 from reshard.client.operations.table import read
@@ -45,7 +45,7 @@ def overview(call: Call) -> Reply:
         "silent": operations.silent(queue),
         "jobs": queue.jobs.counts(),
         "lanes": queue.lanes(),
-        "failing": list_catalogs(call.session, CatalogsQuery(failing=True)).catalogs,
+        "failing": all_catalogs(call.session, failing=True),
         "unmet": _unmet(call),
         "charts": [*_charts(day.hours), *_budgets(day)],
         "failures": failures.most_common(),

@@ -153,6 +153,7 @@ def test_what_a_manifest_says_is_held_against_the_files_and_the_map(space: Names
     found = audited(of(space, {"good": "source"}))
     assert kinds(found) == {("good", "source-moved")}  # and is compared with the commit that it was made from
     assert found["good"].source_commit == commit
+    assert found["good"].compared == f"{space.repo('source')}@{commit}", "as every command names it"
 
 
 def test_a_source_in_a_folder_is_not_another_than_the_repository_that_a_manifest_names(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_what_is_typed_next_repairs_the_copy_or_looks_closer() -> None:
         assert next_command("dtype-changed", ours, theirs, Options(size=size)) == f"reshard run c/d --to a/b {typed}"
     assert next_command("unsigned", ours, theirs, Options()) == "reshard run c/d --to a/b --sign KEY --force"
     assert next_command("tokenizer-changed", ours, theirs, options) == "reshard verify a/b --against c/d"
-    assert next_command("changes-claimed", ours, ours, options, "0f") == "reshard verify a/b --against a/b@0f"
+    assert next_command("changes-claimed", ours, ours, options, "a/b@0f") == "reshard verify a/b --against a/b@0f"
     assert next_command("tensors-lost", ours, theirs, Options(), "0f") == "reshard run c/d --to a/b"
     assert next_command("source-unknown", ours, None, options) == "reshard verify a/b --against SRC"
     assert next_command("index-ghost", parse_place("/a b"), None, options) == "reshard doctor '/a b'"

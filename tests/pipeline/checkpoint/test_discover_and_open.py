@@ -190,6 +190,14 @@ def test_a_model_below_a_list_of_modules_is_cut_and_another_tools_list_is_none(f
         assert (found.uncut, [str(part.name) for part in found.sets]) == (frozenset(), ["0_CLIPModel/model"])
 
 
+def test_a_list_of_modules_that_is_spoiled_is_refused(folder: Path) -> None:
+    save_single(folder / "2_Dense", arrays(1, 100))
+    for spoiled in ({"path": "2_Dense"}, "2_Dense", None):
+        (folder / "modules.json").write_text(json.dumps([{"path": "", "type": "x.Transformer"}, spoiled]))
+        with pytest.raises(BadIndex, match="modules.json: not a list of modules"):
+            find_checkpoints(open_source(Folder(path=str(folder)), Context.from_env()))
+
+
 def test_what_is_no_adapter_is_not_called_one(folder: Path) -> None:
     save_single(folder / "0_StaticEmbedding", arrays(1, 100))
     modules = [{"path": "0_StaticEmbedding", "type": "sentence_transformers.models.StaticEmbedding"}]

@@ -118,8 +118,9 @@ def test_a_living_publication_is_left_alone_however_long_it_takes(
 
         def put(self, files: Sequence[StoredFile]) -> None:
             age_lock(target)
-            renewed.clear()
-            assert renewed.wait(60)
+            for _ in range(2):  # the first may have been written before
+                renewed.clear()
+                assert renewed.wait(60)
             with pytest.raises(TargetLocked):
                 target.head()
             target.objects.put(files)

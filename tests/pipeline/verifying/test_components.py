@@ -70,10 +70,22 @@ def test_its_manifest_and_signature_are_not_copied_with_weights_that_are_written
     assert findings(out, pipe) == []
 
 
+@pytest.mark.parametrize("content", ["{}", "[]", None])
+def test_another_manifest_beside_an_index_is_not_the_one_that_it_names(
+    pipe: Path, tmp_path: Path, go: Run, findings: Findings, content: str | None
+) -> None:
+    out = tmp_path / "out"
+    go(pipe, out, size=40_000)
+    (out / MANIFEST).unlink()
+    (out / OWN).write_text((pipe / OWN).read_text() if content is None else content)
+    assert any("refers to manifest" in finding and "is missing" in finding for finding in findings(out))
+
+
 @pytest.mark.parametrize("on_hub", ["http"], indirect=True)
 def test_in_place_its_manifest_goes_and_a_rollback_brings_it_back(pipe: Path, on_hub: Namespace, go: Run) -> None:
     repo = upload(on_hub, "pipe", pipe)
     published = go(repo, repo, size=40_000).published.commit
-    assert from_hub(on_hub.endpoint, repo)(OWN) is None
+    there = from_hub(on_hub.endpoint, repo)
+    assert (there(OWN), there("text_encoder/model.sig")) == (None, None) and there("assets/model.sig") == b"{}"
     rollback(open_target(parse_place(repo), Options(), Context.from_env()), published)
     assert from_hub(on_hub.endpoint, repo)(OWN) == (pipe / OWN).read_bytes()
