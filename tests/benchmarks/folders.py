@@ -68,7 +68,8 @@ def memory(folder: Path, scale: Scale) -> Iterator[Figure | Race]:
             size = 0
             for number in range(files):
                 part = room / f"part{number}"
-                size += llama.save(part, scale.model // files)
+                # With equal tensors, the shards of one would be copies of the other's.
+                size += llama.save(part, scale.model // files, seed=number)
                 source.mkdir(exist_ok=True)
                 (part / "model.safetensors").rename(source / f"part{number}.safetensors")
                 shutil.rmtree(part)

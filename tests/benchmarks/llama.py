@@ -61,7 +61,7 @@ def specs(made: dict[str, object], dtype: str = "BF16") -> Iterator[Spec]:
     yield "lm_head.weight", dtype, (vocabulary, hidden)
 
 
-def save(folder: Path, size: int, dtype: str = "BF16") -> int:
+def save(folder: Path, size: int, dtype: str = "BF16", seed: int = 15) -> int:
     """Write config.json and one model.safetensors of about ``size`` bytes; returns its bytes."""
     folder.mkdir(parents=True)
     made = config(size, dtype)
@@ -70,7 +70,7 @@ def save(folder: Path, size: int, dtype: str = "BF16") -> int:
     header = build_header([(name, kind, shape) for name, kind, shape in specs(made, dtype)], {"format": "pt"})
     kind, random, fixed = NOISE[dtype]
     left = sum(int(np.prod(shape)) for _, _, shape in specs(made, dtype)) * np.dtype(kind).itemsize
-    noise = np.random.default_rng(15)
+    noise = np.random.default_rng(seed)
     with path.open("wb") as file:
         file.write(header)
         while left:
