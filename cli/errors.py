@@ -9,14 +9,14 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
-from io import BufferedWriter, FileIO, TextIOWrapper
-from typing import Any, TextIO
+from typing import Any
 
 from typer import Abort, TyperException
 
 from reshard.cli.help import COMMON
 from reshard.cli.output import Output, console
-from reshard.pipeline.errors import BadBody, BadPlace, BadSize, NoTarget, OutputUnwritable, ReshardError, UsageError
+from reshard.cli.streams import OutputLost
+from reshard.pipeline.errors import BadBody, BadPlace, BadSize, NoTarget, ReshardError, UsageError
 from reshard.pipeline.text import printable, printable_lines
 
 INTERRUPTED = 130  # exit code; 128 + SIGINT, as shells count it
@@ -26,39 +26,6 @@ LOOKING = {"reshard doctor", "reshard plan", "reshard verify", "reshard audit"}
 SHORT_HELP = {"reshard plan", "reshard run", "reshard submit", "reshard schedule add"}
 SERVICES = {"reshard worker", "reshard control", "reshard web"}
 PIPE_CLOSED = 141  # exit code; 128 + SIGPIPE
-
-
-class OutputLost(OSError):
-    """A stream of ours takes no more; without an errno, by which typer and rich would exit with 1 and say nothing."""
-
-    def __init__(self, stream: int, why: OSError) -> None:
-        super().__init__(f"cannot write to {stream}")
-        self.stream, self.why = stream, why
-
-    def told(self) -> None:
-        """Raises OutputUnwritable."""
-        stream = {1: "stdout", 2: "stderr"}.get(self.stream, "the output")
-        raise OutputUnwritable(stream=stream, why=self.why.strerror or str(self.why)) from self
-
-
-class _Raw(FileIO):
-    def write(self, data: Any) -> Any:
-        try:
-            return super().write(data)
-        except OSError as error:
-            raise OutputLost(self.fileno(), error) from error
-
-
-def own(stream: TextIO) -> TextIO:
-    """The same stream, which raises OutputLost: no other error of a file or a socket is taken for one of output."""
-    raw, through = _Raw(stream.fileno(), "wb", closefd=False), getattr(stream, "write_through", False)
-    return TextIOWrapper(
-        raw if through else BufferedWriter(raw),
-        stream.encoding,
-        stream.errors,
-        line_buffering=getattr(stream, "line_buffering", False),
-        write_through=through,
-    )
 
 
 def guarded(command: Callable[[], Any], as_json: bool, name: str = "reshard") -> int:

@@ -28,8 +28,8 @@ def main() -> None:
         sys.modules["opentelemetry"] = None  # type: ignore[assignment]
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # else it looks for some in all that is installed
     gc.disable()  # until the command is loaded: modules are not garbage, and scanning them takes a tenth of its time
-    from reshard.cli.errors import own
     from reshard.cli.main import main
+    from reshard.cli.streams import own
 
     sys.stdout, sys.stderr = own(sys.stdout), own(sys.stderr)
     signal.signal(signal.SIGINT, before)

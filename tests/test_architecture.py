@@ -233,7 +233,7 @@ ROOMS = {
         {"arguments", "progress"},
         {"errors", "completion"},
         {"output"},
-        {"terminal", "help"},
+        {"terminal", "help", "streams"},
     ],
 }
 LINES_MAX = 450

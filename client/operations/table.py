@@ -61,18 +61,22 @@ def read(model: type[Model], data: Mapping[str, Any] | bytes, whole: str = "the 
         raise BadBody(where=first.where or whole, why=first.why) from error
 
 
-class Paged(Protocol):
-    next: Any
+class OfPages(Protocol):
+    """A document that is one page of several."""
+
+    next: Any  # null on the last
 
 
-class From(Protocol):
-    after: Any
+class AsksAPage(Protocol):
+    """What a page is asked for by."""
+
+    after: Any  # ``next`` from the page before
 
     def model_copy(self, *, update: Mapping[str, Any]) -> Self: ...
 
 
-Page = TypeVar("Page", bound=Paged)
-Query = TypeVar("Query", bound=From)
+Page = TypeVar("Page", bound=OfPages)
+Query = TypeVar("Query", bound=AsksAPage)
 
 
 def page_of(names: Sequence[str], limit: int, row: Callable[[str], Row | None]) -> tuple[list[Row], str | None]:

@@ -121,9 +121,6 @@ class CatalogStatus:
     success: float | None  # when a run of it last ended with nothing failed
     empty: tuple[int, ...] = ()  # numbers of the file's entries that find no model
 
-    def counts(self) -> dict[str, int]:
-        return {what: number for what, number in self.outcomes.items() if number and ":" not in what}
-
 
 def entry_of(wanted: Wanted) -> Entry:
     source, target = (listed.sha if listed else None for listed in (wanted.source, wanted.target))

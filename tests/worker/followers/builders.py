@@ -13,7 +13,7 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.publishing.commit import Published
 from reshard.pipeline.request import Request
 from reshard.worker.followers.cursor import Cursor
-from reshard.worker.followers.records import Definition, Entry
+from reshard.worker.followers.records import CatalogStatus, Definition, Entry
 from reshard.worker.followers.schedules import Schedule
 from reshard.worker.queue.leases import Leases
 from tests.worker.conftest import ask, claimed, followed
@@ -49,6 +49,11 @@ def jobs(catalogs: Cursor) -> list[str]:
     """What is at work once control has heard what happened."""
     followed(catalogs.store)
     return list(catalogs.get("mirror").active.values())
+
+
+def counts(seen: CatalogStatus) -> dict[str, int]:
+    """How many of its entries ended how, whatever the errors."""
+    return {what: number for what, number in seen.outcomes.items() if number and ":" not in what}
 
 
 def finish(leases: Leases, job: str, found: bool = True, source: str = "s1") -> None:

@@ -33,7 +33,7 @@ from reshard.worker.queue.scripts import PREFIX, server_ms
 from reshard.worker.queue.states import JobState
 from tests.support.procs import Broker, wait_for
 from tests.worker.conftest import ask, claimed, copied, followed
-from tests.worker.followers.builders import Rows, begin, definition, fail, finish, jobs, rows
+from tests.worker.followers.builders import Rows, begin, counts, definition, fail, finish, jobs, rows
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_no_more_than_so_many_are_at_work_and_all_get_their_turn(
         finish(leases, active[0])
     assert len(set(seen)) == 5
     ended = catalogs.get("mirror")
-    assert (ended.state, ended.counts(), ended.todo) == ("done", {"same": 5}, 0)
+    assert (ended.state, counts(ended), ended.todo) == ("done", {"same": 5}, 0)
     assert store.redis.smembers(f"{PREFIX}catalogs:looked_at") == set()
     [request] = {job.request.priority for job in store.recent()}
     assert request == "bulk"
@@ -76,7 +76,7 @@ def test_what_did_not_change_needs_no_job(catalogs: Cursor, leases: Leases, stor
     assert jobs(catalogs) == []
 
     begin(catalogs, wanted)  # the next night
-    assert catalogs.get("mirror").counts() == {"unchanged": 3}
+    assert counts(catalogs.get("mirror")) == {"unchanged": 3}
     assert catalogs.get("mirror").state == "done"
     assert len(store.recent()) == 3
 
@@ -89,7 +89,7 @@ def test_what_did_not_change_needs_no_job(catalogs: Cursor, leases: Leases, stor
     new_source, new_target = rows(wanted, source="s2"), rows(wanted, target="t2")
     begin(catalogs, wanted, [new_source[0], new_target[1], rows(wanted)[2]])
     assert len(jobs(catalogs)) == 2
-    assert catalogs.get("mirror").counts() == {"unchanged": 1}
+    assert counts(catalogs.get("mirror")) == {"unchanged": 1}
     assert made in {job.id for job in store.recent()}
 
 
@@ -122,7 +122,7 @@ def test_a_commit_of_ours_is_what_the_target_must_still_be_at(catalogs: Cursor, 
     finish(leases, job)
     assert jobs(catalogs) == []
     begin(catalogs, wanted, rows(wanted, target="t1"))
-    assert catalogs.get("mirror").counts() == {"unchanged": 1}
+    assert counts(catalogs.get("mirror")) == {"unchanged": 1}
 
 
 def test_a_job_that_read_an_older_source_is_no_reason_to_leave_the_newer_one_out(
@@ -138,7 +138,7 @@ def test_a_job_that_read_an_older_source_is_no_reason_to_leave_the_newer_one_out
     finish(leases, jobs(catalogs)[0])
     assert jobs(catalogs) == []
     begin(catalogs, wanted)
-    assert catalogs.get("mirror").counts() == {"unchanged": 1}
+    assert counts(catalogs.get("mirror")) == {"unchanged": 1}
 
 
 def test_a_commit_whose_maker_died_is_the_jobs_own(
@@ -155,9 +155,9 @@ def test_a_commit_whose_maker_died_is_the_jobs_own(
     assert leases.done(publish, found) == "ok"
     assert leases.done(claimed(leases, job, "confirm"), [{"name": "read back"}]) == "ok"
     assert jobs(catalogs) == []
-    assert catalogs.get("mirror").counts() == {"published": 1}
+    assert counts(catalogs.get("mirror")) == {"published": 1}
     begin(catalogs, wanted, rows(wanted, target="ours"))
-    assert catalogs.get("mirror").counts() == {"unchanged": 1}
+    assert counts(catalogs.get("mirror")) == {"unchanged": 1}
 
 
 @pytest.mark.parametrize("option", ["pr: true", "branch: cut", "size: 1MB"])
@@ -201,7 +201,7 @@ def test_failures_are_grouped_by_code_and_retried_by_code(catalogs: Cursor, leas
     finish(leases, first)
     finish(leases, second)
     assert jobs(catalogs) == []
-    assert catalogs.get("mirror").counts() == {"failed": 1, "same": 3}
+    assert counts(catalogs.get("mirror")) == {"failed": 1, "same": 3}
     assert catalogs.retry("mirror") == 1
     assert len(jobs(catalogs)) == 1
 
@@ -380,7 +380,7 @@ def test_cancelled_its_jobs_are_too_and_the_next_submission_begins_anew(catalogs
     assert len(jobs(catalogs)) == 2
     assert catalogs.cancel("mirror") == 2
     assert jobs(catalogs) == []
-    assert catalogs.get("mirror").counts() == {"cancelled": 2}
+    assert counts(catalogs.get("mirror")) == {"cancelled": 2}
     assert store.redis.smembers(f"{PREFIX}catalogs:looked_at") == set()
     with pytest.raises(CatalogState):
         catalogs.cancel("mirror")
@@ -402,7 +402,7 @@ def test_a_job_that_somebody_else_asked_for_outlives_a_cancel(
     assert jobs(catalogs) == [mine] and store.get(other).state == JobState.cancelled
     finish(leases, mine)
     assert jobs(catalogs) == []
-    assert catalogs.get("mirror").counts() == {"same": 1, "cancelled": 1}
+    assert counts(catalogs.get("mirror")) == {"same": 1, "cancelled": 1}
 
 
 def test_under_way_the_same_file_is_the_same_run_and_another_is_refused(catalogs: Cursor) -> None:
@@ -529,7 +529,7 @@ def test_targets_that_others_have_keep_no_room_empty(catalogs: Cursor, store: Jo
     jobs(catalogs)
     seen = catalogs.get("mirror")
     assert list(seen.active) == ["them/m3", "them/m5"]
-    assert (seen.counts(), seen.todo) == ({"failed": 4}, 2)
+    assert (counts(seen), seen.todo) == ({"failed": 4}, 2)
 
 
 def test_a_job_is_awaited_until_its_end_is_noted(catalogs: Cursor, store: JobStore, leases: Leases) -> None:
@@ -659,3 +659,9 @@ def test_what_nobody_foresaw_ends_the_expanding_and_is_said(catalogs: Cursor) ->
     Expander(catalogs, broken).look(catalogs.expanding())
     wait_for(lambda: catalogs.get("mirror").state == "failed", "its end")
     assert "ZeroDivisionError: in the expanding" in (catalogs.get("mirror").note or "")
+
+
+def test_a_run_that_an_older_release_began_moves_no_negative_bytes(catalogs: Cursor) -> None:
+    begin(catalogs, definition(1))
+    catalogs.store.redis.hset(key("mirror", "moved"), mapping={"read": -5, "uploaded": -7})
+    assert (catalogs.get("mirror").read, catalogs.get("mirror").uploaded) == (0, 0)

@@ -22,6 +22,7 @@ from tests.pipeline.stores.conftest import Impatient
 from tests.support import mirror
 from tests.support.procs import wait_for
 from tests.worker.conftest import followed
+from tests.worker.followers.builders import counts
 
 COUNT = 60
 QUOTA, WINDOW = 25, 1  # calls in so many seconds; the real Hub's are 1,000 in 300
@@ -71,7 +72,7 @@ def night(catalogs: Cursor) -> dict[str, int]:
 
     wait_for(look, "the expanding")
     followed(catalogs.store)
-    return catalogs.get("mirror").counts()
+    return counts(catalogs.get("mirror"))
 
 
 def calls(hub: HubProcess, part: str = "/api/") -> int:

@@ -26,7 +26,7 @@ from reshard.worker.queue.scripts import server_ms
 from reshard.worker.queue.states import JobState
 from tests.support.procs import Broker, in_a_process, kill_this_process, kill_this_process_at
 from tests.worker.conftest import Wakes, ask
-from tests.worker.followers.builders import definition, fail, finish, rows
+from tests.worker.followers.builders import counts, definition, fail, finish, rows
 
 FAILING = {"us/m1", "us/m3", "us/alone"}
 # Kinds of events that some follower acts on.
@@ -163,7 +163,7 @@ def end_state(store: JobStore) -> dict[str, Any]:
     seen = Cursor(store).get("mirror")
     told = [{k.decode(): v.decode() for k, v in fields.items()} for _, fields in store.redis.xrange(NOTICES)]
     return {
-        "run": (seen.state, seen.todo, seen.active, seen.counts(), [(repo, e.outcome) for repo, e in seen.ended]),
+        "run": (seen.state, seen.todo, seen.active, counts(seen), [(repo, e.outcome) for repo, e in seen.ended]),
         "jobs": sorted((repos[job.id], job.state) for job in store.recent(limit=100)),
         "totals": counted(store),
         "spent": [(one.submitter, one.catalog, one.counts["jobs"]) for one in spent_lately(store)],

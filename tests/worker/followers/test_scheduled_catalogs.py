@@ -16,6 +16,7 @@ from reshard.worker.queue.jobs import JobStore
 from tests.hub.fixtures import Namespace
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 from tests.support.procs import Broker, Machine, wait_for
+from tests.worker.followers.builders import counts
 
 GOOD = ("one", "two", "three", "old")
 
@@ -83,7 +84,7 @@ def test_each_night_does_what_changed_and_nothing_else(
     here.worker()
     wait_for(lambda: Catalogs(store).get("mirror").state == "failed", "the night's end")
     seen = Catalogs(store).get("mirror")
-    assert seen.counts() == {"published": 4, "failed": 3}, seen.ended
+    assert counts(seen) == {"published": 4, "failed": 3}, seen.ended
     codes = {code: sorted(one.repo for one in group) for code, group in told(seen).failures().items()}
     assert codes == {
         "usage.collision": [namespace.repo("left"), namespace.repo("right")],
@@ -94,7 +95,7 @@ def test_each_night_does_what_changed_and_nothing_else(
     # Nothing changed: no job, and no call but the lists and what they do not show.
     before, jobs = heads(namespace), len(store.recent())
     namespace.admin.log(reset=True)
-    assert night(here, store, file).counts() == {"unchanged": 4, "failed": 3}
+    assert counts(night(here, store, file)) == {"unchanged": 4, "failed": 3}
     assert (heads(namespace), len(store.recent())) == (before, jobs)
     assert len([entry for entry in namespace.admin.log() if entry["path"].startswith("/api/")]) <= 2 + len(codes) + 1
 
@@ -104,7 +105,7 @@ def test_each_night_does_what_changed_and_nothing_else(
     namespace.admin.put_files(namespace.repo("one"), files, lfs=[n for n in files if n.endswith(".safetensors")])
     namespace.admin.put_files(namespace.repo("two"), {"README.md": b"# new words"})
     namespace.admin.log(reset=True)
-    assert night(here, store, file).counts() == {"unchanged": 2, "published": 2, "failed": 3}
+    assert counts(night(here, store, file)) == {"unchanged": 2, "published": 2, "failed": 3}
     after = heads(namespace)
     assert {name for name in GOOD if after[name] != before[name]} == {"one", "two"}
     assert namespace.admin.state(namespace.repo("one-cut"))["commits"] == 3
@@ -119,13 +120,13 @@ def test_each_night_does_what_changed_and_nothing_else(
     # The broker lost everything: it works from the targets, by one call for each and without a job.
     store.redis.flushall()
     namespace.admin.log(reset=True)
-    assert night(here, store, file).counts() == {"unchanged": 4, "failed": 3}
+    assert counts(night(here, store, file)) == {"unchanged": 4, "failed": 3}
     assert heads(namespace) == after
     assert store.recent() == []
     calls = [entry for entry in namespace.admin.log() if entry["path"].startswith("/api/")]
     assert len(calls) <= 2 + len(codes) + 1 + len(GOOD), "what a night costs, and each target's history"
     namespace.admin.log(reset=True)
-    assert night(here, store, file).counts() == {"unchanged": 4, "failed": 3}
+    assert counts(night(here, store, file)) == {"unchanged": 4, "failed": 3}
     assert not [entry for entry in namespace.admin.log() if "/commits/" in entry["path"]]
 
     # What would be done now is said beforehand.
@@ -140,7 +141,7 @@ def test_each_night_does_what_changed_and_nothing_else(
     store.redis.flushall()
     namespace.admin.put_files(namespace.repo("one-cut"), {"config.json": b"{}"})
     changed = heads(namespace)
-    assert night(here, store, file).counts() == {"unchanged": 2, "same": 1, "failed": 4}
+    assert counts(night(here, store, file)) == {"unchanged": 2, "same": 1, "failed": 4}
     failures = told(Catalogs(store).get("mirror")).failures()
     assert [one.repo for one in failures["target.drift"]] == [namespace.repo("one")]
     assert heads(namespace) == changed

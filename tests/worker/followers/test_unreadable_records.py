@@ -19,7 +19,7 @@ from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX, job_key
 from reshard.worker.settings import Settings
 from tests.worker.conftest import Wakes, ask
-from tests.worker.followers.builders import begin, definition, finish, jobs, rows
+from tests.worker.followers.builders import begin, counts, definition, finish, jobs, rows
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_what_has_no_target_and_yet_a_turn_ends_as_a_failure(store: JobStore, le
     finish(leases, job)
     assert jobs(catalogs) == []
     seen = catalogs.get("mirror")
-    assert (seen.state, seen.counts()) == ("failed", {"failed": 1, "same": 1})
+    assert (seen.state, counts(seen)) == ("failed", {"failed": 1, "same": 1})
     assert list(told(seen).failures()) == [BadPlace.code]
 
 

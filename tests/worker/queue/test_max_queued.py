@@ -17,7 +17,7 @@ from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import job_key, texts
 from reshard.worker.settings import MAX_QUEUED, max_queued
 from tests.worker.conftest import ask, claimed, followed, planned
-from tests.worker.followers.builders import begin, definition, fail, finish, jobs
+from tests.worker.followers.builders import begin, counts, definition, fail, finish, jobs
 
 MOST = 2
 
@@ -100,7 +100,7 @@ def test_a_catalog_waits_and_loses_no_entry(store: JobStore, leases: Leases) -> 
         finish(leases, at_work[0])
     followed(store)
     assert (catalogs.get("mirror").state, catalogs.get("mirror").note) == ("done", None)
-    assert len(set(seen)) == 5 and catalogs.get("mirror").counts() == {"same": 5}
+    assert len(set(seen)) == 5 and counts(catalogs.get("mirror")) == {"same": 5}
 
 
 @pytest.mark.parametrize("what", ["schedule", "catalog"])
