@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reshard.pipeline.errors import CastOverflow
-from reshard.pipeline.limits import CAST_BLOCK
+from reshard.pipeline.limits import CAST_BLOCK, LOOKUP_BLOCK
 from reshard.pipeline.tensors import DTYPE_BITS
 
 _Array = np.ndarray[Any, Any]
@@ -53,14 +53,16 @@ def cast(window: bytes | bytearray | memoryview, source: str, target: str) -> Ca
     values: _Array = np.frombuffer(window, f"<u{DTYPE_BITS[source] // 8}")
     made: _Array = np.empty(len(values), f"<u{DTYPE_BITS[target] // 8}")
     overflows = 0
-    for start in range(0, len(values), CAST_BLOCK):
-        before, after = values[start : start + CAST_BLOCK], made[start : start + CAST_BLOCK]
-        if DTYPE_BITS[source] == 16:
+    looked_up = DTYPE_BITS[source] == 16
+    block = LOOKUP_BLOCK if looked_up else CAST_BLOCK
+    for start in range(0, len(values), block):
+        before, after = values[start : start + block], made[start : start + block]
+        if looked_up:
             np.take(_table(source, target), before, out=after, mode="clip")
         elif _convert(before.view(_NUMPY[source]), after, target) < _HALF_INFINITE:
             continue
-        if infinite := _infinities(after, target):
-            overflows += infinite - _infinities(before, source)
+        if not _all_finite(after, target):
+            overflows += _infinities(after, target) - _infinities(before, source)
     return Cast(made.view(np.uint8).data, overflows)
 
 
@@ -123,6 +125,15 @@ def _half(single: _Array, sizes: _Array) -> _Array:
     signs &= 0x8000
     bits |= signs
     return bits
+
+
+def _all_finite(bits: _Array, dtype: str) -> bool:
+    """A third of what it takes to count infinities, of which nearly no window has one.
+
+    The largest without a sign is, of those with the sign bit, the lowest of all; as signed numbers, of the others.
+    """
+    sign, signed = 1 << DTYPE_BITS[dtype] - 1, bits.view(f"<i{DTYPE_BITS[dtype] // 8}")
+    return int(signed.max()) < _INFINITE[dtype] and int(bits.max()) < sign | _INFINITE[dtype]
 
 
 def _infinities(bits: _Array, dtype: str) -> int:
