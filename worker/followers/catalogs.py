@@ -37,11 +37,12 @@ from uuid import uuid4
 import redis
 
 from reshard.pipeline.catalogs.definition import parse
-from reshard.pipeline.errors import CatalogNotFound, CatalogState, JobNotFound, WrongState
+from reshard.pipeline.errors import CatalogNotFound, CatalogState, ReshardError
 from reshard.worker.followers import records
 from reshard.worker.followers.records import TURNS, UNDER_WAY, CatalogStatus, Definition, Ended, Entry, Standing, State
 from reshard.worker.queue.events import append
 from reshard.worker.queue.jobs import PAGE_BYTES, JobStore
+from reshard.worker.queue.record import Job
 from reshard.worker.queue.scripts import (
     PREFIX,
     Pipeline,
@@ -302,15 +303,13 @@ class Catalogs:
         A second time it goes on where a client died over the first.
         """
         self._turn(name, "cancelled", "it has already ended")
-        cancelled = 0
-        for job in self.at_work(name):
-            try:
-                if self.store.get(job).request.asked_by == asked_by(name):
-                    self.store.cancel(job)
-                    cancelled += 1
-            except (WrongState, JobNotFound) as error:
-                log.info("job %s keeps running: %s", job, error)
-        return cancelled
+        found = [*self.store.each(self.at_work(name))]
+        ours = [job.id for job in found if isinstance(job, Job) and job.request.asked_by == asked_by(name)]
+        answers = self.store.cancel_each(ours)
+        for error in (*found, *answers):
+            if isinstance(error, ReshardError):
+                log.info("a job of catalog %s keeps running: %s", name, error)
+        return sum(not isinstance(answer, ReshardError) for answer in answers)
 
     def retry(self, name: str, only: str | None = None) -> int:
         """Give what failed, or failed with this code, another turn; returns how many. Raises as ``resume``.

@@ -1,9 +1,9 @@
-"""Cursor that were cancelled or given another turn: what goes on, what stays as it is, and what is counted."""
+"""Catalogs that were cancelled or given another turn: what goes on, what stays as it is, and what is counted."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -16,7 +16,7 @@ from reshard.worker.followers.records import Definition, Entry
 from reshard.worker.queue.events import EVENTS, Reader
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
-from reshard.worker.queue.scripts import PREFIX
+from reshard.worker.queue.scripts import PREFIX, job_key
 from reshard.worker.queue.states import JobState
 from tests.support.procs import wait_for
 from tests.worker.conftest import ask
@@ -50,14 +50,14 @@ def test_a_second_cancel_goes_on_where_the_first_client_died(
 ) -> None:
     begin(catalogs, definition(3, at_once=2))
     first, second = jobs(catalogs)
-    cancel = store.cancel
+    cancel_each = store.cancel_each
 
-    def dies_over(job: str) -> None:
-        cancel(job)
+    def dies_behind_one(ids: Sequence[str]) -> None:
+        cancel_each(ids[:1])
         raise ConnectionError("the client died")
 
     with monkeypatch.context() as patched, pytest.raises(ConnectionError):
-        patched.setattr(catalogs.store, "cancel", dies_over)
+        patched.setattr(catalogs.store, "cancel_each", dies_behind_one)
         catalogs.cancel("mirror")
     assert store.get(first).state == JobState.cancelled
     assert jobs(catalogs) == [second]
@@ -66,6 +66,16 @@ def test_a_second_cancel_goes_on_where_the_first_client_died(
     assert jobs(catalogs) == []
     with pytest.raises(CatalogState, match="it has already ended"):
         catalogs.cancel("mirror")
+
+
+def test_a_job_that_cannot_be_read_keeps_none_of_the_others_from_their_cancel(
+    catalogs: Cursor, store: JobStore
+) -> None:
+    begin(catalogs, definition(3, at_once=3))
+    broken, *others = jobs(catalogs)
+    store.redis.hset(job_key(broken), "request", "{")
+    assert catalogs.cancel("mirror") == 2
+    assert [store.get(job).state for job in others] == [JobState.cancelled] * 2
 
 
 def test_jobs_that_another_turn_is_to_go_on_with_are_awaited_also_while_it_is_stopped(
