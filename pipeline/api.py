@@ -28,6 +28,7 @@ from reshard.pipeline.verifying.load import LoadOptions, check_load
 from reshard.pipeline.verifying.manifest_check import described_by
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.signed import check_signatures
+from reshard.pipeline.verifying.verify import Trust
 from reshard.pipeline.verifying.verify import verify as check_all
 
 Progress = Callable[[int, int], None]  # bytes read so far, and about how many there are to read
@@ -139,6 +140,10 @@ def verify(
     if theirs and lender:
         theirs = Borrowing(theirs, open_source(lender, context))
     tick = _counter(progress, [ours, theirs] if theirs else [ours])
+
+    def published() -> bool:
+        return bool(target and described and target.is_ours(described.commit, described.author))
+
     # First, because they may end in an error of what was asked for, and reading every byte takes longer.
     signed = check_signatures(ours, trusted, builder, deep) if trusted else []
     with closing(MetaLoader(tmpdir=context.tmpdir)) as meta_loader:
@@ -148,9 +153,7 @@ def verify(
             meta_loader,
             deep=deep,
             changes=changes or Options(),
-            described=described,
-            vouched=lambda: bool(target and described and target.is_ours(described.commit, described.author)),
-            signed=signed,
+            trust=Trust(described, published, signed),
             load=partial(check_load, ours, theirs, meta_loader, load, tick, context.tmpdir) if load else None,
             tick=tick,
             tmpdir=context.tmpdir,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from posixpath import basename, join
@@ -38,6 +38,26 @@ from reshard.pipeline.verifying.tokenizer import check_tokenizers
 from reshard.pipeline.verifying.verdicts import ModelCheck
 
 
+@dataclass(frozen=True)
+class Trust:
+    """What vouches for the output's manifest beside its author."""
+
+    described: Publication | None = None  # the commit that published it
+    published: Callable[[], bool] = lambda: False  # whether this user made that commit; a call to the Hub
+    signed: Sequence[Check] = ()  # the checks of signatures, that of the manifest first
+
+    def attester(self, side: OpenedSide, recorded: Recorded) -> str:
+        """Who vouches for a manifest of which all is as it says; empty for nobody."""
+        if not _agrees(side, recorded):
+            return ""
+        if self.described and self.described.manifest_sha256 is not None and self.published():
+            return "that you published"
+        return "that is signed" if self.signed and self.signed[0].result == "passed" else ""
+
+
+AUTHOR_ALONE = Trust()
+
+
 def verify(
     output: Source,
     source: Source | None,
@@ -45,9 +65,7 @@ def verify(
     *,
     deep: bool = False,
     changes: Options = UNCHANGED,
-    described: Publication | None = None,
-    vouched: Callable[[], bool] = lambda: False,
-    signed: Sequence[Check] = (),
+    trust: Trust = AUTHOR_ALONE,
     load: Callable[[Options], Check] | None = None,
     tick: Tick = lambda count: None,
     tmpdir: Path | None = None,
@@ -56,35 +74,26 @@ def verify(
 
     ``changes`` are what was asked to change on the way, dtype, strip_prefix, experts, rename and ties: the output
     should equal the source after them. Of what they do not say, the output's manifest does. That is its author's word,
-    so the check lists it and is inconclusive, unless the first of ``signed``, the checks of signatures, passed, or
-    ``described``, the commit that published the manifest, has its sha256, and ``vouched`` says that this user made it.
+    so the check lists it and is inconclusive, unless ``trust`` has who vouches for the manifest.
     ``load`` is a check that is told what the output is compared by, and made before every byte is read.
     ``tick`` is called with the bytes of each view, by several threads. Raises NoWeights, the CheckpointError family
     where ``source`` itself is broken, and what stores raise; for what is wrong with ``output``, never.
     """
     if any(basename(path) == "config.json" for path in output.files()):
         threading.Thread(target=meta_loader.warm, daemon=True).start()  # its imports take seconds, and so do headers
-    recorded = check_manifest(output, described)
+    recorded = check_manifest(output, trust.described)
     claims = unlike(recorded.manifest.made.claims(), changes) if recorded.manifest else {}
     their_side, told = _their_side(source, changes, claims) if source else (None, {})
     expected = changes.model_copy(update=told)
     loaded = [load(expected)] if load else []
     side = OpenedSide.attempt(output)
-
-    @cache
-    def attester() -> str:
-        """Of the manifest, of which all is as it says: who answers for it beside its author; empty for nobody."""
-        if not _agrees(side, recorded):
-            return ""
-        if described and described.manifest_sha256 is not None and vouched():
-            return "that you published"
-        return "that is signed" if signed and signed[0].result == "passed" else ""
+    attester = cache(partial(trust.attester, side, recorded))
 
     checks = list[Check]()
     if their_side and their_side.exchanged:
         asked = not any("names" in Options.declared(name).alters for name in told)
         checks.append(_exchanged(their_side.exchanged, believed=asked or bool(attester())))
-    checks += [*signed, check_rules(side, _formats(their_side))]
+    checks += [*trust.signed, check_rules(side, _formats(their_side))]
     checks += [recorded.check] if recorded.check else []
     if side.error:
         return checks + loaded
@@ -99,12 +108,7 @@ def verify(
     ties = {name: verdict.ties for name, verdict in models.items()}
     if matched:
         same = check_headers(matched, ties, lambda: changes.ties == "source" or bool(attester()))
-        if told:
-            same = _by_its_word(same, told, attester())
-        elif claims and same.result == "failed":
-            said = f"the output's manifest states {claims_text(claims)}, which does not explain it"
-            same = replace(same, reason="; ".join(filter(None, (same.reason, said))))
-        checks += [same, check_files(matched.source, side, expected, deep, tick)]
+        checks += [_explained(same, claims, told, attester), check_files(matched.source, side, expected, deep, tick)]
     checks += [_check_model(name, verdict, alone=source is None) for name, verdict in models.items()]
     checks += check_tokenizers(output, source, meta_loader, tmpdir)
     if deep and matched:
@@ -161,8 +165,17 @@ def unlike(told: dict[str, Any], changes: Options) -> dict[str, Any]:
     return {name: value for name, value in told.items() if getattr(changes, name) == getattr(UNCHANGED, name)}
 
 
+def _explained(same: Check, claims: dict[str, Any], told: dict[str, Any], attester: Callable[[], str]) -> Check:
+    """``same``, with what the output's manifest had to do with it: ``told`` is what of its ``claims`` decided it."""
+    if told:
+        return _by_its_word(same, told, attester())
+    if claims and same.result == "failed":
+        said = f"the output's manifest states {claims_text(claims)}, which does not explain it"
+        return replace(same, reason="; ".join(filter(None, (same.reason, said))))
+    return same
+
+
 def _by_its_word(same: Check, told: dict[str, Any], attester: str) -> Check:
-    """``same`` where the output's manifest decided what it is compared with."""
     if attester:
         text = f"compared with the options in the manifest {attester}: {claims_text(told)}"
         return replace(same, reason="; ".join(filter(None, (same.reason, text))))

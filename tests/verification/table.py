@@ -14,7 +14,7 @@ from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.verifying.manifest_check import described_by
 from reshard.pipeline.verifying.meta_load import MetaLoader
-from reshard.pipeline.verifying.verify import verify
+from reshard.pipeline.verifying.verify import Trust, verify
 from tests.verification.models import SIZE, save_source
 from tests.verification.mutations import MUTATIONS, Mutation
 from tests.verification.weights import Folder
@@ -54,7 +54,7 @@ def check(output: Path, source: Path, meta_loader: MetaLoader) -> list[Check]:
     context = Context.from_env()
     ours, theirs = (open_source(parse_place(str(folder)), context) for folder in (output, source))
     published = described_by(open_target(ours.place, Options(), context), ours.pin.commit)
-    return verify(ours, theirs, meta_loader, deep=True, described=published)
+    return verify(ours, theirs, meta_loader, deep=True, trust=Trust(published))
 
 
 def results(folder: Path, meta_loader: MetaLoader) -> Results:

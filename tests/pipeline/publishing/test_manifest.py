@@ -26,7 +26,7 @@ from reshard.pipeline.request import Options
 from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.verifying.manifest_check import check_manifest, described_by
 from reshard.pipeline.verifying.meta_load import MetaLoader
-from reshard.pipeline.verifying.verify import verify
+from reshard.pipeline.verifying.verify import Trust, verify
 from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import Run, upload
 from tests.support.checker import from_hub
@@ -261,7 +261,7 @@ def look(out: Path, meta_loader: MetaLoader, deep: bool = False, told: bool = Tr
     target = open_target(place, Options(), Context.from_env())
     source = open_source(place, Context.from_env())
     return verify(
-        source, None, meta_loader, deep=deep, described=described_by(target, source.pin.commit) if told else None
+        source, None, meta_loader, deep=deep, trust=Trust(described_by(target, source.pin.commit) if told else None)
     )
 
 
