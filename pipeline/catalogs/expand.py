@@ -81,7 +81,8 @@ def expand(catalog: Catalog, context: Context, use: Use = "write") -> Expansion:
     held = 0
     for entry, repo in _models(catalog, context, empty):
         try:
-            check_repo(repo)
+            if entry.query is not None:
+                check_repo(repo)  # a Hub's answer; what the file has may also name a Hub and a revision
             request = request_for(catalog, entry, repo)
             if request not in asked:
                 held += len(request.stored())

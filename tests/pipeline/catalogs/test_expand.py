@@ -72,6 +72,18 @@ def test_a_target_on_a_branch_is_not_taken_for_missing(space: Namespace) -> None
     assert [one.target and one.target.sha for one in wanted] == [space.admin.head(target), None]
 
 
+def test_an_entry_may_name_a_revision_and_a_hub(space: Namespace) -> None:
+    repo = model(space, "a")
+    HfApi(space.endpoint, space.token).create_tag(repo, tag="v2")
+    then = space.admin.head(repo)
+    space.admin.put_files(repo, {"later.txt": b"later"})
+    for entry in (f"{repo}@v2", f"{space.endpoint}/{repo}/tree/v2"):
+        (wanted,) = found(space, f"- repo: {entry}\n")
+        assert wanted.error is None and wanted.request is not None
+        assert wanted.source is not None and wanted.source.sha == then
+        assert str(wanted.request.target) == f"{space.name}/a-cut"
+
+
 def test_a_query_is_all_that_it_says(space: Namespace) -> None:
     model(space, "llama-small", size=1000, tags="[chat]", downloads=50)
     model(space, "llama-large", size=9000, tags="[chat]", downloads=90)
