@@ -9,7 +9,6 @@ out. GGUF files are read where there is nothing else: what they were made from h
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -22,13 +21,17 @@ from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.indexes import Index, load_json, parse_index
 from reshard.pipeline.checkpoint.parts import (
     DISTRIBUTED_METADATA,
+    NUMBERED,
     RANK_FILE,
     RANK_SAFETENSORS,
     ZERO_FILE,
     FileSet,
     Format,
     find_parts,
+    lost_part,
+    numbered_sets,
     refuse_lost_parts,
+    refuse_slices,
 )
 from reshard.pipeline.errors import AbsentFile, BadIndex, NoWeights
 from reshard.pipeline.limits import INDEX_MAX, LATEST_MAX
@@ -44,7 +47,6 @@ _VARIANT = re.compile(r"[A-Za-z_]\w*")
 _INDEX = re.compile(
     r"(?:(?P<stem>.+?)(?P<suffix>\.safetensors|\.bin|\.pt|\.pth)?\.)?index(?:\.(?P<variant>[A-Za-z_]\w*))?\.json"
 )
-NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.\w+)")
 
 # Their loaders read one file by its name and know no index, so they are carried whole and never cut:
 # adapters (peft), LoRA weights and textual inversions (diffusers) ...
@@ -63,6 +65,7 @@ _SCRIPT = ".jit"
 # Stems that loaders look for by themselves, `pytorch_model` being `model`: transformers and diffusers; and
 # mistral-inference, open_clip and peft.
 USUAL_STEMS = ("model", "diffusion_pytorch_model")
+_SECOND_MODEL = re.compile(r"_\d+$")  # in accelerate's `save_state`: model_1
 SOUGHT_STEMS = (*USUAL_STEMS, "consolidated", "open_clip_model", "adapter_model")
 # What trainers leave beside the weights, and no weights: transformers' Trainer, accelerate's `save_state`, DeepSpeed's
 # ZeRO (whose model states are parts, put together where all of them are there), torchtune, verl.
@@ -261,10 +264,11 @@ class _Finder:
         self._add(self._unindexed([SUFFIX]))
         self._add(self._indexed(set(_TORCH)))
         for suffix in _TORCH:
-            usual = [p for p in self._torch_files() if set_name(p).stem in USUAL_STEMS]
+            usual = [p for p in self._torch_files() if _SECOND_MODEL.sub("", set_name(p).stem) in USUAL_STEMS]
             self._add(self._unindexed([suffix], [p for p in usual if self._is_new(set_name(p), suffix)]))
         self._add(find_parts(self._listing, self._is_new, self._text))
         if not self._found:
+            refuse_slices(self._torch_files())
             self._add(self._unindexed(_TORCH, self._torch_files()))
         if not self._found:
             self._add(self._unindexed([GGUF], [p for p in self._listing if not _is_projector(p)]))
@@ -338,7 +342,7 @@ class _Finder:
         pool = self._listing if among is None else among
         free = {path for path in pool if suffix_of(path) in suffixes} - self._claimed
         indexed = {(part.name.folder, part.name.stem) for part in self._found if part.index_path}
-        for (folder, stem, count, suffix), numbered in _numbered_sets(free):
+        for (folder, stem, count, suffix), numbered in numbered_sets(free):
             if (folder, _usual_stem(stem)) in indexed:
                 continue  # shards that the index no longer names are looked at one by one
             files = tuple(self._listing[path] for _, path in sorted(numbered.items()))
@@ -364,20 +368,9 @@ def _format(suffixes: set[str]) -> Format:
     return "safetensors" if SUFFIX in suffixes else "gguf" if GGUF in suffixes else "torch"
 
 
-def _numbered_sets(paths: Iterable[str]) -> list[tuple[tuple[str, str, int, str], dict[int, str]]]:
-    """((folder, stem, count, suffix), number -> path) of what files with numbers make up."""
-    found: dict[tuple[str, str, int, str], dict[int, str]] = defaultdict(dict)
-    for path in paths:
-        match = NUMBERED.fullmatch(basename(path))
-        if match and not RANK_SAFETENSORS.fullmatch(basename(path)):
-            key = dirname(path), match["stem"], int(match["count"]), match["suffix"]
-            found[key][int(match["number"])] = path
-    return sorted(found.items())
-
-
 def _usual_stem(stem: str) -> str:
     """The stem of the safetensors files that loaders look for: ``pytorch_model.bin`` becomes ``model.safetensors``."""
-    return "model" if stem == "pytorch_model" else stem
+    return re.sub(r"^pytorch_(?=model(_\d+)?$)", "", stem)
 
 
 def _name(path: str) -> Name:
@@ -445,6 +438,8 @@ def _what_else(listing: Mapping[str, StoredFile], uncut: set[str]) -> dict[str, 
         example = min(path for path in listing if foreign_format(path))
         if kinds == [FOREIGN[GGUF]] and _is_projector(example):
             return beside_a_model(example, "name")
+        if reason := lost_part(listing):
+            return reason
         cure = "use the repository these files were converted from"
         return {"found": f" (it has {', '.join(kinds)} files such as {example})", "cure": cure}
     return {"found": f" ({counted(len(listing), 'file')})"}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from posixpath import basename, dirname, join
 from typing import Literal
 
-from reshard.pipeline.errors import AbsentFile, AmbiguousWeights, BadIndex, NotRead
+from reshard.pipeline.errors import AbsentFile, AmbiguousWeights, BadIndex, LostPart, NotRead
 from reshard.pipeline.tensors import Name, StoredFile
 
 Format = Literal["safetensors", "torch", "distributed", "ranks", "zero", "gguf"]
@@ -16,9 +17,10 @@ WHOLE: frozenset[Format] = frozenset({"safetensors", "torch", "gguf"})  # the ot
 Listing = Mapping[str, StoredFile]
 Text = Callable[[StoredFile], bytes]  # the content of a small file
 
+NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.\w+)")
 DISTRIBUTED_METADATA = ".metadata"
 # accelerate's folder for a model that it saved with FSDP's SHARDED_STATE_DICT; what it makes belongs one level up.
-_FSDP_FOLDER = re.compile(r"pytorch_model_fsdp_\d+")
+_FSDP_FOLDER = re.compile(r"pytorch_model_fsdp_(?P<model>\d+)")
 RANK_FILE = re.compile(r"model_world_size_(?P<count>\d{1,6})_rank_(?P<rank>\d{1,6})\.pt")
 # What torch.distributed.checkpoint's HuggingFaceStorageWriter calls its files: each holds parts of tensors, of rank
 # `shard`, and `model` counts the files that they make up together.
@@ -32,6 +34,26 @@ _ZERO_PARTITION = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(?P<rank>\d{1,6})_mp
 _ZERO_MODEL = re.compile(r"(?:zero_pp_rank_(?P<rank>\d{1,6})_)?mp_rank_00_model_states\.pt")
 _ZERO_PARAMETER = re.compile(r"(?P<step>(?:.*/)?)zero/[^/]+/fp32\.pt")
 _LATEST = ("latest", "latest_universal")
+# Without ZeRO, what of them has the whole model, unless there are several.
+_PLAIN_MODEL = re.compile(r"mp_rank_\d+_model_states\.pt")
+# Slices of one model for tensor or pipeline parallelism, each of which would pass for a model: DeepSpeed's,
+# Megatron-LM's and Meta's.
+_SLICES = [
+    re.compile(rf"(?P<of>(?:.*/)?){name}")
+    for name in (_PLAIN_MODEL.pattern, r"mp_rank_\d+[\d_]*/model_optim_rng\.pt", r"consolidated\.\d+\.pth")
+]
+# How the names end of what belongs together, and what to do where the second is missing.
+_TOGETHER = (
+    (
+        ".distcp",
+        DISTRIBUTED_METADATA,
+        "get that file too: some programs do not copy names that begin with a dot",
+    ),
+    (DISTRIBUTED_METADATA, ".distcp", "get those files too"),
+    ("_optim_states.pt", "_model_states.pt", "get that file too"),
+    ("_model_states.pt", "_optim_states.pt", "get those files too"),
+)
+_SLICED = "a model split by tensor, pipeline or expert parallelism"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +83,12 @@ def find_parts(listing: Listing, wanted: Callable[[Name], bool], text: Text) -> 
         if wanted(name := Name(home, "model")):
             step, latest = _latest(home, steps, listing, text)
             others = tuple(sorted(steps - {step}))
-            yield FileSet(name, "zero", _zero(step, listing), metadata=latest, other_steps=others)
+            files = _zero(step, listing)
+            # Without a part of an optimizer it is a torch file as any other.
+            plain = len(files) == 1 and _PLAIN_MODEL.fullmatch(basename(files[0].path))
+            made: Format = "torch" if plain else "zero"
+            files = (listing[files[0].path],) if plain else files
+            yield FileSet(name, made, files, metadata=latest, other_steps=others)
 
 
 def _distributed(listing: Listing) -> Iterator[FileSet]:
@@ -71,8 +98,38 @@ def _distributed(listing: Listing) -> Iterator[FileSet]:
             continue
         chunks = [file for p, file in sorted(listing.items()) if dirname(p) == folder and p.endswith(".distcp")]
         if chunks:
-            home = dirname(folder) if _FSDP_FOLDER.fullmatch(basename(folder)) else folder
-            yield FileSet(Name(home, "model"), "distributed", tuple(chunks), metadata=listing[path])
+            yield FileSet(_distributed_name(folder), "distributed", tuple(chunks), metadata=listing[path])
+
+
+def _distributed_name(folder: str) -> Name:
+    """As accelerate calls a second model and those behind it where it saves them whole: model_1."""
+    match = _FSDP_FOLDER.fullmatch(basename(folder))
+    if match is None:
+        return Name(folder, "model")
+    return Name(dirname(folder), f"model_{int(match['model'])}" if int(match["model"]) else "model")
+
+
+def refuse_slices(paths: Iterable[str]) -> None:
+    """Raises NotRead where some of these torch files are slices of one model."""
+    found: dict[tuple[str, str], str] = {}
+    for path in sorted(paths):
+        for kind in _SLICES:
+            if (match := kind.fullmatch(path)) and found.setdefault((match["of"], kind.pattern), path) != path:
+                raise NotRead(file=path, what=_SLICED)
+
+
+def lost_part(listing: Iterable[str]) -> dict[str, str]:
+    """What is there, and what to do, where only some of a training's files are; empty where that is not the reason."""
+    folders: dict[str, set[str]] = {}
+    for path in listing:
+        folders.setdefault(dirname(path), set()).add(basename(path))
+    for end, other, cure in _TOGETHER:
+        for folder, names in sorted(folders.items()):
+            there = [name for name in names if name.endswith(end)]
+            if there and not any(name.endswith(other) for name in names):
+                missing = other if other == DISTRIBUTED_METADATA else f"*{other}"
+                return {"found": f" (it has {join(folder, min(there))}, but no {missing} next to it)", "cure": cure}
+    return {}
 
 
 def refuse_lost_parts(files: Sequence[StoredFile]) -> None:
@@ -87,9 +144,20 @@ def refuse_lost_parts(files: Sequence[StoredFile]) -> None:
         raise BadIndex(file=first, why=f"one of {min(counts)} files, but others here are of {max(counts)}")
     numbers, shards = ({int(match[key]) for match in found} for key in ("number", "shard"))
     if missing := {*range(1, max(counts) + 1)} - numbers:
-        raise BadIndex(file=first, why=f"no rank has a file {min(missing)} of {max(counts)}")
+        raise LostPart(file=first, why=f"no rank has a file {min(missing)} of {max(counts)}")
     if missing := {*range(1, max(shards))} - shards:
-        raise BadIndex(file=first, why=f"the files of shard {min(missing)} are missing")
+        raise LostPart(file=first, why=f"the files of shard {min(missing)} are missing")
+
+
+def numbered_sets(paths: Iterable[str]) -> list[tuple[tuple[str, str, int, str], dict[int, str]]]:
+    """((folder, stem, count, suffix), number -> path) of what files with numbers make up."""
+    found: dict[tuple[str, str, int, str], dict[int, str]] = defaultdict(dict)
+    for path in paths:
+        match = NUMBERED.fullmatch(basename(path))
+        if match and not RANK_SAFETENSORS.fullmatch(basename(path)):
+            key = dirname(path), match["stem"], int(match["count"]), match["suffix"]
+            found[key][int(match["number"])] = path
+    return sorted(found.items())
 
 
 def _ranks(beside: Iterable[StoredFile]) -> tuple[StoredFile, ...]:
@@ -115,17 +183,20 @@ def _complete(found: Mapping[int, StoredFile], count: int) -> tuple[StoredFile, 
     for rank in range(count):
         if rank not in found:
             first = found[min(found)].path
-            raise BadIndex(file=first, why=f"one of {count} ranks, but the file of rank {rank} is missing")
+            raise LostPart(file=first, why=f"one of {count} ranks, but the file of rank {rank} is missing")
     return tuple(found[rank] for rank in sorted(found))
 
 
 def _steps(listing: Listing) -> dict[str, set[str]]:
-    """The folders with a ZeRO checkpoint in them, by the folder that they are in.
+    """The folders with a checkpoint of DeepSpeed in them, by the folder that they are in.
 
-    Optimizers without a model beside them are none.
+    Optimizers without a model beside them are none; a model without optimizers is one if it is whole.
     """
     models = {dirname(path) for path in listing if ZERO_FILE.fullmatch(path) and path.endswith("model_states.pt")}
     found: dict[str, set[str]] = {}
+    for path in listing:
+        if _PLAIN_MODEL.fullmatch(basename(path)):
+            found.setdefault(dirname(dirname(path)), set()).add(dirname(path))
     for path in listing:
         match = _ZERO_PARAMETER.fullmatch(path)
         if match is not None or (ZERO_FILE.fullmatch(path) and path.endswith("_optim_states.pt")):
@@ -143,7 +214,10 @@ def _latest(home: str, steps: set[str], listing: Listing, text: Text) -> tuple[s
         if step in steps:
             return step, file
     if there:
-        raise AbsentFile(file=there[0].path, other=repr(named[0])[1:-1][:200])
+        path, other = there[0].path, repr(named[0])[1:-1][:200]
+        steps_there = ", ".join(basename(step) for step in sorted(steps))
+        cure = f"write the step to use into it ({steps_there}); if it is the only one, --exclude {path} is enough"
+        raise AbsentFile(file=path, other=other if named[0] != join(home, "") else "it is empty", cure=cure)
     if len(steps) > 1:
         first, *others = sorted(steps)
         they = "is a different step" if len(others) == 1 else "are different steps"
@@ -164,8 +238,7 @@ def _zero(step: str, listing: Listing) -> tuple[StoredFile, ...]:
         elif dirname(path) == step and ZERO_FILE.fullmatch(basename(path)):
             match = _ZERO_PARTITION.fullmatch(basename(path)) or _ZERO_MODEL.fullmatch(basename(path))
             if match is None:
-                what = "a model split by tensor, pipeline or expert parallelism"
-                raise NotRead(file=path, what=what)
+                raise NotRead(file=path, what=_SLICED)
             kind = partitions if path.endswith("_optim_states.pt") else models
             # Two thirds of a partition are moments: it is attested by the sums of what is used, not as a whole.
             file = replace(file, sha256=None)

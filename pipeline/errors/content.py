@@ -24,6 +24,8 @@ class AbsentFile(
 ):
     message = "{file} refers to a missing file: {other}"
     hint = "{cure}"
+class LostPart(BadIndex, code="checkpoint.lost_part"):
+    hint = "get the missing file from where the others came from"
 class AmbiguousWeights(BadIndex, code="checkpoint.ambiguous"):
     message = "{file}: {other} in the same folder {why}"
     hint = "remove the outdated one, or skip one of them with --exclude"

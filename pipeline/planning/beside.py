@@ -8,9 +8,10 @@ from fnmatch import fnmatchcase
 from glob import escape
 from posixpath import basename, dirname, join
 
-from reshard.pipeline.checkpoint.discover import NUMBERED, Found, foreign_format, is_weight_index, may_be_other
+from reshard.pipeline.checkpoint.discover import Found, foreign_format, is_weight_index, may_be_other
 from reshard.pipeline.checkpoint.names import settings_path
 from reshard.pipeline.checkpoint.open import Opened
+from reshard.pipeline.checkpoint.parts import NUMBERED
 from reshard.pipeline.checkpoint.tool_files import is_tool_file, leftover
 from reshard.pipeline.planning.model import CARD, MANIFEST, STATEMENTS, Edit, LeftOut
 from reshard.pipeline.planning.scales import MODELOPT

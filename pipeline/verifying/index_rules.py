@@ -13,14 +13,14 @@ from posixpath import basename, dirname, join
 from typing import NamedTuple, TypeVar
 
 from reshard.pipeline.check import Check
-from reshard.pipeline.checkpoint.discover import NUMBERED, index_name, is_weight_index, read_file, set_name
+from reshard.pipeline.checkpoint.discover import index_name, is_weight_index, read_file, set_name
 from reshard.pipeline.checkpoint.formats import dcp, gguf
 from reshard.pipeline.checkpoint.formats.ranged import each
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX, Header, Spec
 from reshard.pipeline.checkpoint.formats.torch_files import read_torch
 from reshard.pipeline.checkpoint.indexes import Index, parse_index
 from reshard.pipeline.checkpoint.open import read_header
-from reshard.pipeline.checkpoint.parts import WHOLE
+from reshard.pipeline.checkpoint.parts import NUMBERED, WHOLE
 from reshard.pipeline.errors import CheckpointError, NotRead
 from reshard.pipeline.limits import INDEX_MAX
 from reshard.pipeline.protocols import Source

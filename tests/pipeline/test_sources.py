@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from reshard.pipeline import verify
-from reshard.pipeline.errors import BadArchive, DiskFull, LfsPointer, NoWeights, SourceCorrupt, UnsafePickle
+from reshard.pipeline.errors import BadArchive, DiskFull, LfsPointer, NotRead, NoWeights, SourceCorrupt, UnsafePickle
 from reshard.pipeline.places import parse_place
 from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import Run, upload
@@ -266,6 +266,36 @@ def test_a_checkpoint_of_deepspeed(folder: Path, tmp_path: Path, go: Run, stage:
     assert {"global_step8", "zero_to_fp32.py"} == {item.path.split("/")[0] for item in report.plan.left_out}
     why = {item.why for item in report.plan.left_out if item.path.startswith("global_step8/")}
     assert why == {f"another step; latest selects global_step{made.step}"}
+
+
+def test_a_checkpoint_of_deepspeed_without_zero_is_the_model_of_the_folder_above(
+    folder: Path, tmp_path: Path, go: Run
+) -> None:
+    state = {name: tensor.contiguous() for name, tensor in state_of().items()}
+    for step in (5, 9):
+        (folder / f"global_step{step}").mkdir()
+        made = {"module": state, "optimizer": None, "param_shapes": None, "dp_world_size": 1, "global_steps": step}
+        torch.save(made, folder / f"global_step{step}" / "mp_rank_00_model_states.pt")
+    (folder / "latest").write_text("global_step9")
+    report = go(folder, tmp_path / "out", size=SIZE)
+    assert (tmp_path / "out" / "model.safetensors.index.json").exists()
+    assert_same(output(tmp_path / "out"), state)
+    assert {item.path for item in report.plan.left_out} == {"global_step5/mp_rank_00_model_states.pt"}
+
+
+@pytest.mark.parametrize("name", ["mp_rank_{}_model_states.pt", "mp_rank_{}/model_optim_rng.pt", "consolidated.{}.pth"])
+def test_slices_of_a_model_are_refused_unless_the_whole_is_there(
+    folder: Path, tmp_path: Path, go: Run, name: str
+) -> None:
+    state = {"a": torch.ones(3, 4), "b": torch.zeros(5)}
+    for rank in ("00", "01"):
+        (path := folder / "original" / name.format(rank)).parent.mkdir(parents=True, exist_ok=True)
+        torch.save({"module": state}, path)
+    with pytest.raises(NotRead, match="a model split by tensor, pipeline or expert parallelism"):
+        go(folder, tmp_path / "out", size=SIZE)
+    save_file(state, folder / "model.safetensors")
+    go(folder, tmp_path / "out", size=SIZE)
+    assert_same(output(tmp_path / "out"), state)
 
 
 def test_of_a_partition_only_what_is_used_is_read_and_a_flipped_byte_of_it_is_found(

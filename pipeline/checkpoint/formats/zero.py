@@ -28,7 +28,7 @@ from reshard.pipeline.checkpoint.formats.zero_states import (
     read_partition,
     read_stored,
 )
-from reshard.pipeline.errors import BadIndex, BadTiling, DuplicateTensor
+from reshard.pipeline.errors import BadIndex, BadTiling, DuplicateTensor, LostPart
 from reshard.pipeline.tensors import DTYPE_BITS, Contents, Piece, Record, StoredFile, Tensor
 from reshard.pipeline.text import counted
 
@@ -114,6 +114,9 @@ def _check_models(models: Sequence[Model]) -> None:
 def _check_partitions(partitions: Sequence[Partition]) -> None:
     first = partitions[0]
     kinds = [group.dtype for group in first.groups]
+    if (ranks := min(partition.ranks for partition in partitions)) > len(partitions):
+        why = f"one of {ranks} ranks, but the file of rank {len(partitions)} is missing"
+        raise LostPart(file=first.file, why=why)
     for partition in partitions:
         if partition.ranks != len(partitions):
             why = f"one of {partition.ranks} ranks, but there are files from {len(partitions)}"

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
 from reshard.pipeline.checkpoint.discover import find_checkpoints, find_uncut, foreign_format
@@ -66,6 +67,15 @@ def test_a_bare_map_is_an_index_too(folder: Path) -> None:
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps(json.loads(index.read_text())["weight_map"]))
     assert names(checkpoints(folder)["model"]) == arrays(1, 100).keys()
+
+
+def test_each_model_that_accelerate_saved_as_a_torch_file_is_a_checkpoint(folder: Path) -> None:
+    folder.mkdir()
+    for name in ("pytorch_model.bin", "pytorch_model_1.bin", "pytorch_model_2.bin", "optimizer.bin"):
+        torch.save({"w": torch.zeros(3)}, folder / name)
+    assert checkpoints(folder).keys() == {"model", "model_1", "model_2"}
+    save_single(folder, arrays(1, 100), "model_1.safetensors")
+    assert names(checkpoints(folder)["model_1"]) == arrays(1, 100).keys(), "the safer format of the same model"
 
 
 def test_components_and_variants_are_checkpoints_of_their_own(folder: Path) -> None:

@@ -6,7 +6,7 @@ from posixpath import basename
 
 import pytest
 
-from reshard.pipeline.checkpoint.parts import FileSet, find_parts
+from reshard.pipeline.checkpoint.parts import FileSet, find_parts, lost_part, refuse_slices
 from reshard.pipeline.errors import AbsentFile, AmbiguousWeights, BadIndex, CheckpointError, NotRead
 from reshard.pipeline.tensors import Name, StoredFile
 
@@ -103,6 +103,52 @@ def test_a_universal_checkpoint_is_found_by_its_own_word() -> None:
     assert part.files[0].path == UNIVERSAL[0]
 
 
+def test_a_step_without_zero_is_a_torch_file_under_the_name_of_the_folder_above() -> None:
+    old, new = "run/global_step5/mp_rank_00_model_states.pt", "run/global_step9/mp_rank_00_model_states.pt"
+    (part,) = found(old, new, "run/latest", latest="global_step9")
+    assert (part.name, part.format, [file.path for file in part.files]) == (Name("run", "model"), "torch", [new])
+    assert part.files[0].sha256 is not None, "it is read whole"
+    assert part.other_steps == ("run/global_step5",)
+    assert found(old, taken=(Name("run", "model"),)) == []
+
+
+def test_each_model_that_accelerate_saved_in_parts_has_its_own_name() -> None:
+    folders = ("s/pytorch_model_fsdp_0", "s/pytorch_model_fsdp_1", "s/optimizer_0")
+    parts = found(*(f"{folder}/{name}" for folder in folders for name in (".metadata", "__0_0.distcp")))
+    assert [part.name for part in parts] == [Name("s", "model"), Name("s", "model_1")]
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        ["a/mp_rank_00_model_states.pt", "a/mp_rank_01_model_states.pt"],
+        ["iter_10/mp_rank_00/model_optim_rng.pt", "iter_10/mp_rank_01/model_optim_rng.pt"],
+        ["iter_10/mp_rank_00_000/model_optim_rng.pt", "iter_10/mp_rank_00_001/model_optim_rng.pt"],
+        ["consolidated.00.pth", "consolidated.01.pth"],
+    ],
+)
+def test_slices_of_a_model_are_no_models(paths: list[str]) -> None:
+    refuse_slices([paths[0], "b/consolidated.00.pth", "iter_20/mp_rank_00/model_optim_rng.pt"])
+    with pytest.raises(NotRead, match="tensor, pipeline or expert parallelism") as error:
+        refuse_slices(paths)
+    assert error.value.facts["file"] == paths[1]
+
+
+@pytest.mark.parametrize(
+    ("paths", "told"),
+    [
+        (["a/__0_0.distcp"], "it has a/__0_0.distcp, but no .metadata next to it"),
+        (["a/.metadata"], "it has a/.metadata, but no *.distcp next to it"),
+        (step("a/")[:2], "rank_0_mp_rank_00_optim_states.pt, but no *_model_states.pt next to it"),
+        (step("a/")[2:], "rank_0_mp_rank_00_model_states.pt, but no *_optim_states.pt next to it"),
+        ([*step("a/"), "b/__0_0.distcp"], "it has b/__0_0.distcp"),
+    ],
+)
+def test_what_lacks_its_counterpart_is_told(paths: list[str], told: str) -> None:
+    assert told in lost_part(paths)["found"]
+    assert lost_part([*step("a/"), "b/__0_0.distcp", "b/.metadata", "c/model.bin"]) == {}
+
+
 def test_optimizers_without_a_model_are_no_checkpoint() -> None:
     assert found(*step("a/")[:2], *UNIVERSAL[:3]) == []
 
@@ -123,6 +169,7 @@ def test_optimizers_without_a_model_are_no_checkpoint() -> None:
             "a: b, c in the same folder are different steps, and no",
         ),
         (step("a/"), "b", AbsentFile, "latest refers to a missing file: b"),
+        (step("a/"), " \n", AbsentFile, "latest refers to a missing file: it is empty"),
         (step("a/"), "../a", AbsentFile, r"latest refers to a missing file: \.\./a"),
         (step("a/"), "\x1b[2J", AbsentFile, r"refers to a missing file: \\x1b\[2J"),
         (step("a/")[1:], None, BadIndex, "rank_1.*: one of 2 ranks, but the file of rank 0 is missing"),

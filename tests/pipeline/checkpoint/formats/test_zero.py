@@ -23,6 +23,7 @@ from reshard.pipeline.errors import (
     BadTiling,
     CheckpointError,
     DuplicateTensor,
+    LostPart,
     NotRead,
     UnsafePickle,
 )
@@ -272,6 +273,16 @@ def test_what_does_not_belong_together_is_refused(
     change(folder, made)
     with flat_memory(4 * MIB), pytest.raises(error, match=why):
         opened(folder)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_rank_whose_files_are_missing_is_named_and_no_file_is_called_corrupt(stage: int, tmp_path: Path) -> None:
+    folder = training(stage).save(tmp_path)
+    for path in folder.glob("*zero_pp_rank_1_*"):
+        path.unlink()
+    with pytest.raises(LostPart, match="one of 2 ranks, but the file of rank 1 is missing") as error:
+        opened(folder)
+    assert "corrupt" not in error.value.next_step
 
 
 def test_ranks_whose_models_differ_are_refused(tmp_path: Path) -> None:
