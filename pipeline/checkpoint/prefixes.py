@@ -28,8 +28,9 @@ def wrappers_in(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{part}." for part in ([_LEADING] if leading else []) + inside)
 
 
-def half_wrapped(names: Sequence[str]) -> tuple[str, str] | None:
-    """A name that begins with ``module.`` and another wrapper, and one without either; None where there are not both.
+def half_wrapped(names: Sequence[str], least: int = 2) -> tuple[str, str] | None:
+    """A name that begins with ``least`` wrappers, of which ``module.`` is one, and one without any; None where there
+    are not both.
 
     Whether that ``module.`` is a wrapper, too, nobody can tell, and names without half of their wrappers fit no model.
     """
@@ -38,7 +39,7 @@ def half_wrapped(names: Sequence[str]) -> tuple[str, str] | None:
         front = {*takewhile({_LEADING, *_INSIDE}.__contains__, name.split(".")[:-1])}
         if not front:
             plain = plain or name
-        elif _LEADING in front and len(front) > 1:
+        elif _LEADING in front and len(front) >= least:
             both = both or name
         if both and plain:
             return both, plain

@@ -151,7 +151,7 @@ def _unwrapped(
     tensors = [tensor._replace(name=new[tensor.name]) for tensor in checkpoint.tensors]
     ties = [tuple(new[name] for name in tie) for tie in checkpoint.ties]
     notes = [f"removed {', '.join(wrappers)} from {changed} of {len(names)} names"] if wrappers else []
-    if not wrappers and (half := half_wrapped(names)):
+    if not wrappers and (half := half_wrapped(names, least=1)):
         notes = [f"no prefix removed: {half[0]} has a wrapper prefix, {half[1]} has none; use --strip-prefix PREFIX"]
     return tensors, ties, notes
 
