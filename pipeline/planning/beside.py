@@ -123,7 +123,8 @@ def other_weights(left_out: Iterable[LeftOut], found: Found, options: Options) -
     if not paths:
         return []
     files = counted(len(paths), "PyTorch file")
-    return [f"skipped {files} that may hold other weights, such as {paths[0]}; copy them with --include"]
+    it, such = ("it", f": {paths[0]}") if len(paths) == 1 else ("them", f", such as {paths[0]}")
+    return [f"skipped {files} that may hold other weights{such}; copy {it} with --include"]
 
 
 def strays(found: Found) -> list[str]:

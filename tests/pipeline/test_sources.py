@@ -171,6 +171,8 @@ def test_weights_that_may_be_no_copy_of_what_is_read_are_skipped_with_a_note(
     ]
     why = {item.path: item.why for item in report.plan.left_out}
     assert why.keys() >= {*names} and "OpenVINO" in why["openvino_model.bin"]
+    one = go(folder, tmp_path / "one", size=SIZE, exclude=("hift.pt", "voice*"))
+    assert "skipped 1 PyTorch file that may hold other weights: flow.pt; copy it with --include" in one.plan.notes
     again = go(folder, tmp_path / "all", size=SIZE, include=("flow.pt", glob.escape("voice[1].pt")))
     assert glob.escape("voice[1].pt") in why["voice[1].pt"], "as it is to be typed"
     assert not [note for note in again.plan.notes if "voice" in note or "flow" in note]

@@ -119,9 +119,8 @@ def describe(value: object) -> str:
         return f"a {type(value).__name__} of {len(value)}"
     if (pairs := pairs_of(value)) is not None:
         return f"a dictionary of {len(pairs)}"
-    if type(value) is Made:
-        return f"a {value.kind}"
-    return f"a {value}" if type(value) is Global else "a value of an unknown kind"
+    name = str(value.kind if type(value) is Made else value if type(value) is Global else "value of an unknown kind")
+    return f"{'an' if name[:1].lower() in 'aeio' else 'a'} {name}"
 
 
 class _Tree:

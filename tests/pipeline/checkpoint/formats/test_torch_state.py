@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from reshard.pipeline.checkpoint.formats.pickles import Global, Made, Mapping, Persistent
-from reshard.pipeline.checkpoint.formats.torch_state import fields, pairs_of, tensors_of, view_of, views_of
+from reshard.pipeline.checkpoint.formats.torch_state import describe, fields, pairs_of, tensors_of, view_of, views_of
 from reshard.pipeline.errors import BadPickle
 from reshard.pipeline.limits import ATTRIBUTES_MAX
 
@@ -61,6 +61,12 @@ def test_a_tensor_is_said_to_be_in_every_value_that_holds_it() -> None:
         "x.bin: skipped b (a list of 1, with tensors)",
         "x.bin: skipped c (a list of 1)",
     )
+
+
+def test_an_object_is_described_by_its_class() -> None:
+    made = [Made(Global(module, name), (), None) for module, name in (("argparse", "Namespace"), ("numpy", "dtype"))]
+    assert [*map(describe, made)] == ["an argparse.Namespace", "a numpy.dtype"]
+    assert describe(object()) == "a value of an unknown kind"
 
 
 def test_attributes_and_metadata_are_few() -> None:
