@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeVar, final
 from uuid import uuid4
 
 from reshard.pipeline.abreast import abreast, jobs_here
@@ -119,6 +119,7 @@ PHASES = {
 }
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Watcher:
     """What `run` tells while it works: the plan once it stands, how many shards an earlier run copied and of how many
@@ -136,6 +137,9 @@ class Watcher:
     moved: Tick = lambda count: None
     step: Callable[[str], None] = lambda name: None
     noted: Callable[[str], None] = lambda line: None
+
+    def __init_subclass__(cls) -> None:  # whose methods the fields would hide
+        raise TypeError(f"{cls.__name__}: pass functions to Watcher instead, such as Watcher(noted=print)")
 
 
 def run(

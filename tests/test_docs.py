@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from reshard.pipeline.arguments import as_option
 from reshard.pipeline.catalogs.definition import LEVELS
 from reshard.pipeline.errors import GO_ON, by_code
 from reshard.pipeline.request import Options
+from reshard.pipeline.reshard import Watcher
 from reshard.pipeline.sizes import SINGLE, parse_size
 from reshard.pipeline.stores.connect import ConnectSettings as StoreSettings
 from reshard.web.settings import WebSettings
@@ -119,14 +121,22 @@ def test_the_architecture_names_every_module(folder: str) -> None:
     assert [name for name in modules(folder) if f"`{name}`" not in told] == []
 
 
-def test_the_example_of_the_library_runs_and_has_ten_lines(tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/library.md").read_text(), re.DOTALL)
-    assert len([line for line in code.splitlines() if line]) == 10
+def test_the_examples_of_the_library_run_in_their_order_and_the_first_has_ten_lines(tmp_path: Path) -> None:
+    first, *others = re.findall(r"```python\n(.*?)```", (ROOT / "docs/library.md").read_text(), re.DOTALL)
+    assert len([line for line in first.splitlines() if line]) == 10 and others
+    code = "\n".join([first, *others])
     (tmp_path / "model").mkdir()
     save_file({"weight": np.zeros(100, np.float32)}, tmp_path / "model" / "model.safetensors")
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "model.safetensors" in done.stdout and "passed" in done.stdout
+    assert done.stdout.endswith("\nplan\ncopy\ncheck\npublish\nconfirm\n"), "what the watcher prints"
+
+
+def test_the_library_lists_the_functions_of_a_watcher() -> None:
+    page = (ROOT / "docs/library.md").read_text()
+    (table,) = re.findall(r"^\| function \|.*\n\| --- .*\n((?:\|.*\n)+)", page, re.MULTILINE)
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [field.name for field in fields(Watcher)]
 
 
 def test_the_library_lists_every_option_with_its_default_and_its_name_in_commands() -> None:

@@ -170,6 +170,12 @@ def test_one_key_to_verify_by_is_as_good_as_a_list(model: Path) -> None:
             verify(model, signed_by=keys)
 
 
+def test_a_watcher_whose_methods_would_never_be_called_is_refused() -> None:
+    """The fields of a dataclass hide the methods of a class below it."""
+    with pytest.raises(TypeError, match=r"^Mine: pass functions to Watcher instead, such as Watcher\(noted=print\)$"):
+        type("Mine", (pipeline.Watcher,), {"noted": print})
+
+
 def test_the_keywords_of_a_request_are_the_options() -> None:
     """By name, and by type but for what is given in more than one way."""
     given = get_type_hints(Given, include_extras=True)
