@@ -153,6 +153,11 @@ def test_the_library_lists_every_option_with_its_default_and_its_name_in_command
     assert 2 ** int(exponent) == SINGLE
 
 
+def test_the_library_names_every_setting_that_a_context_has() -> None:
+    (named,) = re.findall(r"pass a `Context`: its (.*?) are", (ROOT / "docs/library.md").read_text(), re.DOTALL)
+    assert re.findall(r"`(\w+)`", named) == [*StoreSettings.model_fields]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
