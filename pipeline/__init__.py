@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from reshard.pipeline.request import Options, Request
     from reshard.pipeline.reshard import Report, Watcher
     from reshard.pipeline.stores.connect import Context
+    from reshard.pipeline.verifying.load import LoadOptions
 
 __all__ = [
     "AccessError",
@@ -39,6 +40,7 @@ __all__ = [
     "Hub",
     "HubError",
     "JobError",
+    "LoadOptions",
     "Options",
     "Plan",
     "ProofError",
@@ -66,6 +68,7 @@ _MODULES = {
     "request": ("Options", "Request"),
     "reshard": ("Report", "Watcher"),
     "stores.connect": ("Context",),
+    "verifying.load": ("LoadOptions",),
 }
 
 

@@ -25,6 +25,7 @@ from docs.answers import ANSWERS
 from docs.generate import outdated
 from reshard.cli.arguments import read_request
 from reshard.cli.main import app
+from reshard.pipeline import LoadOptions, run, verify
 from reshard.pipeline.arguments import as_option
 from reshard.pipeline.catalogs.definition import LEVELS
 from reshard.pipeline.errors import GO_ON, by_code
@@ -151,6 +152,16 @@ def test_the_library_lists_every_option_with_its_default_and_its_name_in_command
         assert f"`--{typed.strip('_').replace('_', '-')}" in page, typed
     (exponent,) = re.findall(r"`size=2\*\*(\d+)`", page)
     assert 2 ** int(exponent) == SINGLE
+
+
+def test_the_library_lists_what_run_and_verify_accept() -> None:
+    page = (ROOT / "docs/library.md").read_text()
+    table = page.partition("`verify` also accepts")[2]
+    told = {"output", "against", "deep", *re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)}
+    assert told == {*inspect.signature(verify).parameters}
+    untold = {name for name in inspect.signature(run).parameters if not re.search(rf"\b{name}\b", page)}
+    assert untold == {"meta_loader"}, "which is kept warm from job to job"
+    assert [field.name for field in fields(LoadOptions) if f"`{field.name}`" not in table] == []
 
 
 def test_the_library_names_every_setting_that_a_context_has() -> None:
