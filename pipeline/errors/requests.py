@@ -65,9 +65,13 @@ class BadExperts(
 ):
     message = "--experts cannot rearrange the experts in {layer}: {why}"
     hint = "{cure}"
-class BadRanks(UsageError, code="usage.ranks"):
+class BadRanks(
+    UsageError,
+    code="usage.ranks",
+    cure="use epN for expert parallelism or ppN for pipeline parallelism, for example ep8; see docs/layouts.md",
+):
     message = "cannot use ranks {value}: {why}"
-    hint = "use epN for expert parallelism or ppN for pipeline parallelism, for example ep8; see docs/layouts.md"
+    hint = "{cure}"
 class TooLargeForHub(UsageError, code="usage.too_large_for_hub"):
     message = "{tensor} is too large for the Hub: it needs a file of {bytes} bytes (maximum: {most})"
     hint = "use a folder as the target, or make the tensor smaller with --dtype"

@@ -94,8 +94,11 @@ def _experts(names: Sequence[str], ranks: int) -> Shares:
         notes.append(f"{why}: every rank reads all of them")
     if not of:
         fused = next((name for name in names if FUSED.fullmatch(name)), None)
-        why = f"{fused} holds all experts of its layer; add --experts separate" if fused else "no experts to divide"
-        raise BadRanks(value=f"ep{ranks}", why=notes[0] if notes else why)
+        if not notes and not fused:
+            cure = "do not set ranks, or use ppN for pipeline parallelism, for example pp4; see docs/layouts.md"
+            raise BadRanks(value=f"ep{ranks}", why="no experts to divide", cure=cure)
+        why = notes[0] if notes else f"{fused} holds all experts of its layer; add --experts separate"
+        raise BadRanks(value=f"ep{ranks}", why=why)
     return Shares(of, tuple(notes))
 
 

@@ -151,6 +151,12 @@ def test_ranks_that_would_all_read_everything_are_refused(names: list[str], type
         shares(names, Readers.of(typed))
 
 
+def test_to_who_has_no_experts_none_are_recommended() -> None:
+    with pytest.raises(BadRanks, match="^cannot use ranks ep2: no experts to divide$") as raised:
+        shares(["model.layers.0.w"], Readers.of("ep2"))
+    assert raised.value.next_step.startswith("do not set ranks, or use ppN ") and "epN" not in raised.value.next_step
+
+
 @pytest.mark.parametrize("typed", ["ep1", "ep0", "ep", "tp4", "ep8 ", "ep99999", "EP8"])
 def test_ranks_are_typed_in_one_way(typed: str) -> None:
     with pytest.raises(BadRanks):
