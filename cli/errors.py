@@ -59,13 +59,16 @@ def _run(command: Callable[[], Any], as_json: bool, name: str) -> int:
         if type(error) is UsageError:
             error.facts.setdefault("command", name)
     except TyperException as typed:
+        from reshard.pipeline.validation import plain  # with pydantic, which not every command loads
+
         what, context = typed.format_message(), getattr(typed, "ctx", None)
         if context and what == context.get_help():  # typed without anything behind it
             sys.stderr.write(f"{what}\n")
             return UsageError.exit_code
         path = context.command_path if context else name
-        # typer has pydantic check what is typed, choices and our own parsers alike, and passes this prefix of its on.
-        what = what.replace(": Value error, ", ": ").removesuffix(".")
+        # typer has pydantic check what is typed, numbers and our own parsers alike, and passes its words on.
+        what = re.sub("(?<=: )(?:Input should|Value error,) .*", lambda theirs: plain(theirs[0]), what, flags=re.DOTALL)
+        what = what.removesuffix(".")
         error = _known(typed, path, sys.argv[1:]) or UsageError(what=what, command=path)
     except OutputLost:
         raise

@@ -96,7 +96,7 @@ def first_problem(error: ValidationError) -> Problem:
     if kind == "union_tag_invalid":  # whose message repeats what stood there
         why = f"{first['ctx']['discriminator']} must be one of {first['ctx']['expected_tags']}"
     else:
-        why = _WORDS.get(kind) or _plain(first["msg"])
+        why = _WORDS.get(kind) or plain(first["msg"])
     return Problem(loc, why, first["input"], kind == "extra_forbidden")
 
 
@@ -106,23 +106,27 @@ def unknown_names(error: ValidationError) -> str:
     return ", ".join(".".join(map(str, problem["loc"])) for problem in problems)
 
 
-def _plain(message: str) -> str:
-    """
-    >>> _plain("Value error, a size of 0 bytes")
+def plain(message: str) -> str:
+    """What pydantic says, in our words.
+
+    >>> plain("Value error, a size of 0 bytes")
     'a size of 0 bytes'
-    >>> _plain("Input should be a valid boolean, unable to interpret input")
+    >>> plain("Input should be a valid boolean, unable to interpret input")
     'must be a valid boolean'
-    >>> _plain("String should have at most 500 characters")
+    >>> plain("String should have at most 500 characters")
     'must have at most 500 characters'
-    >>> _plain("Tuple should have at most 100 items after validation, not 101")
+    >>> plain("Tuple should have at most 100 items after validation, not 101")
     'must have at most 100 items'
-    >>> _plain("Input should be a valid dictionary or instance of Entry")
+    >>> plain("Input should be a valid dictionary or instance of Entry")
     'must be a mapping'
-    >>> _plain("Input should be a valid tuple")
+    >>> plain("Input should be a valid tuple")
     'must be a list'
+    >>> plain("Input should be less than or equal to 400")
+    'must be at most 400'
     """
     if message.startswith("Value error, "):  # what pydantic puts before our own words
         return message.removeprefix("Value error, ")
-    plain = re.sub(r"^\w+ should ", "must ", message).partition(", unable to")[0].replace("a valid tuple", "a list")
-    plain = re.sub(r" after validation, not \d+$", "", plain)
-    return re.sub(r"a valid dictionary( or instance of \w+)?", "a mapping", plain)
+    words = re.sub(r"^\w+ should ", "must ", message).partition(", unable to")[0].replace("a valid tuple", "a list")
+    words = words.replace("less than or equal to", "at most").replace("greater than or equal to", "at least")
+    words = re.sub(r" after validation, not \d+$", "", words)
+    return re.sub(r"a valid dictionary( or instance of \w+)?", "a mapping", words)

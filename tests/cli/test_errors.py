@@ -57,6 +57,14 @@ def test_a_wrong_option_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err.startswith("error[usage]: ")
 
 
+@pytest.mark.parametrize(
+    ("days", "says"), [("401", "must be at most 400"), ("0", "must be at least 1"), ("1.5", "must be a valid integer")]
+)
+def test_a_number_that_an_option_does_not_accept_is_refused_in_our_words(reshard: Run, days: str, says: str) -> None:
+    done = reshard("usage", "--days", days)
+    assert (done.code, done.err.splitlines()[0]) == (2, f"error[usage]: Invalid value for '--days': {says}")
+
+
 @pytest.mark.parametrize("typed", ["mine/model/", "u/../mine/model", "mine/model/deep"])
 def test_a_folder_here_that_no_repository_can_be_called_is_pointed_at(reshard: Run, tmp_path: Path, typed: str) -> None:
     for folder in ("mine/model/deep", "u"):
