@@ -20,7 +20,7 @@ from reshard.client.operations.table import Session, read
 from reshard.client.queue import open_queue
 from reshard.client.text import finds_none, remaining
 from reshard.pipeline.errors import CatalogFailed, CatalogState, EntriesWrong, NoBroker, UsageError
-from reshard.worker.followers.records import FULFILLED, IN_FILE, TURNS
+from reshard.worker.followers.records import FULFILLED, IN_FILE, TURNS, UNDER_WAY
 
 if TYPE_CHECKING:
     from reshard.pipeline.catalogs.definition import Catalog
@@ -127,8 +127,8 @@ def _follow(session: Session, name: str, output: Output) -> None:
     from reshard.cli.watch import follow_catalog
 
     seen = follow_catalog(session, name, output)
-    models_ = f"{count(seen.entries, 'model')} ({_counts(seen, len(seen.active))})"
-    output.result(seen, f"Catalog {name}: {seen.state}, {models_} in {lasted(seen.since - seen.started)}", seen.state)
+    took = lasted(seen.since - seen.started)
+    output.result(seen, f"Catalog {name}: {seen.state}, {_models(seen)} in {took}", seen.state)
     codes = [f"{code} {number:,}" for code, number in seen.failed().items()]
     if seen.state == "failed":
         raise CatalogFailed(name=name, why=f"{seen.note}{': ' if codes else ''}{', '.join(codes)}")
@@ -235,6 +235,10 @@ def resume(name: Name, session: Session, output: Output) -> None:
     """
     done = operations.resume_catalog(session, name)
     text = f"Resumed catalog {name}" if done.state == "running" else f"Catalog {name} is {done.state}"
+    if done.state not in UNDER_WAY:  # its last job ended in the pause
+        seen = operations.show_catalog(session, name)
+        text = f"Catalog {name} has already ended: {seen.state}, {_models(seen)}"
+        text += f"\nRetry failed models with `reshard catalog retry {name}`" if "retry" in seen.may() else ""
     output.result(done, text, name)
 
 
@@ -277,6 +281,10 @@ def _status(seen: models.Catalog) -> list[tuple[str, str]]:
         *([("next", f"run `reshard catalog failures {seen.name}` for details")] if failed else []),
         *([("next", f"resume it with `reshard catalog resume {seen.name}`")] if seen.state == "paused" else []),
     ]
+
+
+def _models(seen: models.Catalog) -> str:
+    return f"{count(seen.entries, 'model')} ({_counts(seen, len(seen.active))})"
 
 
 def _counts(seen: models.Catalog | models.CatalogNow, active: int) -> str:

@@ -96,6 +96,23 @@ def test_when_it_was_ended_before_its_models_the_exit_code_is_10(
     assert f"error[queue.catalog_state]: catalog mirror is {state}: {why}" in done.err.splitlines()
 
 
+@pytest.mark.parametrize("well", [True, False])
+def test_resumed_when_all_has_ended_in_the_pause_it_is_said_how(
+    watched: Callable[..., Done], catalogs: Cursor, leases: Leases, well: bool
+) -> None:
+    begin(catalogs, definition(2))
+    first, second = jobs(catalogs)
+    catalogs.pause("mirror")
+    finish(leases, first)
+    (finish if well else fail)(leases, second)
+    assert jobs(catalogs) == []
+    done = watched("resume", "mirror")
+    ended, *then = done.out.splitlines()
+    told = "done, 2 models (2 same)" if well else "failed, 2 models (1 same, 1 failed)"
+    assert (done.code, ended) == (0, f"Catalog mirror has already ended: {told}")
+    assert then == ([] if well else ["Retry failed models with `reshard catalog retry mirror`"])
+
+
 @pytest.mark.parametrize(("end", "state"), [("pause", "paused"), ("cancel", "cancelled")])
 def test_ended_while_it_was_expanded_it_is_said_without_a_count_of_models(
     watched: Callable[..., Done], catalogs: Cursor, end: str, state: str
