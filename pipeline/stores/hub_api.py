@@ -307,10 +307,16 @@ class HubApi:
         """Take a pull request out of its draft state; opening it twice changes nothing."""
         self.call("POST", f"/api/models/{repo}/discussions/{number}/status", json={"status": "open"})
 
-    def preupload(self, repo: str, ref: str, files: Sequence[dict[str, Any]]) -> dict[str, str]:
-        """``regular`` or ``lfs`` by path; each of ``files`` has path, size and the head of the content as sample."""
+    def preupload(
+        self, repo: str, ref: str, files: Sequence[dict[str, Any]], pull_request: bool = False
+    ) -> dict[str, str]:
+        """``regular`` or ``lfs`` by path; each of ``files`` has path, size and the head of the content as sample.
+
+        Who may only propose changes to ``ref`` says that a ``pull_request`` to it is yet to be opened.
+        """
         path = f"/api/models/{repo}/preupload/{quote(ref, safe='')}"
-        answer = self.data(Modes, "POST", path, json={"files": list(files)})
+        params = {"create_pr": "1"} if pull_request else None
+        answer = self.data(Modes, "POST", path, params=params, json={"files": list(files)})
         return {file.path: file.uploadMode for file in answer.files}
 
     def duplicate(self, source: str, target: str, files: Iterable[StoredFile]) -> set[str]:

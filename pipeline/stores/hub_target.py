@@ -65,6 +65,10 @@ UNTOLD = "this Hub does not report token permissions"
 ObjectStore = LfsSink | XetSink
 
 
+def is_pull_request(ref: str) -> bool:
+    return ref.startswith("refs/pr/")
+
+
 class HubTarget:
     """A Target on the Hub; ``choose`` says how weights are uploaded, asked once the repository is there."""
 
@@ -78,6 +82,7 @@ class HubTarget:
         self._ref = ref
         self._choose = cache(choose)
         self._pull_request = pull_request
+        self._proposes = pull_request or is_pull_request(ref)  # a refusal is not answered with: open a pull request
         self._visibility: Visibility = "private"  # until it was looked at
         self.carried = Traffic()
         self._past: dict[str, HubSource] = {}  # by commit, which never changes, so that each is listed once
@@ -102,7 +107,7 @@ class HubTarget:
             # Without a token, a private repository looks like none; `prepare` will ask for one.
             if refusal.code == "RepoNotFound" and not self._pull_request:
                 return TargetState(False, "private", None)
-            raise refusal.as_target(self.place.repo) from refusal
+            raise self._meant(refusal) from refusal
         return TargetState(True, self._visibility, head)
 
     @property
@@ -124,9 +129,12 @@ class HubTarget:
         with self._meaning():
             return self._info().id
 
-    def _meaning(self, pr: bool = False) -> AbstractContextManager[None]:
+    def _meaning(self) -> AbstractContextManager[None]:
         """Inside, a Refusal is what it means that this cannot be written, or no pull request be opened."""
-        return meaning(lambda refusal: refusal.as_target(self.place.repo, pr))
+        return meaning(self._meant)
+
+    def _meant(self, refusal: Refusal) -> ReshardError:
+        return refusal.as_target(self.place.repo, self._proposes)
 
     def leave(self, exists: bool) -> Leave:
         repo = self.place.repo
@@ -139,7 +147,7 @@ class HubTarget:
                 return Leave(True, "") if self.api.check_access(repo, write=True) else Leave(None, UNTOLD)
             account = self.api.whoami()
         except Refusal as refusal:
-            return Leave(False if isinstance(error := refusal.as_target(repo), AccessError) else None, str(error))
+            return Leave(False if isinstance(error := self._meant(refusal), AccessError) else None, str(error))
         except HubError as error:  # a mirror may answer anything there; a run shows it
             return Leave(None, str(error))
         whose = f"the token of {account.name}"
@@ -164,13 +172,13 @@ class HubTarget:
         except Refusal as refusal:
             if refusal.code == "RepoNotFound" and not state.exists:
                 raise TargetHidden(repo=repo, endpoint=self.api.endpoint) from refusal
-            raise refusal.as_target(repo) from refusal
+            raise self._meant(refusal) from refusal
         return state.head or self.head()
 
     def request(self, digest: str, title: str, message: str) -> HubTarget:
         if not self._pull_request:
             return self
-        with self._meaning(pr=True):
+        with self._meaning():
             author = self.api.whoami().name
             number = self._find(author, digest)
             retry = self.api.retry()
@@ -206,7 +214,7 @@ class HubTarget:
         except Refusal as refusal:
             if refusal.code == "RevisionNotFound":
                 raise TargetConflict(target=str(self.place), what=f"{self._ref} no longer exists") from refusal
-            raise refusal.as_target(self.place.repo) from refusal
+            raise self._meant(refusal) from refusal
 
     def is_shared(self, commit: str) -> bool:
         if self._ref == DEFAULT_BRANCH:
@@ -218,7 +226,7 @@ class HubTarget:
         except Refusal as refusal:
             if refusal.code == "RevisionNotFound":  # another Hub's main may have another name
                 return False
-            raise refusal.as_target(self.place.repo) from refusal
+            raise self._meant(refusal) from refusal
 
     def original(self) -> None:
         return None
@@ -271,7 +279,7 @@ class HubTarget:
         """
         light = [(StoredFile(one.path, len(one.content or b"")), one.content or b"") for one in made]
         additions: dict[str, Addition] = {}
-        unknown = missing(self.api, self.place.repo, [file for file in files if file.sha256])
+        unknown = missing(self.api, self.place.repo, [file for file in files if file.sha256], self._proposes)
         uncopied = {file.path for file in self._duplicate(unknown, source)}
         heavy: list[tuple[StoredFile, bytes | None]] = []
         room = INLINE_MAX
@@ -318,7 +326,8 @@ class HubTarget:
         ]
         with self._meaning():
             for first in range(0, len(asked), PREUPLOAD_BATCH):
-                modes |= self.api.preupload(self.place.repo, self._ref, asked[first : first + PREUPLOAD_BATCH])
+                some = asked[first : first + PREUPLOAD_BATCH]
+                modes |= self.api.preupload(self.place.repo, self._ref, some, self._pull_request)
         return modes
 
     def _send(
@@ -369,7 +378,7 @@ class HubTarget:
             raise AnswerLost(str(error), error) from error
 
     def _commit_refused(self, refusal: Refusal, change: Change) -> Exception:
-        error = refusal.as_target(self.place.repo)
+        error = self._meant(refusal)
         if isinstance(error, ObjectLost):
             lost = self.holds([addition.stored for addition in change.additions if addition.stored])
             error.lost = frozenset(object_.sha256 for object_ in lost)
@@ -377,7 +386,7 @@ class HubTarget:
 
     def show(self) -> None:
         """Take our pull request out of its draft state; where that fails, the commit stands all the same."""
-        if not self._ref.startswith("refs/pr/"):
+        if not is_pull_request(self._ref):
             return
         try:
             self.api.show_pull_request(self.place.repo, int(self._ref.rpartition("/")[2]))

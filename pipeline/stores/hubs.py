@@ -11,7 +11,7 @@ from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.request import Options, Transport
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.http import HubSource
-from reshard.pipeline.stores.hub_target import HubTarget, ObjectStore
+from reshard.pipeline.stores.hub_target import HubTarget, ObjectStore, is_pull_request
 from reshard.pipeline.stores.lfs import LfsSink
 from reshard.pipeline.stores.refusal import meaning
 from reshard.pipeline.stores.xet import XetSink, XetSource, installed, write_token_route
@@ -43,17 +43,18 @@ def open_target(place: Hub, options: Options, context: Context) -> Target:
     ref = options.branch or place.branch
     if options.pr and ref != DEFAULT_BRANCH:
         raise UsageError(what=f"a pull request always targets {DEFAULT_BRANCH}, not {ref}")
+    proposes = options.pr or is_pull_request(ref)
     api, memory = context.api(place, "write"), context.memory_limit
     here = options.transport != "http" and _xet_here(memory, options.transport)
 
     def choose() -> ObjectStore:
-        lfs = LfsSink(api, place.repo, context.disk)
+        lfs = LfsSink(api, place.repo, context.disk, proposes)
         if not here:
             return lfs
         route = write_token_route(place.repo, ref, options.pr)
-        with meaning(lambda refusal: refusal.as_target(place.repo, options.pr)):
+        with meaning(lambda refusal: refusal.as_target(place.repo, proposes)):
             if api.kept_xet_token(route) is not None:
-                return XetSink(api, place.repo, route, memory)
+                return XetSink(api, place.repo, route, memory, proposes)
         return _insist(lfs, options.transport, f"no Xet token from {api.endpoint} for {place}")
 
     return HubTarget(api, place, ref, choose, pull_request=options.pr)

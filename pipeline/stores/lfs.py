@@ -33,14 +33,14 @@ from reshard.pipeline.text import counted
 class LfsSink:
     transport = "lfs"
 
-    def __init__(self, api: HubApi, repo: str, disk: ScratchSpace) -> None:
-        self.api, self.repo, self.disk = api, repo, disk
+    def __init__(self, api: HubApi, repo: str, disk: ScratchSpace, pull_request: bool = False) -> None:
+        self.api, self.repo, self.disk, self.pull_request = api, repo, disk, pull_request
 
     def batch(self, reads: Sequence[StoredFile], source: Source | None = None) -> LfsBatch:
         return LfsBatch(self)
 
     def lost(self, stored: Sequence[StoredFile]) -> list[StoredFile]:
-        return missing(self.api, self.repo, stored)
+        return missing(self.api, self.repo, stored, self.pull_request)
 
 
 class LfsBatch:
@@ -117,7 +117,7 @@ class LfsWriter:
         self.sending = False
         self.sent: bool | None = None
         self._batch = batch
-        self._api, self._repo = batch.sink.api, batch.sink.repo
+        self._api, self._repo, self._pull_request = batch.sink.api, batch.sink.repo, batch.sink.pull_request
         self._retry = self._api.retry()
         self._digest = hashlib.sha256()
         self._handed = xxh3_128()
@@ -139,7 +139,7 @@ class LfsWriter:
         Signed URLs that expire on the way are asked for anew.
         """
         target = StoredFile(path=self.sha256, size=self.size, sha256=self.sha256)
-        with meaning(lambda refusal: refusal.as_target(self._repo)):
+        with meaning(lambda refusal: refusal.as_target(self._repo, self._pull_request)):
             while (actions := self._api.lfs_batch(self._repo, [target])[self.sha256]) and actions.upload:
                 if self._carry_out(actions.upload):
                     if verify := actions.verify:
@@ -198,8 +198,8 @@ class LfsWriter:
             self._api.limiter.moved(len(block))
 
 
-def missing(api: HubApi, repo: str, stored: Sequence[StoredFile]) -> list[StoredFile]:
+def missing(api: HubApi, repo: str, stored: Sequence[StoredFile], pull_request: bool = False) -> list[StoredFile]:
     """Those of ``stored`` that the repository's LFS store would have to be sent; raises the error tree."""
-    with meaning(lambda refusal: refusal.as_target(repo)):
+    with meaning(lambda refusal: refusal.as_target(repo, pull_request)):
         actions = api.lfs_batch(repo, stored)
     return [file for file in stored if actions.get(file.sha256 or "")]

@@ -28,6 +28,8 @@ from reshard.pipeline.stores.answers import Account
 from reshard.pipeline.stores.credentials import Credential, elsewhere
 from reshard.pipeline.stores.retry import own, request_id
 
+BUCKETS = "hf://buckets/"
+
 
 @contextmanager
 def meaning(of: Callable[[Refusal], ReshardError]) -> Iterator[None]:
@@ -119,12 +121,14 @@ class Refusal(Exception):
 
     def _token(self, repo: str, pr: bool) -> dict[str, str]:
         """Whose token it was, in words, and what to do about it; asked only now that it was refused."""
-        cure = {"cure": "use a token with write access, or choose another target"} if pr else {}
+        named = repo.removeprefix(BUCKETS)  # a bucket takes no pull requests
+        no_other_way = pr or named != repo
+        cure = {"cure": "use a token with write access, or choose another target"} if no_other_way else {}
         try:
             account = self._caller.whoami()
         except (Refusal, ReshardError):
             return cure
-        owner = account.name.casefold() == repo.partition("/")[0].casefold()
+        owner = account.name.casefold() == named.partition("/")[0].casefold()
         if account.role == "read" or (owner and account.role == "fineGrained"):  # it opens no pull request either
             whose = "" if owner else ", from an account that can write there"
             make = f"create one with write access{whose} ({self.endpoint}/settings/tokens)"

@@ -199,10 +199,11 @@ class XetSink:
 
     transport = "xet"
 
-    def __init__(self, api: HubApi, repo: str, route: str, memory_limit: int) -> None:
+    def __init__(self, api: HubApi, repo: str, route: str, memory_limit: int, pull_request: bool = False) -> None:
         self.api = api
         self.repo = repo
         self._route = route
+        self._pull_request = pull_request
         self._memory_limit = memory_limit
 
     def batch(self, reads: Sequence[StoredFile], source: Source | None = None) -> XetBatch:
@@ -221,7 +222,7 @@ class XetSink:
         try:
             yield
         except XetFailure as error:
-            with meaning(lambda refusal: refusal.as_target(self.repo)):
+            with meaning(lambda refusal: refusal.as_target(self.repo, self._pull_request)):
                 self.api.xet_token(self._route)
             raise HubUnreachable(endpoint=f"the content store of {self.api.endpoint}", what=plain(error)) from error
 
@@ -230,11 +231,11 @@ class XetSink:
 
         An object that came over LFS, from a job that began without Xet, is asked for there.
         """
-        lost = missing(self.api, self.repo, [file for file in stored if not file.xet])
+        lost = missing(self.api, self.repo, [file for file in stored if not file.xet], self._pull_request)
         chunked = [file for file in stored if file.xet]
         if not chunked:
             return lost
-        with meaning(lambda refusal: refusal.as_target(self.repo)):
+        with meaning(lambda refusal: refusal.as_target(self.repo, self._pull_request)):
             token = self.api.kept_xet_token(self._route)
         if token is None:  # the Hub has no such store any more
             return lost + chunked

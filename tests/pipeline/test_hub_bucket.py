@@ -158,7 +158,8 @@ def test_what_is_missing_or_not_ours_is_told(bucket: str, namespace: Namespace, 
         open_source(HubBucket(url=f"hf://buckets/{namespace.repo('none')}"), context)
     target = open_target(HubBucket(url="hf://buckets/someone-else/bucket"), Options(), context)
     assert target.leave(False).given is None
-    with pytest.raises(NoWriteAccess):
+    with pytest.raises(NoWriteAccess) as refused:
         target.prepare(private=True)
+    assert "choose another target" in refused.value.next_step and "--pr" not in refused.value.next_step
     namespace.admin.revoke_token(namespace.token)
     assert target.leave(False).given is False

@@ -184,6 +184,17 @@ def test_a_pull_request_holds_the_commit_and_is_found_again(model: Path, on_hub:
     assert read_checkpoint(fetch) == read_checkpoint(from_folder(model))
 
 
+def test_whoever_may_only_read_a_repository_opens_a_pull_request(model: Path, on_hub: Namespace, go: Run) -> None:
+    owner = on_hub.admin.create_user(f"{on_hub.name}-owner").name
+    theirs = f"{owner}/model"
+    on_hub.admin.create_repo(theirs)
+    on_hub.admin.put_files(theirs, {"README.md": b"# Theirs\n", "config.json": b"{}"})
+    head = on_hub.admin.head(theirs)
+    report = go(upload(on_hub, "model", model), theirs, size=SIZE, pr=True)
+    assert report.published.ref == "refs/pr/1" and on_hub.admin.head(theirs) == head
+    assert read_checkpoint(from_hub(on_hub.endpoint, theirs, "refs/pr/1")) == read_checkpoint(from_folder(model))
+
+
 # -------------------------------------------------------------------------------------------------- the second time
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,7 @@ from reshard.pipeline.protocols import Addition, AnswerLost, Change, HeadMoved
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.stores.hub_target import HubTarget
+from reshard.pipeline.tensors import StoredFile
 from tests.hub.admin import HubAdmin
 from tests.hub.fixtures import Namespace
 from tests.pipeline.stores.conftest import Impatient, MakeSource, MakeTarget, noise, read
@@ -197,6 +198,22 @@ def test_where_a_pull_request_is_refused_none_is_offered(context: Context, hub: 
         target.request("d1", "Title", "digest d1")
     assert "use a token with write access" in refused.value.next_step
     assert "--pr" not in refused.value.next_step
+
+
+@pytest.mark.parametrize("call", ["preupload", "objects/batch", "commit"])
+def test_where_what_a_pull_request_needs_is_refused_none_is_offered(
+    proposal: HubTarget, hub: HubAdmin, call: str
+) -> None:
+    goal = proposal.request("d1", "Title", "digest d1")
+    hub.fault(f"POST .*/{call}", "status", status=403)
+    steps: dict[str, Callable[[], object]] = {
+        "preupload": lambda: proposal.carry([], proposal.at(proposal.head()), "t", SMALL.additions),
+        "objects/batch": lambda: proposal.holds([StoredFile("m.bin", 5, sha256="0" * 64)]),
+        "commit": lambda: goal.commit(SMALL, goal.head()),
+    }
+    with pytest.raises(NoWriteAccess) as refused:
+        steps[call]()
+    assert "choose another target" in refused.value.next_step and "--pr" not in refused.value.next_step
 
 
 def test_where_the_hub_does_not_say_whose_a_token_is_it_is_this_token(context: Context, hub: HubAdmin) -> None:
