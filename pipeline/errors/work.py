@@ -61,6 +61,9 @@ class TargetMoved(TargetError, code="target.moved"):
 class TargetNotFound(TargetError, code="target.not_found"):
     message = "repository not found on {endpoint}: {repo}"
     hint = "a pull request needs an existing repository: ask its owner to create it, or publish without --pr"
+class NoPullRequest(TargetNotFound, code="target.no_pull_request"):
+    message = "{repo} has no pull request {number}"
+    hint = "check the number, or open a new pull request with --pr instead of --branch"
 
 
 class ResourceError(ReshardError, code="resource", exit_code=8, blames_worker=True):

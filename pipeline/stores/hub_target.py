@@ -20,6 +20,7 @@ from reshard.pipeline.errors import (
     AccessError,
     HubError,
     HubRefused,
+    NoPullRequest,
     NoWriteAccess,
     ObjectLost,
     ReshardError,
@@ -82,7 +83,7 @@ class HubTarget:
         self._ref = ref
         self._choose = cache(choose)
         self._pull_request = pull_request
-        self._proposes = pull_request or is_pull_request(ref)  # a refusal is not answered with: open a pull request
+        self._proposes = pull_request or is_pull_request(ref)  # what it needs is there, or nobody can do it
         self._visibility: Visibility = "private"  # until it was looked at
         self.carried = Traffic()
         self._past: dict[str, HubSource] = {}  # by commit, which never changes, so that each is listed once
@@ -102,10 +103,12 @@ class HubTarget:
             except Refusal as refusal:
                 if refusal.code != "RevisionNotFound":
                     raise
+                if is_pull_request(self._ref):  # of that name we would make an ordinary branch
+                    raise NoPullRequest(repo=self.place.repo, number=self._ref.rpartition("/")[2]) from refusal
                 self._visibility = self.api.visibility(self.place.repo)
         except Refusal as refusal:
             # Without a token, a private repository looks like none; `prepare` will ask for one.
-            if refusal.code == "RepoNotFound" and not self._pull_request:
+            if refusal.code == "RepoNotFound" and not self._proposes:
                 return TargetState(False, "private", None)
             raise self._meant(refusal) from refusal
         return TargetState(True, self._visibility, head)

@@ -14,6 +14,7 @@ from reshard.pipeline.errors import (
     HubQuota,
     HubRefused,
     HubUnreachable,
+    NoPullRequest,
     NoWriteAccess,
     ReadOnlyMirror,
     SourceNotFound,
@@ -260,6 +261,18 @@ def test_a_pull_request_needs_a_repo(context: Context, namespace: Namespace, hub
     for needs in (target.state, partial(target.prepare, private=True)):
         with pytest.raises(TargetNotFound, match=f"not found on {namespace.endpoint}: {namespace.repo('new')}"):
             needs()
+    assert calls(hub, "POST") == 0
+
+
+def test_a_pull_request_that_is_not_there_is_no_branch_to_create(
+    context: Context, repo: str, namespace: Namespace, hub: HubAdmin
+) -> None:
+    target, new = (target_at(one, context, branch="refs/pr/7") for one in (repo, namespace.repo("new")))
+    for look in (target.state, partial(target.prepare, private=True)):
+        with pytest.raises(NoPullRequest, match=f"{repo} has no pull request 7"):
+            look()
+    with pytest.raises(TargetNotFound, match="repository not found"):
+        new.prepare(private=True)
     assert calls(hub, "POST") == 0
 
 
