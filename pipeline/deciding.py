@@ -53,7 +53,9 @@ def replaces_others(
     if shows or allowed:
         return True
     if drifted := drift(there.before):
-        raise TargetDrifted(target=str(request.target), what=first(drifted))
+        branch = request.options.branch if there.state.head else None  # what is not there yet begins as main is
+        target = request.target.at(branch) if branch else request.target
+        raise TargetDrifted(target=str(target), what=first(drifted))
     if last is not None and there.published is None and last.is_later(submitted, now):
         what = f"commit {last.commit[:12]} is from a job submitted later"
         raise TargetDrifted(target=str(request.target), since="after this job was submitted", what=what)

@@ -183,18 +183,18 @@ def _look(request: Request, source: Source, target: Target) -> There:
     """What the target is. Its files are not listed where its head is our commit of this very request."""
     pin, state = source.pin, target.state()
     key = _key(request, source, target, pin.commit)
-    if state.head is None:
+    if (base := state.base) is None:
         return There(key, state, NOTHING)
-    last, then = _last_publication(target, state.head) or (None, None)
+    last, then = _last_publication(target, base) or (None, None)
     last = last and _named_alike(last, source)
-    now = then if then is not None and then.pin.commit == state.head else target.at(state.head)
+    now = then if then is not None and then.pin.commit == base else target.at(base)
     published = None
-    if last is not None and then is not None and not request.options.force:
+    if last is not None and then is not None and state.head is not None and not request.options.force:
         # Of this source, or in place of one that has been that result since.
         were = _key(request, source, target, last.source_commit)
         if last.request == key or (last.request == were and _same(then.pin, pin)):
             published = last.commit
-    before = Before(state.head, {}, {}, {}) if published == state.head else _before(now, last, then)
+    before = Before(base, {}, {}, {}) if published == base else _before(now, last, then)
     return There(key, state, before, last, published, _same(now.pin, pin))
 
 

@@ -163,6 +163,12 @@ class TargetState:
     exists: bool
     visibility: Visibility
     head: str | None  # of the branch; None when the target or the branch is not there
+    start: str | None = None  # where a branch that is not there would begin
+
+    @property
+    def base(self) -> str | None:
+        """The commit that the next one would be on top of."""
+        return self.head or self.start
 
 
 class Leave(NamedTuple):

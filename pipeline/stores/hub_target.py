@@ -95,7 +95,7 @@ class HubTarget:
     # ------------------------------------------------------------------------------------------------- its state
 
     def state(self) -> TargetState:
-        head = None
+        head = start = None
         try:
             try:
                 info = self._info()
@@ -106,12 +106,22 @@ class HubTarget:
                 if is_pull_request(self._ref):  # of that name we would make an ordinary branch
                     raise NoPullRequest(repo=self.place.repo, number=self._ref.rpartition("/")[2]) from refusal
                 self._visibility = self.api.visibility(self.place.repo)
+                start = self._start()
         except Refusal as refusal:
             # Without a token, a private repository looks like none; `prepare` will ask for one.
             if refusal.code == "RepoNotFound" and not self._proposes:
                 return TargetState(False, "private", None)
             raise self._meant(refusal) from refusal
-        return TargetState(True, self._visibility, head)
+        return TargetState(True, self._visibility, head, start)
+
+    def _start(self) -> str | None:
+        """The head of main, where ``create_branch`` begins; raises Refusal."""
+        try:
+            return None if self._ref == DEFAULT_BRANCH else self.api.info(self.place.repo, DEFAULT_BRANCH).sha
+        except Refusal as refusal:
+            if refusal.code != "RevisionNotFound":  # another Hub's main may have another name
+                raise
+            return None
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ import pytest
 from huggingface_hub import HfApi
 
 from reshard.pipeline import drafting, driving, reshard
+from reshard.pipeline.api import plan
 from reshard.pipeline.errors import (
     BadIndex,
     FoldersNested,
@@ -41,7 +42,7 @@ from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.verifying import job_checks
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.hub.fixtures import Namespace
-from tests.pipeline.conftest import Run, upload
+from tests.pipeline.conftest import Run, asked, upload
 from tests.support.checker import from_folder, from_hub, read_checkpoint
 from tests.support.models import arrays, numbered, save_model, save_sharded, save_single
 
@@ -452,6 +453,23 @@ def test_drift_stops_until_it_is_asked_for(model: Path, on_hub: Namespace, go: R
     assert on_hub.admin.head(target) == head
     go(repo, target, size=2 * SIZE, overwrite=True)
     assert from_hub(on_hub.endpoint, target)("config.json") == (model / "config.json").read_bytes()
+
+
+def test_drift_of_main_stops_a_branch_before_it_is_created(model: Path, on_hub: Namespace, go: Run) -> None:
+    repo, target = upload(on_hub, "source", model), on_hub.repo("target")
+    go(repo, target, size=SIZE)
+    on_hub.admin.put_files(target, {"config.json": b'{"mine": true}'})
+    refs = on_hub.admin.state(target)["refs"]
+    assert plan(asked(repo, target, size=SIZE, branch="dev")).drift == ("config.json was replaced",)
+    with pytest.raises(TargetDrifted, match=f"{target} was changed .*config.json"):
+        go(repo, target, size=SIZE, branch="dev")
+    assert on_hub.admin.state(target)["refs"] == refs
+    go(repo, target, size=SIZE, branch="dev", overwrite=True)
+    assert from_hub(on_hub.endpoint, target, "dev")("config.json") == (model / "config.json").read_bytes()
+    assert on_hub.admin.head(target) == refs["refs/heads/main"]
+    on_hub.admin.put_files(target, {"config.json": b"{}"}, revision="dev")
+    with pytest.raises(TargetDrifted, match=f"{target}@dev was changed .*config.json"):
+        go(repo, target, size=2 * SIZE, branch="dev")
 
 
 def test_a_publication_of_a_later_request_stops_an_earlier_one_but_a_wrong_clock_does_not(
