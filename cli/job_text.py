@@ -91,8 +91,11 @@ def _commit(published: Commit) -> Rows:
     return [(label, f"{published.commit}{ref}")]
 
 
-def undone(target: AnyPlace, commit: str, by: str) -> str:
+def undone(target: AnyPlace, commit: str, by: str, already: bool) -> str:
     """That ``commit`` of the target was undone; of a folder, which has none, that its last write was."""
+    if already:
+        what, how = (f"commit {commit} of ", f" with commit {by}") if target.branch else ("", "")
+        return f"Nothing to do: {what}{printable(str(target))} was already rolled back{how}"
     if not target.branch:
         return f"Rolled back {printable(str(target))} to its state before reshard last wrote to it"
     return f"Rolled back commit {commit} of {target} with commit {by}"

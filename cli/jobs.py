@@ -341,7 +341,7 @@ def rollback(
         with connect() as session:
             place = operations.show(session, job).request.target
             done = operations.roll_back(session, job)
-    output.result(done, undone(place, done.undone, done.commit), done.commit)
+    output.result(done, undone(place, done.undone, done.commit, done.already), done.commit)
 
 
 @takes(choice=read_choice)

@@ -20,21 +20,26 @@ def roll_back(queue: Queue, job: Job, published: Published, context: Context) ->
     ref, request = published.ref, job.request
     place = request.target.model_copy(update={"revision": ref, "credential": None}) if ref else request.target
     options = request.options.model_copy(update={"pr": False, "branch": None})
-    commit = rollback(open_target(place, options, context), published.commit)
-    queue.jobs.rolled_back(job.id, commit)
-    return RolledBack(id=job.id, undone=published.commit, commit=commit)
+    done = rollback(open_target(place, options, context), published.commit)
+    queue.jobs.rolled_back(job.id, done.commit)
+    return RolledBack(id=job.id, undone=published.commit, commit=done.commit, already=done.found)
 
 
 def roll_back_target(place: AnyPlace, context: Context) -> RolledBack:
     """Undo our last commit to ``place``, whoever asked for it, unless that is done; raises NothingToRollBack."""
     target = open_target(place, Options(), context)
-    head = target.state().head
-    history = islice(target.history(head, None), HISTORY_MAX) if head else ()
+    state = target.state()
+    if not state.exists or state.start:
+        what = "branch" if state.exists else place.hub_noun
+        cure = "check the spelling" + ("; if it is private, use a token that can read it" if place.hub_noun else "")
+        raise NothingToRollBack(commit=str(place), why=f"{what} not found" if what else "it does not exist", cure=cure)
+    history = islice(target.history(state.head, None), HISTORY_MAX) if state.head else ()
     last = next((commit for commit in history if read(commit) or undoes(commit)), None)
     if last is None:
         refs = {"cure": "use DST@BRANCH for a branch, DST@refs/pr/N for a pull request"}
         named = refs if target.branch == DEFAULT_BRANCH else {}
         raise NothingToRollBack(commit=str(place), why="reshard has not published to it", **named)
-    gone = undoes(last) or last.id
-    commit = last.id if undoes(last) else rollback(target, gone)
-    return RolledBack(id=None, undone=gone, commit=commit)
+    if gone := undoes(last):
+        return RolledBack(id=None, undone=gone, commit=last.id, already=True)
+    done = rollback(target, last.id)
+    return RolledBack(id=None, undone=last.id, commit=done.commit, already=done.found)

@@ -251,6 +251,7 @@ class RolledBack(Document):
     id: str | None = Field(description="the job, if one was given")
     undone: str
     commit: str
+    already: bool = Field(default=False, description="whether it had been rolled back before; nothing was done then")
 
 
 class Deleted(Document):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 from uuid import uuid4
 
@@ -12,19 +13,26 @@ from reshard.pipeline.limits import REGULAR_MAX
 from reshard.pipeline.planning.existing import differ
 from reshard.pipeline.protocols import Addition, Change, HistoryRewritten, Source, Target
 from reshard.pipeline.publishing import history as publication
-from reshard.pipeline.publishing.commit import commit_on_head
+from reshard.pipeline.publishing.commit import Published, commit_on_head
 from reshard.pipeline.tensors import StoredFile
 
 
-def rollback(target: Target, commit: str) -> str:
-    """Restore every path that ``commit`` changed to what it was before; returns the commit that stands then.
+def rollback(target: Target, commit: str) -> Published:
+    """Restore every path that ``commit`` changed to what it was before; ``found`` where that was done earlier.
 
-    Raises NothingToRollBack where ``commit`` is not ours, is undone already, or its past is gone, and ChangedSince
+    Raises NothingToRollBack where ``commit`` is not ours, or its past is gone, and ChangedSince
     where one of the paths was changed since.
     """
     token = uuid4().hex
+    tries: list[Change | str] = []
+
+    def attempt(head: str) -> Change | str:
+        tries.append(_undo(target, commit, head, token))
+        return tries[-1]
+
     try:
-        return commit_on_head(target, commit, lambda head: _undo(target, commit, head, token)).commit
+        done = commit_on_head(target, commit, attempt)
+        return replace(done, found=isinstance(tries[0], str))  # a later try may find ours, whose answer was lost
     finally:
         target.discard(token)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import HfApi
 
 from reshard.pipeline.limits import MB
 from tests.cli.conftest import Run, answered
@@ -117,6 +118,32 @@ def test_a_person_is_asked_before_a_private_source_is_made_public(
     returned, seen, _ = answered(command, env, b"everyone can see it?", answer)
     assert f"{source} is private".encode() in seen and returned == code
     assert any(line["path"] == "/api/repos/create" for line in namespace.admin.log()) is (code == 0)
+
+
+def test_what_is_rolled_back_already_or_is_not_there_is_told(reshard: Run, namespace: Namespace, model: Path) -> None:
+    env, target = {"HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": namespace.token}, namespace.repo("target")
+    assert reshard("run", model, "--to", target, env=env).code == 0
+    published = namespace.admin.head(target)
+    api = HfApi(namespace.endpoint, namespace.token)
+    api.create_branch(target, branch="dev")
+    refs = namespace.admin.state(target)["refs"]
+    for place, what in ((namespace.repo("none"), "repository"), (f"{target}@none", "branch")):
+        refused = reshard("rollback", place, env=env)
+        assert refused.code == 7 and f"cannot roll back {place}: {what} not found\n" in refused.err, refused.err
+        assert "check the spelling" in refused.err and "reshard has not published" not in refused.err
+    assert namespace.admin.state(target)["refs"] == refs
+    for place, ref in ((target, "main"), (f"{target}@dev", "dev")):
+        done = reshard("rollback", place, env=env)
+        refs = namespace.admin.state(target)["refs"]
+        commit = refs[f"refs/heads/{ref}"]
+        assert done.out == f"Rolled back commit {published} of {place} with commit {commit}\n"
+        again = reshard("rollback", place, env=env)
+        told = f"Nothing to do: commit {published} of {place} was already rolled back with commit {commit}\n"
+        assert (again.code, again.out) == (0, told)
+        assert reshard("rollback", place, "--json", env=env).documents[0]["already"]
+        assert namespace.admin.state(target)["refs"] == refs
+    api.create_branch(target, branch="later")
+    assert reshard("rollback", f"{target}@later", env=env).out.startswith("Nothing to do: ")
 
 
 def test_a_pull_request_is_rolled_back_by_its_ref(reshard: Run, namespace: Namespace, model: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def test_what_was_before_is_there_again(repo: str, on_hub: Namespace, go: Run) -
     tensors = read_checkpoint(from_hub(on_hub.endpoint, repo))
     published = go(repo, repo, size=SIZE).published.commit
     assert state(on_hub, repo) != before
-    undone = rollback(place(repo), published)
+    undone = rollback(place(repo), published).commit
     assert undone == on_hub.admin.head(repo) != published
     assert state(on_hub, repo) == before
     assert read_checkpoint(from_hub(on_hub.endpoint, repo)) == tensors
@@ -49,14 +50,15 @@ def test_what_was_before_is_there_again(repo: str, on_hub: Namespace, go: Run) -
 def test_a_second_time_finds_that_it_is_done(repo: str, on_hub: Namespace, go: Run) -> None:
     published = go(repo, repo, size=SIZE).published.commit
     first = rollback(place(repo), published)
-    assert rollback(place(repo), published) == first == on_hub.admin.head(repo)
+    assert rollback(place(repo), published) == replace(first, found=True)
+    assert not first.found and first.commit == on_hub.admin.head(repo)
 
 
 def test_an_answer_that_is_lost_makes_no_second_commit(repo: str, on_hub: Namespace, go: Run) -> None:
     published = go(repo, repo, size=SIZE).published.commit
     on_hub.admin.fault("POST /api/models/.*/commit/", "lost_response", times=1)
     undone = rollback(place(repo), published)
-    assert undone == on_hub.admin.head(repo)
+    assert undone.commit == on_hub.admin.head(repo) and not undone.found
 
 
 def test_files_of_others_stay(repo: str, on_hub: Namespace, go: Run) -> None:
