@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any, NamedTuple, TypeVar
 
 from reshard.pipeline.auditing.findings import AS_IT_IS, OF_RULE, AuditFinding, Told, gathered, next_command
@@ -15,7 +16,7 @@ from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX, Header
 from reshard.pipeline.checkpoint.indexes import Index
 from reshard.pipeline.errors import BadPlace, HubUnreachable, NoWeights, ReshardError, SourceError
 from reshard.pipeline.limits import AUDIT_HEADERS, AUDIT_SOURCES
-from reshard.pipeline.places import DEFAULT_BRANCH, AnyPlace, Hub, check_repo, repository
+from reshard.pipeline.places import DEFAULT_BRANCH, AnyPlace, Hub, check_repo, parse_place, repository
 from reshard.pipeline.planning.model import SIGNATURE
 from reshard.pipeline.protocols import Source, Visibility
 from reshard.pipeline.publishing.history import read, standing
@@ -252,10 +253,13 @@ def _first_way(
 
 
 def _claimed(stated: Origin, context: Context) -> Hub:
-    """The source that a manifest names; raises SourceError for one on a Hub that nobody here chose."""
+    """The source that a manifest names; raises BadPlace, and SourceError for one on a Hub that nobody here chose."""
+    repo = check_repo(str(stated.repo))
     if stated.endpoint not in {None, context.credentials.default_endpoint}:
-        raise SourceError(what=f"its manifest names a source on another Hub, {stated.endpoint}", source=stated.repo)
-    return Hub(repo=check_repo(str(stated.repo)))
+        there = parse_place(f"{stated.endpoint}/{repo}")
+        what = f"its manifest names a source on another Hub, {stated.endpoint}"
+        raise SourceError(what=what, source=quote(there.spelled))
+    return Hub(repo=repo)
 
 
 def _is_same(stated: Origin, place: AnyPlace, known: HubModel | None, context: Context) -> bool:

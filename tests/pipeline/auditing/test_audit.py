@@ -182,7 +182,22 @@ def test_what_a_manifest_claims_of_its_source_hides_nothing(space: Namespace) ->
     publish(space, "elsewhere", elsewhere)
     alone = audited([one for one in of_owner(space.name, None, Context.from_env()) if "elsewhere" in str(one.place)])
     assert kinds(alone) == {("elsewhere", "source-unreadable")}
-    assert alone["elsewhere"].findings[0].first == "its manifest names a source on another Hub, http://127.0.0.1:1"
+    (finding,) = alone["elsewhere"].findings
+    assert finding.first == "its manifest names a source on another Hub, http://127.0.0.1:1"
+    assert f"`reshard plan http://127.0.0.1:1/{space.repo('source')}`" in finding.next
+
+
+def test_no_command_is_made_of_what_a_manifest_calls_a_repository(space: Namespace) -> None:
+    commit = publish(space, "source", files_of(*model()))
+    for name, repo, endpoint in (
+        ("a", "x/y; reboot", "http://127.0.0.1:1"),
+        ("b", "x/y", "http://127.0.0.1:1/$(reboot)"),
+    ):
+        publish(space, name, add_manifest(files_of(*model()), repo, commit, endpoint=endpoint))
+    found = audited([*of_owner(space.name, None, Context.from_env())])
+    for name in ("a", "b"):
+        assert [one.kind for one in found[name].findings] == ["source-unreadable"]
+        assert "; reboot`" not in found[name].findings[0].next and " $(reboot)" not in found[name].findings[0].next
 
 
 def test_two_entries_for_one_target_are_a_finding(space: Namespace) -> None:
