@@ -11,7 +11,7 @@ import shlex
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
-from urllib.parse import SplitResult, quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
 from pydantic import (
     AfterValidator,
@@ -25,6 +25,7 @@ from pydantic import (
 
 from reshard.pipeline.errors import BadPlace, UsageError, shortened
 from reshard.pipeline.limits import PATH_MAX, REPO_MAX, REVISION_MAX, URL_MAX
+from reshard.pipeline.urls import shown, split_url
 from reshard.pipeline.validation import Matching, Strict
 
 # The Hub's rule for names (huggingface_hub.utils.validate_repo_id): 96 characters of [\w.-], no `--`, no `..`,
@@ -148,7 +149,7 @@ class Hub(_Place):
         repo, revision, endpoint = _from_url(text) if "://" in text else _from_name(text)
         if endpoint is not None and (len(endpoint) > URL_MAX or not re.fullmatch("[!-~]*", endpoint)):
             raise ValueError("not the address of a Hub")
-        repo = check_repo(repo, _shown(text))
+        repo = check_repo(repo, shown(text))
         return cls(repo=repo, revision=revision and REVISION.checked(revision), endpoint=endpoint)
 
     @property
@@ -219,7 +220,7 @@ class Bucket(_Place):
 
     @classmethod
     def typed(cls, text: str) -> Self | None:
-        return cls(url=check_bucket(text)) if _split(text).scheme in {"s3", "gs", "az"} else None
+        return cls(url=check_bucket(text)) if split_url(text).scheme in {"s3", "gs", "az"} else None
 
     def __str__(self) -> str:
         return self.url
@@ -335,7 +336,7 @@ def parse_place(value: str | os.PathLike[str] | AnyPlace) -> AnyPlace:
     try:
         return next(place for kind in reversed(PLACES) if (place := kind.typed(text)) is not None)
     except ValueError as error:
-        raise BadPlace(value=_shown(text), why=str(error)) from None
+        raise BadPlace(value=shown(text), why=str(error)) from None
 
 
 def repository(place: AnyPlace, typed: str = "") -> Hub:
@@ -343,19 +344,6 @@ def repository(place: AnyPlace, typed: str = "") -> Hub:
     if not isinstance(place, Hub):
         raise ValueError(f"{shortened(typed or str(place))} is {place.noun}; use a repository, user/repo")
     return place
-
-
-def _shown(text: str) -> str:
-    """A place for messages: of a URL neither a password nor the query, which may be a signature."""
-    return redacted(text.partition("?")[0]) if "://" in text else text
-
-
-def _split(url: str) -> SplitResult:
-    """Raises ValueError for a URL with a password; what is none has no scheme."""
-    parts = urlsplit(url if re.match(r"\w+://", url) else "")
-    if "@" in parts.netloc:
-        raise ValueError("remove the user name or password from the URL; it would be stored and published")
-    return parts
 
 
 def _from_name(text: str) -> tuple[str, str | None, None]:
@@ -368,14 +356,14 @@ def _from_name(text: str) -> tuple[str, str | None, None]:
 
 
 def _from_url(url: str) -> tuple[str, str | None, str | None]:
-    parts = _split(url)
+    parts = split_url(url)
     if parts.scheme not in {"http", "https", "hf"}:
         raise ValueError("only http, https, hf, s3, gs and az URLs are supported")
     if parts.scheme == "hf":
         return _from_name(url.removeprefix("hf://"))
     segments = [unquote(s) for s in parts.path.split("/") if s]
     if segments and segments[0] in {"datasets", "spaces"}:
-        raise BadPlace(value=_shown(url), why="not a model repository", cure=MODELS_ONLY)
+        raise BadPlace(value=shown(url), why="not a model repository", cure=MODELS_ONLY)
     revision = None
     if len(segments) >= 4 and segments[2] in {"tree", "blob", "resolve", "commit"}:
         revision = segments[3]
@@ -388,15 +376,6 @@ def state_dir() -> Path:
     """Where programs of this user keep state (XDG Base Directory Specification)."""
     folder = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(os.path.expanduser(folder), "reshard")  # noqa: PTH111 -- Path's raises where there is no home
-
-
-def redacted(url: str) -> str:
-    """``url`` without the user name and password that it may hold, to be printed.
-
-    >>> redacted("https://me:secret@hub.example/a")
-    'https://***@hub.example/a'
-    """
-    return re.sub(r"(^|//)[^/]*@", r"\1***@", url)
 
 
 def resolved(path: str) -> Path:
@@ -413,15 +392,6 @@ def resolved(path: str) -> Path:
     except ValueError as error:
         raise BadPlace(value=path, why=str(error)) from error
     return real
-
-
-def is_http(url: str) -> bool:
-    """Whether ``url`` is one that calls can be sent to."""
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
 
 
 def check_repo(repo: str, value: str = "") -> str:

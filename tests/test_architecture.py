@@ -200,7 +200,7 @@ ROOMS = {
         {"check", "protocols"},
         {"places", "tensors", "renaming"},
         {"validation", "arguments", "guarded_yaml"},
-        {"sizes", "text"},
+        {"sizes", "text", "urls"},
         {"limits", "errors"},
         {"figures", "installed"},
     ],

@@ -19,7 +19,8 @@ from pydantic import AfterValidator, Field, SecretStr, ValidationError, field_va
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from reshard.pipeline.errors import BadSetting
-from reshard.pipeline.places import is_http, state_dir
+from reshard.pipeline.places import state_dir
+from reshard.pipeline.urls import is_http
 from reshard.pipeline.validation import first_problem
 
 # ------------------------------------------------------------------------------------------------------------ leases

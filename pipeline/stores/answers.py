@@ -11,8 +11,9 @@ import httpx2
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from reshard.pipeline.errors import BadPlace
-from reshard.pipeline.places import check_repo, is_http
+from reshard.pipeline.places import check_repo
 from reshard.pipeline.protocols import Visibility
+from reshard.pipeline.urls import is_http
 
 Sha256 = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
 CommitId = Annotated[str, StringConstraints(pattern="^[0-9a-f]{7,64}$")]  # some Hubs shorten them

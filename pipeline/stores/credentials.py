@@ -27,8 +27,9 @@ from typing import Literal
 from pydantic import SecretStr, ValidationError, model_validator
 
 from reshard.pipeline.errors import BadCredentials, BadSetting, CredentialScope, CredentialUnknown
-from reshard.pipeline.places import CredentialName, is_http, redacted
+from reshard.pipeline.places import CredentialName
 from reshard.pipeline.text import printable
+from reshard.pipeline.urls import is_http, redacted
 from reshard.pipeline.validation import Strict, first_problem
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
