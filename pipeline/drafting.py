@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from posixpath import join
 
 from reshard.pipeline.checkpoint.discover import Found, find_checkpoints, is_weight_index, read_file
@@ -392,22 +393,27 @@ def _same(one: Pin, other: Pin) -> bool:
 
 
 def _refuse_nested_folders(request: Request) -> None:
-    """A folder and one inside it cannot be source and target; raises FoldersNested. One folder may be both."""
-    if request.target.local is None:
-        return
-    target, into = resolved(str(request.target)), str(request.target)
-    beside = f".{target.name}.reshard"  # as the names of those begin that it has beside it (stores/folder/swap.py)
+    """A place and a folder inside it cannot be source and target; raises FoldersNested. One place may be both."""
+    target = request.target
     for place in (request.source, request.options.config_from):
-        source = resolved(str(place)) if place and place.local else target
-        if any(part.parent == target.parent and part.name.startswith(beside) for part in (source, *source.parents)):
+        if place is None:
+            continue
+        shown = str(resolved(str(place))) if place.local else str(place)
+        if place.local and target.local and _is_working_folder(Path(shown), of=resolved(str(target))):
             what = "the run would remove its own source"
-            raise FoldersNested(inner=str(source), where="a working folder of", outer=into, what=what)
-        if source in target.parents:
+            raise FoldersNested(inner=shown, where="a working folder of", outer=str(target), what=what)
+        if place.holds(target):
             what = "the result would become part of its own source"
-            raise FoldersNested(inner=into, outer=str(source), what=what)
-        if target in source.parents:
+            raise FoldersNested(inner=str(target), outer=shown, what=what)
+        if target.holds(place):
             what = "replacing the target would replace the source"
-            raise FoldersNested(inner=str(source), outer=into, what=what)
+            raise FoldersNested(inner=shown, outer=str(target), what=what)
+
+
+def _is_working_folder(path: Path, of: Path) -> bool:
+    """Whether ``path`` is, or is in, a folder that a target has beside it, as their names begin (folder/swap.py)."""
+    beside = f".{of.name}.reshard"
+    return any(part.parent == of.parent and part.name.startswith(beside) for part in (path, *path.parents))
 
 
 def refuse_without_room(made: Plan, target: Target) -> None:

@@ -96,6 +96,10 @@ class _Place(Strict):
         """Where it lies on this machine; None for what lies elsewhere."""
         return None
 
+    def holds(self, other: AnyPlace) -> bool:
+        """Whether ``other`` is a folder inside it, or a file; not for the same place. Raises BadPlace."""
+        return False
+
     @property
     def branch(self) -> str:
         """The branch or tag that it names; empty for what has no branches, and so no history of commits."""
@@ -222,6 +226,9 @@ class Bucket(_Place):
     def typed(cls, text: str) -> Self | None:
         return cls(url=check_bucket(text)) if split_url(text).scheme in {"s3", "gs", "az"} else None
 
+    def holds(self, other: AnyPlace) -> bool:
+        return str(other).startswith(f"{self.url}/")
+
     def __str__(self) -> str:
         return self.url
 
@@ -252,6 +259,10 @@ class Folder(_Place):
     @property
     def local(self) -> Path:
         return Path(self.path)
+
+    def holds(self, other: AnyPlace) -> bool:
+        """With links followed."""
+        return resolved(self.path) in (resolved(str(other)).parents if other.local else ())
 
     def __str__(self) -> str:
         return self.path
@@ -289,6 +300,12 @@ class HubBucket(_Place):
     def path(self) -> str:
         """Of its folder; empty for all of the bucket."""
         return "/".join(self.url.split("/")[5:])
+
+    def holds(self, other: AnyPlace) -> bool:
+        """A Hub knows a bucket by its name in any letters, and its folders only by their own."""
+        if not isinstance(other, HubBucket) or self.bucket.lower() != other.bucket.lower():
+            return False
+        return self.path != other.path and f"{other.path}/".startswith(f"{self.path}/" if self.path else "")
 
     def page(self, default_endpoint: str, ref: str) -> str:
         return f"{default_endpoint}/buckets/{self.bucket}" + (f"/tree/{quote(self.path)}" if self.path else "")

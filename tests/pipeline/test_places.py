@@ -51,6 +51,21 @@ def test_each_place_names_the_module_of_its_store(place: type[AnyPlace]) -> None
     assert callable(store.open_source) and callable(store.open_target)
 
 
+@pytest.mark.parametrize("root", ["s3://bucket", "gs://bucket/a", "az://container/a/b", "hf://buckets/u/b", "/models"])
+def test_a_place_with_folders_holds_those_inside_it_and_neither_itself_nor_what_is_beside_it(root: str) -> None:
+    place = parse_place(root)
+    assert place.holds(parse_place(f"{root}/a")) and place.holds(parse_place(f"{root}/a/b"))
+    beside = [root, f"{root}-2/a", "s3://other/a", "hf://buckets/u/other/a", "/other", "user/repo"]
+    assert not any(place.holds(parse_place(other)) for other in beside)
+    assert not parse_place(f"{root}/a").holds(place) and not parse_place("user/repo").holds(place)
+
+
+def test_a_bucket_of_a_hub_is_the_same_in_capital_letters_and_its_folders_are_not() -> None:
+    place = parse_place("hf://buckets/User/Models/a")
+    assert place.holds(parse_place("hf://buckets/user/models/a/b"))
+    assert not place.holds(parse_place("hf://buckets/user/models/A/b"))
+
+
 @pytest.mark.parametrize("url", ["s3://b", "s3://bucket/../x", "file:///etc", "s3://bucket/a//b", "http://bucket/a"])
 def test_an_object_in_place_of_a_place_is_held_to_the_same(url: str) -> None:
     with pytest.raises(ValidationError):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from reshard.pipeline.api import plan
-from reshard.pipeline.errors import NothingKept, NothingToRollBack, TargetOccupied
+from reshard.pipeline.errors import FoldersNested, NothingKept, NothingToRollBack, TargetOccupied
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.publishing.rollback import rollback
 from reshard.pipeline.request import Options
@@ -62,6 +62,20 @@ def test_another_cut_replaces_ours_and_leaves_others_alone(bucket: S3, model: Pa
     assert "notes.txt" in files and there(bucket, "models/small-not") == {"config.json"}
     with pytest.raises(NothingToRollBack, match="no earlier version was kept"):
         rollback(open_target(parse_place(out), Options(), Context.from_env()), report.published.commit)
+
+
+@pytest.mark.parametrize("command", ["run", "plan"])
+@pytest.mark.parametrize("target", ["runs/final/out", "runs", ""])
+def test_a_folder_of_a_store_inside_the_other_is_refused(
+    bucket: S3, model: Path, go: Run, command: str, target: str
+) -> None:
+    files = {path.name: path.read_bytes() for path in model.iterdir() if path.is_file()}
+    source, out = bucket.put("runs/final", files), f"{bucket.url}/{target}".rstrip("/")
+    with pytest.raises(FoldersNested) as refused:
+        go(source, out, size=SIZE) if command == "run" else plan(asked(source, out, size=SIZE))
+    inner, outer = sorted((source, out), key=len, reverse=True)
+    assert str(refused.value).startswith(f"{inner} is inside {outer}, so ")
+    assert there(bucket, "runs/final") == {*files}
 
 
 def test_what_cannot_be_brought_back_is_replaced_only_on_request(bucket: S3, model: Path, go: Run) -> None:
