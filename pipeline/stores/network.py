@@ -79,6 +79,8 @@ class Guard:
         """Raises UnsafeRedirect unless calls may go by this scheme to this host; its addresses are not looked up."""
         if not self._is_own(url.host, url.port or _port(url.scheme)) and not self._is_private and url.scheme != "https":
             raise self._refused(url.host, "which does not use HTTPS")
+        if url.port and url.port > 65535:  # httpx connects to it, and urllib does not read it
+            raise self._refused(url.host, "at a port that does not exist")
 
     def check(self, url: str) -> None:
         """``check_url`` for who connects without this module, and of what its host resolves to just now."""
@@ -91,7 +93,7 @@ class Guard:
             self.addresses(parts.host, parts.port or _port(parts.scheme))
 
     def bound(self, response: httpx2.Response) -> None:
-        """Have it raise HubRefused where it is longer than any answer, in place of filling the memory.
+        """Have it raise HubRefused where it cannot be unpacked, or is longer than any answer and would fill the memory.
 
         The content of files is read raw, piece by piece, and has no such bound.
         """
@@ -100,14 +102,20 @@ class Guard:
 
         def bounded() -> Iterator[bytes]:
             size = 0
-            for piece in pieces():
-                if (size := size + len(piece)) > ANSWER_MAX:
-                    what = f"{response.request.method} {response.request.url.path}"
-                    why = f"the response has more than {ANSWER_MAX:,} bytes; is this a Hub?"
-                    raise HubRefused(endpoint=self._endpoint, what=what, why=why)
-                yield piece
+            try:
+                for piece in pieces():
+                    if (size := size + len(piece)) > ANSWER_MAX:
+                        why = f"the response has more than {ANSWER_MAX:,} bytes; is this a Hub?"
+                        raise self.useless(response.request, why)
+                    yield piece
+            except httpx2.DecodingError as error:
+                raise self.useless(response.request, "the response cannot be decompressed") from error
 
         whole.iter_bytes = bounded  # httpx reads all of it by this, and has no setting for how much that may be
+
+    def useless(self, request: httpx2.Request, why: str) -> HubRefused:
+        """The error for an answer that no attempt makes better."""
+        return HubRefused(endpoint=self._endpoint, what=f"{request.method} {request.url.path}", why=why)
 
     def addresses(self, host: str, port: int) -> list[str]:
         """What may be connected to of ``host``; the endpoint itself goes by name. Raises UnsafeRedirect, OSError."""
@@ -199,7 +207,15 @@ class GuardedClient(httpx2.Client):
         requests = [*event_hooks.get("request", ()), lambda request: guard.check_url(request.url)]
         responses = [*event_hooks.get("response", ()), guard.bound]
         super().__init__(event_hooks={"request": requests, "response": responses}, **options)
+        self._guard = guard
         pool: Any = self._transport
         pool = pool._pool
         assert isinstance(pool._network_backend, httpcore2.NetworkBackend), "an httpx that connects in another way"
         pool._network_backend = _CheckedBackend(guard)  # httpx has no setting for it
+
+    def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        """Of what httpx raises, the one error of a redirect that is none of the transport's is made the Hub's."""
+        try:
+            return super().send(request, **options)
+        except httpx2.TooManyRedirects as error:
+            raise self._guard.useless(request, "it redirects too many times; is this a Hub?") from error

@@ -12,7 +12,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx2
 import pytest
 
-from reshard.pipeline.errors import EndpointNotAllowed, HubUnreachable, ReshardError, SourceCorrupt, UnsafeRedirect
+from reshard.pipeline.errors import (
+    EndpointNotAllowed,
+    HubError,
+    HubRefused,
+    HubUnreachable,
+    ReshardError,
+    SourceCorrupt,
+    UnsafeRedirect,
+)
 from reshard.pipeline.places import Hub
 from reshard.pipeline.stores import network
 from reshard.pipeline.stores.carry import read_whole
@@ -225,6 +233,32 @@ def test_a_call_that_is_redirected_is_as_guarded(
     with pytest.raises(UnsafeRedirect):
         call(api, namespace.repo("bait"))
     assert internal.asked == []
+
+
+def test_a_call_that_is_redirected_in_circles_ends(hub: HubAdmin, context: Context, namespace: Namespace) -> None:
+    hub.fault("/api/whoami-v2", "status", status=302, headers={"location": "/api/whoami-v2"})
+    with pytest.raises(HubRefused, match="GET /api/whoami-v2: it redirects too many times") as refused:
+        context.api(Hub(repo=namespace.repo("bait")), "write").whoami()
+    assert (refused.value.code, refused.value.exit_code) == ("hub.refused", 9)
+
+
+@pytest.mark.parametrize(
+    "location", ["http://[::1", "http://x:99999/", "//", "mailto:a@b", "ftp://hub/", "http://é..com/", "x" * 70_000]
+)
+def test_a_redirect_to_what_is_no_url_is_an_error_of_the_hub(
+    hub: HubAdmin, context: Context, namespace: Namespace, location: str
+) -> None:
+    hub.fault("/api/whoami-v2", "status", status=302, headers={"location": location})
+    with pytest.raises(HubError):
+        context.api(Hub(repo=namespace.repo("bait")), "write").whoami()
+
+
+def test_an_answer_that_cannot_be_decompressed_is_an_error_of_the_hub(
+    hub: HubAdmin, context: Context, namespace: Namespace
+) -> None:
+    hub.fault("/api/whoami-v2", "status", status=200, headers={"content-encoding": "gzip"}, body="{}")
+    with pytest.raises(HubRefused, match="GET /api/whoami-v2: the response cannot be decompressed"):
+        context.api(Hub(repo=namespace.repo("bait")), "write").whoami()
 
 
 def test_listings_and_uploads_lead_to_no_private_address_either(
