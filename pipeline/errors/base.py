@@ -29,6 +29,7 @@ GO_ON = {
     "replace": ("run the same command with --overwrite", "run `reshard retry {job} --overwrite`"),
     "where": ("", " on the worker and restart it"),
     "sign_in": ("run `hf auth login` or set HF_TOKEN", "set HF_TOKEN or RESHARD_CREDENTIALS on the worker"),
+    "let_in": ("add", "ask the operator to add"),
     "findings": ("see the failed check above", "see `reshard status {job} --report`"),
     "undo": ("`reshard rollback DST`", "`reshard rollback {job}`"),
 }

@@ -209,8 +209,8 @@ class BadCredentials(
     message = "{file}: {why}"
     hint = "{cure}"
 class CredentialUnknown(AccessError, code="access.credential_unknown", blames_worker=True):
-    message = "RESHARD_CREDENTIALS on the worker has no credential {name} (available: {known})"
-    hint = 'use an available credential, or ask the operator to add a [[credential]] with `name = "{name}"`'
+    message = "RESHARD_CREDENTIALS has no credential {name} (available: {known})"
+    hint = 'use an available credential, or {let_in} a [[credential]] with `name = "{name}"`, then {again}'
 class CredentialScope(AccessError, code="access.credential_scope"):
     message = "credential {name} does not cover {use} access to {namespace} on {endpoint}; it covers {serves}"
     hint = "use a matching credential, or set none: reshard then selects one by namespace"

@@ -69,7 +69,7 @@ def test_check_says_what_can_be_done_and_queues_nothing(reshard: Run, namespace:
     wrong = reshard("catalog", "check", file, env=env)
     assert wrong.code == 2
     assert "source.not_found" in wrong.out
-    assert "access.credential_unknown: RESHARD_CREDENTIALS on the worker has no" in wrong.out
+    assert "access.credential_unknown: RESHARD_CREDENTIALS has no credential boss" in wrong.out
     assert wrong.err.splitlines() == [
         f"error[usage.entries]: {file}: 2 models cannot be resharded",
         "hint: fix the entries marked invalid; the other models can still be resharded",

@@ -165,6 +165,17 @@ def test_a_name_that_is_not_there_names_those_that_are(named: Credentials) -> No
         Credentials().find(DEFAULT_ENDPOINT, "org", "read", "team")
 
 
+def test_only_a_job_is_told_of_the_worker_whose_credentials_lack_a_name(named: Credentials) -> None:
+    with pytest.raises(CredentialUnknown) as refused:
+        named.find(DEFAULT_ENDPOINT, "org", "read", "other")
+    entry = 'a [[credential]] with `name = "other"`'
+    use = "use an available credential, or"
+    assert refused.value.next_step == f"{use} add {entry}, then run the same command again"
+    refused.value.facts["job"] = "pkgd"
+    assert refused.value.next_step == f"{use} ask the operator to add {entry}, then run `reshard retry pkgd`"
+    assert "worker" not in str(refused.value)
+
+
 def test_a_named_token_that_is_not_there_is_replaced_by_no_other(
     named: Credentials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
