@@ -20,6 +20,7 @@ import hashlib
 import os
 import re
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -35,6 +36,7 @@ from reshard.pipeline.validation import Strict, first_problem
 DEFAULT_ENDPOINT = "https://huggingface.co"
 Use = Literal["read", "write"]
 _TOKEN = re.compile("[!-~]+")  # what a header can carry
+_PASTED = re.compile("(?:hf|api_org)_[A-Za-z0-9]{10,}")  # where a name belongs, a token
 
 
 def default_endpoint() -> str:
@@ -92,8 +94,16 @@ class _Entry(Strict):
 
     @property
     def place(self) -> str:
-        """Where its token is found."""
-        return self.env or str(self.file)
+        """Where its token is found; of a token that was put there by mistake nothing is shown."""
+        key, kind, place = ("env", "variable", self.env) if self.env else ("file", "file", str(self.file))
+        return f"the {kind} in `{key}`" if _PASTED.fullmatch(Path(place).name) else place
+
+    @property
+    def sign_in(self) -> str:
+        """What puts a token where it has none."""
+        do = "put the token into" if self.env is None else "set"
+        is_ = "not set" if self.env is not None and self.env not in os.environ else "empty"
+        return f"{do} {self.place} (RESHARD_CREDENTIALS refers to it, and it is {is_})"
 
     def resolve(self) -> Credential | None:
         if self.env is not None:
@@ -103,7 +113,8 @@ class _Entry(Strict):
             try:
                 value, name = self.file.read_text(), str(self.file)
             except OSError as error:
-                raise BadCredentials(file=str(self.file), why=error.strerror or str(error)) from error
+                why = error.strerror or type(error).__name__
+                raise BadCredentials(file=self.place, why=why) from None  # which has the path, perhaps a token
             except UnicodeDecodeError:
                 raise _no_token(str(self.file)) from None  # which has all that was read
         return _credential(name, value.strip())
@@ -153,8 +164,7 @@ class Credentials:
         """
         endpoint = endpoint.rstrip("/")
         called = self._entries if name is None else self._called(name)
-        serving = [entry for entry in called if entry.serves(endpoint, namespace, use)]
-        serving.sort(key=lambda entry: (entry.namespace is None, entry.use is None))
+        serving = _serving(called, endpoint, namespace, use)
         for entry in serving:
             found = entry.resolve()
             if found is not None:
@@ -165,6 +175,17 @@ class Credentials:
             raise BadCredentials(file=f"credential {name}", why=f"{serving[0].place} has no token")
         serves = "; ".join(f"{e.endpoint}{_scope(e.namespace, e.use)}" for e in called)
         raise CredentialScope(name=name, use=use, namespace=namespace, endpoint=endpoint, serves=serves)
+
+    def sign_in(self, endpoint: str, namespace: str, use: Use) -> str:
+        """How a token is given to a call that went without one; empty where HF_TOKEN does it."""
+        endpoint = endpoint.rstrip("/")
+        for entry in _serving(self._entries, endpoint, namespace, use):
+            if entry.resolve() is None:
+                return entry.sign_in
+        if endpoint == self.default_endpoint:
+            return ""
+        only = f"HF_TOKEN is only sent to {self.default_endpoint}"
+        return f"add a [[credential]] for {endpoint} to the RESHARD_CREDENTIALS file ({only})"
 
     def reading(self) -> Credentials:
         """The same for a target that is only looked at: for ``write`` it finds what is there for ``read``."""
@@ -180,12 +201,16 @@ class Credentials:
         return called
 
 
-def elsewhere(endpoint: str) -> dict[str, str]:
-    """How a token is given to a Hub other than the default one, to which HF_TOKEN never goes: a fact of errors."""
-    default = default_endpoint().rstrip("/")
-    if endpoint.rstrip("/") == default:
-        return {}
-    return {"sign_in": f"add it to the RESHARD_CREDENTIALS file (HF_TOKEN is only sent to {default})"}
+def elsewhere(endpoint: str, repo: str = "", use: Use = "write") -> dict[str, str]:
+    """How a token is given to a call that went without, unless HF_TOKEN does it: a fact of errors."""
+    how = Credentials.from_env().sign_in(endpoint, repo.partition("/")[0], use)
+    return {"sign_in": how} if how else {}
+
+
+def _serving(entries: Iterable[_Entry], endpoint: str, namespace: str, use: Use) -> list[_Entry]:
+    """The most particular first."""
+    serving = [entry for entry in entries if entry.serves(endpoint, namespace, use)]
+    return sorted(serving, key=lambda entry: (entry.namespace is None, entry.use is None))
 
 
 def _scope(namespace: str | None, use: Use | None) -> str:

@@ -202,8 +202,8 @@ class BucketObjects:
         if self._unwritable:
             raise self._unwritable
         if self._api.credential is None:
-            endpoint = self._api.endpoint
-            raise TokenMissing(endpoint=endpoint, need=f"writing to {self.place}", **elsewhere(endpoint))
+            endpoint, how = self._api.endpoint, elsewhere(self._api.endpoint, self.place.bucket)
+            raise TokenMissing(endpoint=endpoint, need=f"writing to {self.place}", **how)
         with self._meaning():
             if self.look() is None:
                 self._api.create(self._bucket.path, {"visibility": "private" if private else "public"})

@@ -86,7 +86,8 @@ class Refusal(Exception):
     def _of_source(self, repo: str, revision: str | None) -> ReshardError:
         if self.code == "GatedRepo":
             if not self.signed_in:
-                return TokenMissing(endpoint=self.endpoint, need=f"{repo} (gated)", **elsewhere(self.endpoint))
+                how = elsewhere(self.endpoint, repo, "read")
+                return TokenMissing(endpoint=self.endpoint, need=f"{repo} (gated)", **how)
             return SourceGated(repo=repo, endpoint=self.endpoint)
         if self.status == 401 and self.signed_in:
             return TokenRefused(endpoint=self.endpoint)
@@ -96,7 +97,7 @@ class Refusal(Exception):
             return SourceChanged(place=repo, what=f"{self.what}: {self.why}")
         if self.code == "RepoNotFound" or self.status in (401, 404):
             missing = SourceNotFound(
-                repo=repo, endpoint=self.endpoint, **({} if self.signed_in else elsewhere(self.endpoint))
+                repo=repo, endpoint=self.endpoint, **({} if self.signed_in else elsewhere(self.endpoint, repo, "read"))
             )
             missing.blames_worker = not self.signed_in  # whoever has a token may see it
             return missing
@@ -105,7 +106,8 @@ class Refusal(Exception):
     def _of_target(self, repo: str, pr: bool) -> ReshardError:
         if self.status == 401:
             if not self.signed_in:
-                return TokenMissing(endpoint=self.endpoint, need=f"writing to {repo}", **elsewhere(self.endpoint))
+                how = elsewhere(self.endpoint, repo)
+                return TokenMissing(endpoint=self.endpoint, need=f"writing to {repo}", **how)
             return TokenRefused(endpoint=self.endpoint)
         if self.status in (402, 413, 507) or (self.status == 403 and "storage" in self._words.lower()):
             return HubQuota(endpoint=self.endpoint, repo=repo, why=self.why)

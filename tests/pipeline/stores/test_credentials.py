@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from reshard.pipeline.errors import BadCredentials, BadPlace, BadSetting, CredentialScope, CredentialUnknown
 from reshard.pipeline.places import Hub, parse_place
-from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT, Credential, Credentials, Use
+from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT, Credential, Credentials, Use, elsewhere
 
-SECRET = "hf_verysecret"
+SECRET = "hf_verysecrettoken"
 FILE = """
 [[credential]]
 namespace = "org"
@@ -253,6 +253,41 @@ def test_a_secret_file_that_is_gone_is_named(tmp_path: Path) -> None:
     (tmp_path / "secret").unlink()
     with pytest.raises(BadCredentials, match="secret"):
         credentials.find("https://hub.example", "x", "read")
+
+
+@pytest.mark.parametrize("key", ["env", "file"])
+def test_a_token_in_place_of_its_reference_is_never_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    (tmp_path / "pasted.toml").write_text(f"[[credential]]\nname = 'team'\n{key} = '{SECRET}'\n")
+    monkeypatch.setenv("RESHARD_CREDENTIALS", str(tmp_path / "pasted.toml"))
+    with pytest.raises(BadCredentials, match=f" in `{key}`") as refused:
+        Credentials.from_env().find(DEFAULT_ENDPOINT, "org", "read", "team")
+    assert "`env` (the name of a variable) or `file` (a path)" in refused.value.next_step
+    assert SECRET not in f"{refused.value!r} {refused.value.__cause__!r} {refused.value.to_dict()}"
+
+
+@pytest.mark.parametrize(
+    ("entry", "how"),
+    [
+        ("env = 'NOT_THERE'", "set NOT_THERE (RESHARD_CREDENTIALS refers to it, and it is not set)"),
+        ("env = 'BLANK'", "set BLANK (RESHARD_CREDENTIALS refers to it, and it is empty)"),
+        ("file = 'empty'", "put the token into {folder}/empty (RESHARD_CREDENTIALS refers to it, and it is empty)"),
+        ("env = 'NOT_THERE'\nnamespace = 'other'", "add a [[credential]] for {hub} to the RESHARD_CREDENTIALS file"),
+        ("env = 'NOT_THERE'\nuse = 'write'", "add a [[credential]] for {hub} to the RESHARD_CREDENTIALS file"),
+    ],
+)
+def test_a_call_without_a_token_is_told_of_the_entry_that_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str, how: str
+) -> None:
+    hub = "https://hub.example"
+    (tmp_path / "empty").write_text("\n")
+    (tmp_path / "own.toml").write_text(f"[[credential]]\nendpoint = '{hub}'\n{entry}\n")
+    monkeypatch.setenv("RESHARD_CREDENTIALS", str(tmp_path / "own.toml"))
+    monkeypatch.setenv("BLANK", " ")
+    assert Credentials.from_env().find(hub, "org", "read") is None
+    assert elsewhere(hub, "org/model", "read")["sign_in"].startswith(how.format(folder=tmp_path, hub=hub))
+    assert elsewhere(DEFAULT_ENDPOINT, "org/model", "read") == {}
 
 
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:8080", "hub.example", "ftp://hub.example", "https://", "http://a:b"])
