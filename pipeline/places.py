@@ -25,7 +25,7 @@ from pydantic import (
 
 from reshard.pipeline.errors import BadPlace, UsageError, shortened
 from reshard.pipeline.limits import PATH_MAX, REPO_MAX, REVISION_MAX, URL_MAX
-from reshard.pipeline.urls import shown, split_url
+from reshard.pipeline.urls import is_http, shown, split_url
 from reshard.pipeline.validation import Matching, Strict
 
 # The Hub's rule for names (huggingface_hub.utils.validate_repo_id): 96 characters of [\w.-], no `--`, no `..`,
@@ -151,7 +151,9 @@ class Hub(_Place):
     def typed(cls, text: str) -> Self:
         """Whatever no other place knows is meant to be a repository."""
         repo, revision, endpoint = _from_url(text) if "://" in text else _from_name(text)
-        if endpoint is not None and (len(endpoint) > URL_MAX or not re.fullmatch("[!-~]*", endpoint)):
+        if endpoint is not None and (
+            len(endpoint) > URL_MAX or not re.fullmatch("[!-~]*", endpoint) or not is_http(endpoint)
+        ):
             raise ValueError("not the address of a Hub")
         repo = check_repo(repo, shown(text))
         return cls(repo=repo, revision=revision and REVISION.checked(revision), endpoint=endpoint)
@@ -369,6 +371,14 @@ def _from_name(text: str) -> tuple[str, str | None, None]:
         raise BadPlace(value=text, why="not a model repository", cure=MODELS_ONLY)
     if at and not revision:
         raise ValueError("the revision after @ is missing")
+    host, _, path = text.partition("/")
+    if host in {"huggingface.co", "hf.co"} and path.count("/"):
+        cure = f"use {Hub.typed(f'https://huggingface.co/{path}').spelled}"
+        raise BadPlace(value=text, why="a Hub URL starts with https://", cure=cure)
+    if text.endswith("/") and re.fullmatch(_REPO, name := text.rstrip("/")):
+        raise BadPlace(
+            value=text, why="ends with a slash", cure=f"use {name} for a repository, or ./{name} for a folder"
+        )
     return repo, revision or None, None
 
 
@@ -381,12 +391,18 @@ def _from_url(url: str) -> tuple[str, str | None, str | None]:
     segments = [unquote(s) for s in parts.path.split("/") if s]
     if segments and segments[0] in {"datasets", "spaces"}:
         raise BadPlace(value=shown(url), why="not a model repository", cure=MODELS_ONLY)
-    revision = None
+    repo, revision, hub = "/".join(segments[:2]).removesuffix(".git"), None, f"{parts.scheme}://{parts.netloc}"
     if len(segments) >= 4 and segments[2] in {"tree", "blob", "resolve", "commit"}:
-        revision = segments[3]
+        length = 3 if segments[3:5] == ["refs", "pr"] else 1
+        revision = "/".join(segments[3 : 3 + length])
+        if len(segments) > 3 + length:
+            cure = f"use the URL of the whole repository: {hub}/{repo}/tree/{quote(revision, safe='')}"
+            raise BadPlace(
+                value=shown(url), why="a folder or file in a repository, which cannot be used alone", cure=cure
+            )
     elif len(segments) > 2:
         raise ValueError("no repository or revision in this URL")
-    return "/".join(segments[:2]), revision, f"{parts.scheme}://{parts.netloc}"
+    return repo, revision, hub
 
 
 def state_dir() -> Path:

@@ -27,9 +27,11 @@ from reshard.pipeline.sizes import parse_size
             Hub(repo="user/repo", revision="v1.0", endpoint="https://huggingface.co"),
         ),
         (
-            "http://127.0.0.1:8000/u/r/blob/refs%2Fpr%2F3/config.json",
+            "http://127.0.0.1:8000/u/r/tree/refs%2Fpr%2F3",
             Hub(repo="u/r", revision="refs/pr/3", endpoint="http://127.0.0.1:8000"),
         ),
+        ("http://hub/u/r/tree/refs/pr/3/", Hub(repo="u/r", revision="refs/pr/3", endpoint="http://hub")),
+        ("https://hub.example/u/r.git", Hub(repo="u/r", endpoint="https://hub.example")),
         ("hf://user/repo@main", Hub(repo="user/repo", revision="main")),
         ("/models/a", Folder(path="/models/a")),
         ("s3://bucket", Bucket(url="s3://bucket")),
@@ -83,12 +85,32 @@ def test_an_object_in_place_of_a_place_is_held_to_the_same(url: str) -> None:
      "https://bucket.example/a/b/c?sig=secret", "s3://bucket/a#b", "s3://key:secret@bucket/a", "s3://bucket:80/a",
      "hf://user:secret@huggingface.co/a/b", "https://[::1/a/b", "hf://user/repo@", "s3://bucket/a\tb", "hf://secret@huggingface.co/a/b",
      "hf://buckets/user", "hf://buckets/user/b//c", "hf://buckets/user/b/../c", "hf://buckets/us er/b", "hf://buckets/",
+     "http://hub:99999/a/b", "https:///a/b",
      "s3a://bucket/x", "abfs://container/x", "file:///x"],
 )  # fmt: skip
 def test_what_names_no_place_is_refused(text: str) -> None:
     with pytest.raises(BadPlace) as refused:
         parse_place(text)
     assert "secret" not in f"{refused.value} {refused.value.next_step}"
+
+
+@pytest.mark.parametrize(
+    ("text", "why", "works"),
+    [
+        ("http://hub/u/r/tree/main/sub", "a folder or file in a repository", "http://hub/u/r/tree/main"),
+        ("http://hub/u/r/blob/v1/a/w.safetensors?x=y", "a folder or file", "http://hub/u/r/tree/v1"),
+        ("http://hub/u/r/resolve/refs%2Fpr%2F3/w.gguf", "a folder or file", "http://hub/u/r/tree/refs%2Fpr%2F3"),
+        ("http://hub/u/r/tree/refs/pr/3/sub", "a folder or file", "http://hub/u/r/tree/refs%2Fpr%2F3"),
+        ("hf.co/u/r", "a Hub URL starts with https://", "https://huggingface.co/u/r"),
+        ("huggingface.co/u/r/tree/v1", "a Hub URL starts with https://", "https://huggingface.co/u/r/tree/v1"),
+        ("u/r/", "ends with a slash", "u/r"),
+        ("u/r//", "ends with a slash", "./u/r"),
+    ],
+)
+def test_what_is_nearly_a_repository_is_refused_with_what_works(text: str, why: str, works: str) -> None:
+    with pytest.raises(BadPlace, match=why) as refused:
+        parse_place(text)
+    assert works in refused.value.next_step.replace(",", "").split() and parse_place(works)
 
 
 def test_a_folder_is_named_by_its_shortest_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
