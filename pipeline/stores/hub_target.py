@@ -172,7 +172,8 @@ class HubTarget:
     def prepare(self, private: bool) -> str:
         repo = self.place.repo
         if self.api.credential is None:
-            raise TokenMissing(endpoint=self.api.endpoint, need=f"writing to {repo}", **elsewhere(self.api.endpoint))
+            how = elsewhere(self.api.endpoint, repo)
+            raise TokenMissing(endpoint=self.api.endpoint, need=f"writing to {repo}", **how)
         state = self.state()
         if self._pull_request:
             return state.head or self.head()
