@@ -24,16 +24,18 @@ from reshard.pipeline.checkpoint.parts import (
     NUMBERED,
     RANK_FILE,
     RANK_SAFETENSORS,
+    SLICED,
     ZERO_FILE,
     FileSet,
     Format,
     find_parts,
     lost_part,
     numbered_sets,
+    plain_steps,
     refuse_lost_parts,
-    refuse_slices,
+    slices_of,
 )
-from reshard.pipeline.errors import AbsentFile, BadIndex, NoWeights
+from reshard.pipeline.errors import AbsentFile, BadIndex, NotRead, NoWeights
 from reshard.pipeline.limits import INDEX_MAX, LATEST_MAX
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.tensors import Name, StoredFile
@@ -65,7 +67,6 @@ _SCRIPT = ".jit"
 # Stems that loaders look for by themselves, `pytorch_model` being `model`: transformers and diffusers; and
 # mistral-inference, open_clip and peft.
 USUAL_STEMS = ("model", "diffusion_pytorch_model")
-_SECOND_MODEL = re.compile(r"_\d+$")  # in accelerate's `save_state`: model_1
 SOUGHT_STEMS = (*USUAL_STEMS, "consolidated", "open_clip_model", "adapter_model")
 # What trainers leave beside the weights, and no weights: transformers' Trainer, accelerate's `save_state`, DeepSpeed's
 # ZeRO (whose model states are parts, put together where all of them are there), torchtune, verl.
@@ -256,6 +257,7 @@ class _Finder:
     def __init__(self, source: Source, listing: Mapping[str, StoredFile]) -> None:
         self._source = source
         self._listing = listing
+        self._slices = slices_of(listing)
         self._claimed: set[str] = set()
         self._found: list[FileSet] = []
 
@@ -264,14 +266,17 @@ class _Finder:
         self._add(self._unindexed([SUFFIX]))
         self._add(self._indexed(set(_TORCH)))
         for suffix in _TORCH:
-            usual = [p for p in self._torch_files() if _SECOND_MODEL.sub("", set_name(p).stem) in USUAL_STEMS]
+            usual = [p for p in self._torch_files() if set_name(p).stem in USUAL_STEMS]
             self._add(self._unindexed([suffix], [p for p in usual if self._is_new(set_name(p), suffix)]))
         self._add(find_parts(self._listing, self._is_new, self._text))
         if not self._found:
-            refuse_slices(self._torch_files())
-            self._add(self._unindexed(_TORCH, self._torch_files()))
+            self._add(plain_steps(self._listing, self._torch_files(), self._text))
+            steps = {step for part in self._found for step in part.other_steps}
+            self._add(self._unindexed(_TORCH, [p for p in self._torch_files() if dirname(p) not in steps]))
         if not self._found:
             self._add(self._unindexed([GGUF], [p for p in self._listing if not _is_projector(p)]))
+        if not self._found and self._slices:
+            raise NotRead(file=min(self._slices), what=SLICED)
         if not self._found:
             self._add(self._unindexed([_SCRIPT]))
         return [self._loadable(part) for part in self._found]
@@ -361,7 +366,7 @@ class _Finder:
 
     def _torch_files(self) -> list[str]:
         torch = [p for p in self._listing if suffix_of(p) in _TORCH and foreign_format(p) == FOREIGN[".bin"]]
-        return [path for path in torch if not named_like(path, _TRAINERS)]
+        return [path for path in torch if path not in self._slices and not named_like(path, _TRAINERS)]
 
 
 def _format(suffixes: set[str]) -> Format:
@@ -370,7 +375,7 @@ def _format(suffixes: set[str]) -> Format:
 
 def _usual_stem(stem: str) -> str:
     """The stem of the safetensors files that loaders look for: ``pytorch_model.bin`` becomes ``model.safetensors``."""
-    return re.sub(r"^pytorch_(?=model(_\d+)?$)", "", stem)
+    return "model" if stem == "pytorch_model" else stem
 
 
 def _name(path: str) -> Name:

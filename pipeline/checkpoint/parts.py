@@ -6,7 +6,9 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from glob import escape
 from posixpath import basename, dirname, join
+from shlex import quote
 from typing import Literal
 
 from reshard.pipeline.errors import AbsentFile, AmbiguousWeights, BadIndex, LostPart, NotRead
@@ -34,13 +36,13 @@ _ZERO_PARTITION = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(?P<rank>\d{1,6})_mp
 _ZERO_MODEL = re.compile(r"(?:zero_pp_rank_(?P<rank>\d{1,6})_)?mp_rank_00_model_states\.pt")
 _ZERO_PARAMETER = re.compile(r"(?P<step>(?:.*/)?)zero/[^/]+/fp32\.pt")
 _LATEST = ("latest", "latest_universal")
-# Without ZeRO, what of them has the whole model, unless there are several.
-_PLAIN_MODEL = re.compile(r"mp_rank_\d+_model_states\.pt")
+# Without ZeRO, what of them has the whole model.
+_PLAIN_MODEL = re.compile(r"(?P<step>(?:.*/)?global_step\d+)/mp_rank_00_model_states\.pt")
 # Slices of one model for tensor or pipeline parallelism, each of which would pass for a model: DeepSpeed's,
 # Megatron-LM's and Meta's.
 _SLICES = [
     re.compile(rf"(?P<of>(?:.*/)?){name}")
-    for name in (_PLAIN_MODEL.pattern, r"mp_rank_\d+[\d_]*/model_optim_rng\.pt", r"consolidated\.\d+\.pth")
+    for name in (r"mp_rank_\d+_model_states\.pt", r"mp_rank_[\d_]+/model_(?:optim_)?rng\.pt", r"consolidated\.\d+\.pth")
 ]
 # How the names end of what belongs together, and what to do where the second is missing.
 _TOGETHER = (
@@ -53,7 +55,7 @@ _TOGETHER = (
     ("_optim_states.pt", "_model_states.pt", "get that file too"),
     ("_model_states.pt", "_optim_states.pt", "get those files too"),
 )
-_SLICED = "a model split by tensor, pipeline or expert parallelism"
+SLICED = "a model split by tensor, pipeline or expert parallelism"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +85,26 @@ def find_parts(listing: Listing, wanted: Callable[[Name], bool], text: Text) -> 
         if wanted(name := Name(home, "model")):
             step, latest = _latest(home, steps, listing, text)
             others = tuple(sorted(steps - {step}))
-            files = _zero(step, listing)
-            # Without a part of an optimizer it is a torch file as any other.
-            plain = len(files) == 1 and _PLAIN_MODEL.fullmatch(basename(files[0].path))
-            made: Format = "torch" if plain else "zero"
-            files = (listing[files[0].path],) if plain else files
-            yield FileSet(name, made, files, metadata=latest, other_steps=others)
+            yield FileSet(name, "zero", _zero(step, listing), metadata=latest, other_steps=others)
+
+
+def plain_steps(listing: Listing, among: Iterable[str], text: Text) -> Iterator[FileSet]:
+    """What DeepSpeed leaves without ZeRO: a torch file in each step's folder, as the model of the folder above.
+
+    Nothing of folders whose steps cannot be told apart.
+    """
+    homes: dict[str, set[str]] = {}
+    for path in among:
+        if match := _PLAIN_MODEL.fullmatch(path):
+            homes.setdefault(dirname(match["step"]), set()).add(match["step"])
+    for home, steps in sorted(homes.items()):
+        latest = listing.get(join(home, _LATEST[0]))
+        named = join(home, text(latest).decode("utf-8", "replace").strip()) if latest else ""
+        step = named if named in steps else min(steps)
+        if named in steps or len(steps) == 1:
+            files = (listing[join(step, "mp_rank_00_model_states.pt")],)
+            others = tuple(sorted(steps - {step}))
+            yield FileSet(Name(home, "model"), "torch", files, metadata=latest, other_steps=others)
 
 
 def _distributed(listing: Listing) -> Iterator[FileSet]:
@@ -109,13 +125,14 @@ def _distributed_name(folder: str) -> Name:
     return Name(dirname(folder), f"model_{int(match['model'])}" if int(match["model"]) else "model")
 
 
-def refuse_slices(paths: Iterable[str]) -> None:
-    """Raises NotRead where some of these torch files are slices of one model."""
-    found: dict[tuple[str, str], str] = {}
-    for path in sorted(paths):
+def slices_of(paths: Iterable[str]) -> set[str]:
+    """Those of these files that are slices of one model, each beside another."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for path in paths:
         for kind in _SLICES:
-            if (match := kind.fullmatch(path)) and found.setdefault((match["of"], kind.pattern), path) != path:
-                raise NotRead(file=path, what=_SLICED)
+            if match := kind.fullmatch(path):
+                found.setdefault((match["of"], kind.pattern), set()).add(path)
+    return {path for slices in found.values() if len(slices) > 1 for path in slices}
 
 
 def lost_part(listing: Iterable[str]) -> dict[str, str]:
@@ -125,11 +142,15 @@ def lost_part(listing: Iterable[str]) -> dict[str, str]:
         folders.setdefault(dirname(path), set()).add(basename(path))
     for end, other, cure in _TOGETHER:
         for folder, names in sorted(folders.items()):
-            there = [name for name in names if name.endswith(end)]
-            if there and not any(name.endswith(other) for name in names):
+            there = [name for name in names if _ends(name, end)]
+            if there and not any(_ends(name, other) for name in names):
                 missing = other if other == DISTRIBUTED_METADATA else f"*{other}"
                 return {"found": f" (it has {join(folder, min(there))}, but no {missing} next to it)", "cure": cure}
     return {}
+
+
+def _ends(name: str, end: str) -> bool:
+    return name == end if end == DISTRIBUTED_METADATA else name.endswith(end)
 
 
 def refuse_lost_parts(files: Sequence[StoredFile]) -> None:
@@ -188,15 +209,12 @@ def _complete(found: Mapping[int, StoredFile], count: int) -> tuple[StoredFile, 
 
 
 def _steps(listing: Listing) -> dict[str, set[str]]:
-    """The folders with a checkpoint of DeepSpeed in them, by the folder that they are in.
+    """The folders with a ZeRO checkpoint in them, by the folder that they are in.
 
-    Optimizers without a model beside them are none; a model without optimizers is one if it is whole.
+    Optimizers without a model beside them are none.
     """
     models = {dirname(path) for path in listing if ZERO_FILE.fullmatch(path) and path.endswith("model_states.pt")}
     found: dict[str, set[str]] = {}
-    for path in listing:
-        if _PLAIN_MODEL.fullmatch(basename(path)):
-            found.setdefault(dirname(dirname(path)), set()).add(dirname(path))
     for path in listing:
         match = _ZERO_PARAMETER.fullmatch(path)
         if match is not None or (ZERO_FILE.fullmatch(path) and path.endswith("_optim_states.pt")):
@@ -215,15 +233,20 @@ def _latest(home: str, steps: set[str], listing: Listing, text: Text) -> tuple[s
             return step, file
     if there:
         path, other = there[0].path, repr(named[0])[1:-1][:200]
-        steps_there = ", ".join(basename(step) for step in sorted(steps))
-        cure = f"write the step to use into it ({steps_there}); if it is the only one, --exclude {path} is enough"
+        cure = f"use --exclude {quote(path)}"
+        cure += f", and {_without_one(steps)}" if len(steps) > 1 else ""
         raise AbsentFile(file=path, other=other if named[0] != join(home, "") else "it is empty", cure=cure)
     if len(steps) > 1:
         first, *others = sorted(steps)
         they = "is a different step" if len(others) == 1 else "are different steps"
         why = f"{they}, and no `latest` file says which one to use"
-        raise AmbiguousWeights(file=first, other=", ".join(others), why=why)
+        raise AmbiguousWeights(file=first, other=", ".join(others), why=why, cure=f"use {_without_one(steps)}")
     return min(steps), None
+
+
+def _without_one(steps: Iterable[str]) -> str:
+    """What leaves one of these folders, the first one for example out."""
+    return f"--exclude {quote(join(escape(min(steps)), '*'))} and so on for each step but one"
 
 
 def _zero(step: str, listing: Listing) -> tuple[StoredFile, ...]:
@@ -238,7 +261,7 @@ def _zero(step: str, listing: Listing) -> tuple[StoredFile, ...]:
         elif dirname(path) == step and ZERO_FILE.fullmatch(basename(path)):
             match = _ZERO_PARTITION.fullmatch(basename(path)) or _ZERO_MODEL.fullmatch(basename(path))
             if match is None:
-                raise NotRead(file=path, what=_SLICED)
+                raise NotRead(file=path, what=SLICED)
             kind = partitions if path.endswith("_optim_states.pt") else models
             # Two thirds of a partition are moments: it is attested by the sums of what is used, not as a whole.
             file = replace(file, sha256=None)

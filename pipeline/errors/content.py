@@ -26,9 +26,11 @@ class AbsentFile(
     hint = "{cure}"
 class LostPart(BadIndex, code="checkpoint.lost_part"):
     hint = "get the missing file from where the others came from"
-class AmbiguousWeights(BadIndex, code="checkpoint.ambiguous"):
+class AmbiguousWeights(
+    BadIndex, code="checkpoint.ambiguous", cure="remove the outdated one, or skip one of them with --exclude"
+):
     message = "{file}: {other} in the same folder {why}"
-    hint = "remove the outdated one, or skip one of them with --exclude"
+    hint = "{cure}"
 class UnsafePath(
     CheckpointError,
     code="checkpoint.unsafe_path",

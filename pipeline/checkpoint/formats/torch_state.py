@@ -120,7 +120,7 @@ def describe(value: object) -> str:
     if (pairs := pairs_of(value)) is not None:
         return f"a dictionary of {len(pairs)}"
     name = str(value.kind if type(value) is Made else value if type(value) is Global else "value of an unknown kind")
-    return f"{'an' if name[:1].lower() in 'aeio' else 'a'} {name}"
+    return f"{'an' if name.lower().startswith(tuple('aeio')) else 'a'} {name}"
 
 
 class _Tree:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import load_file, save_file
 
 from reshard.pipeline.checkpoint.discover import find_checkpoints, find_uncut, foreign_format
@@ -25,6 +24,7 @@ from reshard.pipeline.errors import (
     BadLength,
     CheckpointError,
     DuplicateTensor,
+    NotRead,
     NoWeights,
     UnsafePath,
 )
@@ -69,13 +69,24 @@ def test_a_bare_map_is_an_index_too(folder: Path) -> None:
     assert names(checkpoints(folder)["model"]) == arrays(1, 100).keys()
 
 
-def test_each_model_that_accelerate_saved_as_a_torch_file_is_a_checkpoint(folder: Path) -> None:
-    folder.mkdir()
-    for name in ("pytorch_model.bin", "pytorch_model_1.bin", "pytorch_model_2.bin", "optimizer.bin"):
-        torch.save({"w": torch.zeros(3)}, folder / name)
-    assert checkpoints(folder).keys() == {"model", "model_1", "model_2"}
-    save_single(folder, arrays(1, 100), "model_1.safetensors")
-    assert names(checkpoints(folder)["model_1"]) == arrays(1, 100).keys(), "the safer format of the same model"
+@pytest.mark.parametrize("whole", ["merged.pth", "hf/model.safetensors", "q.gguf"])
+@pytest.mark.parametrize("slice_", ["original/consolidated.0{}.pth", "global_step1/mp_rank_0{}_model_states.pt"])
+def test_slices_of_a_model_are_passed_over_where_a_whole_one_is_there(folder: Path, whole: str, slice_: str) -> None:
+    for path in (whole, *map(slice_.format, (0, 1))):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(b"")
+    source = open_source(Folder(path=str(folder)), Context.from_env())
+    assert [file.path for file in find_checkpoints(source).files] == [whole]
+    with pytest.raises(NotRead, match="tensor, pipeline or expert parallelism"):
+        find_checkpoints(source, lambda path: path == whole)
+
+
+def test_a_step_of_deepspeed_gives_way_to_a_safer_format_anywhere(folder: Path) -> None:
+    for path in ("hf/model.safetensors", "global_step1/mp_rank_00_model_states.pt", "latest"):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(b"gone")
+    source = open_source(Folder(path=str(folder)), Context.from_env())
+    assert [file.path for file in find_checkpoints(source).files] == ["hf/model.safetensors"]
 
 
 def test_components_and_variants_are_checkpoints_of_their_own(folder: Path) -> None:

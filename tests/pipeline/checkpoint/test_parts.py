@@ -6,7 +6,7 @@ from posixpath import basename
 
 import pytest
 
-from reshard.pipeline.checkpoint.parts import FileSet, find_parts, lost_part, refuse_slices
+from reshard.pipeline.checkpoint.parts import FileSet, find_parts, lost_part, plain_steps, slices_of
 from reshard.pipeline.errors import AbsentFile, AmbiguousWeights, BadIndex, CheckpointError, NotRead
 from reshard.pipeline.tensors import Name, StoredFile
 
@@ -85,7 +85,7 @@ def test_the_latest_of_several_steps_is_the_model_of_the_folder_that_they_are_in
 def test_steps_that_cannot_be_told_apart_are_no_broken_source() -> None:
     with pytest.raises(AmbiguousWeights) as error:
         found(*step("a/"), *step("b/"))
-    assert "--exclude" in error.value.next_step and "get a good copy" not in error.value.next_step
+    assert "--exclude 'a/*' and so on" in error.value.next_step and "get a good copy" not in error.value.next_step
 
 
 def test_one_step_needs_no_word_and_may_be_the_source_itself() -> None:
@@ -103,13 +103,25 @@ def test_a_universal_checkpoint_is_found_by_its_own_word() -> None:
     assert part.files[0].path == UNIVERSAL[0]
 
 
+def plain(*paths: str, latest: str = "") -> list[FileSet]:
+    listing = {path: StoredFile(path, 100, sha256="0" * 64) for path in paths}
+    return list(plain_steps(listing, listing, lambda file: latest.encode()))
+
+
 def test_a_step_without_zero_is_a_torch_file_under_the_name_of_the_folder_above() -> None:
     old, new = "run/global_step5/mp_rank_00_model_states.pt", "run/global_step9/mp_rank_00_model_states.pt"
-    (part,) = found(old, new, "run/latest", latest="global_step9")
+    (part,) = plain(old, new, "run/latest", latest="global_step9\n")
     assert (part.name, part.format, [file.path for file in part.files]) == (Name("run", "model"), "torch", [new])
     assert part.files[0].sha256 is not None, "it is read whole"
     assert part.other_steps == ("run/global_step5",)
-    assert found(old, taken=(Name("run", "model"),)) == []
+    (part,) = plain(old, "run/latest", latest="gone")
+    assert [file.path for file in part.files] == [old]
+
+
+def test_steps_without_zero_that_cannot_be_told_apart_and_what_is_no_step_are_files_as_any_other() -> None:
+    old, new = "run/global_step5/mp_rank_00_model_states.pt", "run/global_step9/mp_rank_00_model_states.pt"
+    assert plain(old, new) == plain(old, new, "run/latest", latest="") == []
+    assert plain("mp_rank_00_model_states.pt", "critic/mp_rank_00_model_states.pt") == []
 
 
 def test_each_model_that_accelerate_saved_in_parts_has_its_own_name() -> None:
@@ -123,15 +135,15 @@ def test_each_model_that_accelerate_saved_in_parts_has_its_own_name() -> None:
     [
         ["a/mp_rank_00_model_states.pt", "a/mp_rank_01_model_states.pt"],
         ["iter_10/mp_rank_00/model_optim_rng.pt", "iter_10/mp_rank_01/model_optim_rng.pt"],
+        ["iter_10/mp_rank_00/model_rng.pt", "iter_10/mp_rank_01/model_rng.pt"],
         ["iter_10/mp_rank_00_000/model_optim_rng.pt", "iter_10/mp_rank_00_001/model_optim_rng.pt"],
         ["consolidated.00.pth", "consolidated.01.pth"],
     ],
 )
-def test_slices_of_a_model_are_no_models(paths: list[str]) -> None:
-    refuse_slices([paths[0], "b/consolidated.00.pth", "iter_20/mp_rank_00/model_optim_rng.pt"])
-    with pytest.raises(NotRead, match="tensor, pipeline or expert parallelism") as error:
-        refuse_slices(paths)
-    assert error.value.facts["file"] == paths[1]
+def test_slices_of_a_model_are_known_by_their_neighbours(paths: list[str]) -> None:
+    others = ["b/consolidated.00.pth", "iter_20/mp_rank_00/model_optim_rng.pt", "c/mp_rank_00_model_states.pt"]
+    assert slices_of([paths[0], *others]) == set()
+    assert slices_of([*paths, *others]) == {*paths}
 
 
 @pytest.mark.parametrize(
@@ -146,7 +158,7 @@ def test_slices_of_a_model_are_no_models(paths: list[str]) -> None:
 )
 def test_what_lacks_its_counterpart_is_told(paths: list[str], told: str) -> None:
     assert told in lost_part(paths)["found"]
-    assert lost_part([*step("a/"), "b/__0_0.distcp", "b/.metadata", "c/model.bin"]) == {}
+    assert lost_part([*step("a/"), "b/__0_0.distcp", "b/.metadata", "c/voice.metadata"]) == {}
 
 
 def test_optimizers_without_a_model_are_no_checkpoint() -> None:
