@@ -6,9 +6,10 @@ from itertools import islice
 
 from reshard.client.models.jobs import Job, Published, RolledBack
 from reshard.client.queue import Queue
-from reshard.pipeline.errors import NothingToRollBack
+from reshard.pipeline.errors import NoPullRequest, NothingToRollBack, TargetNotFound
 from reshard.pipeline.limits import HISTORY_MAX
 from reshard.pipeline.places import DEFAULT_BRANCH, AnyPlace
+from reshard.pipeline.protocols import TargetState
 from reshard.pipeline.publishing.history import read, undoes
 from reshard.pipeline.publishing.rollback import rollback
 from reshard.pipeline.request import Options
@@ -28,11 +29,17 @@ def roll_back(queue: Queue, job: Job, published: Published, context: Context) ->
 def roll_back_target(place: AnyPlace, context: Context) -> RolledBack:
     """Undo our last commit to ``place``, whoever asked for it, unless that is done; raises NothingToRollBack."""
     target = open_target(place, Options(), context)
-    state = target.state()
+    try:
+        state = target.state()
+    except NoPullRequest:
+        raise
+    except TargetNotFound:  # as it says where a pull request is named
+        state = TargetState(False, "private", None)
     if not state.exists or state.start:
         what = "branch" if state.exists else place.hub_noun
-        cure = "check the spelling" + ("; if it is private, use a token that can read it" if place.hub_noun else "")
-        raise NothingToRollBack(commit=str(place), why=f"{what} not found" if what else "it does not exist", cure=cure)
+        hidden = "; if it is private, use a token that can read it" if what and not state.exists else ""
+        why = f"{what} not found" if what else "it does not exist"
+        raise NothingToRollBack(commit=str(place), why=why, cure=f"check the spelling{hidden}")
     history = islice(target.history(state.head, None), HISTORY_MAX) if state.head else ()
     last = next((commit for commit in history if read(commit) or undoes(commit)), None)
     if last is None:

@@ -372,8 +372,8 @@ def _from_name(text: str) -> tuple[str, str | None, None]:
     if at and not revision:
         raise ValueError("the revision after @ is missing")
     host, _, path = text.partition("/")
-    if host in {"huggingface.co", "hf.co"} and path.count("/"):
-        cure = f"use {Hub.typed(f'https://huggingface.co/{path}').spelled}"
+    if host.lower() in {"huggingface.co", "www.huggingface.co", "hf.co"} and path.count("/"):
+        cure = f"use {Hub.typed('https://huggingface.co/' + path.replace('@', '/tree/', 1)).spelled}"
         raise BadPlace(value=text, why="a Hub URL starts with https://", cure=cure)
     if text.endswith("/") and re.fullmatch(_REPO, name := text.rstrip("/")):
         raise BadPlace(
@@ -396,10 +396,12 @@ def _from_url(url: str) -> tuple[str, str | None, str | None]:
         length = 3 if segments[3:5] == ["refs", "pr"] else 1
         revision = "/".join(segments[3 : 3 + length])
         if len(segments) > 3 + length:
-            cure = f"use the URL of the whole repository: {hub}/{repo}/tree/{quote(revision, safe='')}"
-            raise BadPlace(
-                value=shown(url), why="a folder or file in a repository, which cannot be used alone", cure=cure
-            )
+            whole, rest = f"{hub}/{check_repo(repo, shown(url))}/tree/", "/".join(segments[3:])
+            cure = f"use {whole}{quote(revision, safe='')} for the whole repository"
+            if segments[2] == "tree":
+                cure += f", or {whole}{quote(rest, safe='')} for a branch of this name"
+            why = "a folder or file in a repository, which cannot be used alone"
+            raise BadPlace(value=shown(url), why=why, cure=cure)
     elif len(segments) > 2:
         raise ValueError("no repository or revision in this URL")
     return repo, revision, hub

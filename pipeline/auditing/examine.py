@@ -256,9 +256,12 @@ def _claimed(stated: Origin, context: Context) -> Hub:
     """The source that a manifest names; raises BadPlace, and SourceError for one on a Hub that nobody here chose."""
     repo = check_repo(str(stated.repo))
     if stated.endpoint not in {None, context.credentials.default_endpoint}:
-        there = parse_place(f"{stated.endpoint}/{repo}")
         what = f"its manifest names a source on another Hub, {stated.endpoint}"
-        raise SourceError(what=what, source=quote(there.spelled))
+        try:
+            there = quote(parse_place(f"{stated.endpoint}/{repo}").spelled)
+        except BadPlace:
+            there = "SRC"
+        raise SourceError(what=what, source=there)
     return Hub(repo=repo)
 
 

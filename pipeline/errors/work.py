@@ -63,7 +63,7 @@ class TargetNotFound(TargetError, code="target.not_found"):
     hint = "a pull request needs an existing repository: ask its owner to create it, or publish without --pr"
 class NoPullRequest(TargetNotFound, code="target.no_pull_request"):
     message = "{repo} has no pull request {number}"
-    hint = "check the number, or open a new pull request with --pr instead of --branch"
+    hint = "check the number; `reshard run --pr` opens a new pull request"
 
 
 class ResourceError(ReshardError, code="resource", exit_code=8, blames_worker=True):

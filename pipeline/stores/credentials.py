@@ -101,6 +101,8 @@ class _Entry(Strict):
     @property
     def sign_in(self) -> str:
         """What puts a token where it has none."""
+        if self.env is not None and _PASTED.fullmatch(self.env):
+            return "put the name of a variable into `env` in RESHARD_CREDENTIALS, where a token is now"
         do = "put the token into" if self.env is None else "set"
         is_ = "not set" if self.env is not None and self.env not in os.environ else "empty"
         return f"{do} {self.place} (RESHARD_CREDENTIALS refers to it, and it is {is_})"

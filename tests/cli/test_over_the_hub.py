@@ -131,6 +131,10 @@ def test_what_is_rolled_back_already_or_is_not_there_is_told(reshard: Run, names
         refused = reshard("rollback", place, env=env)
         assert refused.code == 7 and f"cannot roll back {place}: {what} not found\n" in refused.err, refused.err
         assert "check the spelling" in refused.err and "reshard has not published" not in refused.err
+    refused = reshard("rollback", f"{namespace.repo('none')}@refs/pr/3", env=env)
+    assert refused.code == 7 and "repository not found" in refused.err and "--pr" not in refused.err
+    refused = reshard("rollback", f"{target}@refs/pr/9", env=env)
+    assert refused.code == 7 and "has no pull request 9" in refused.err
     assert namespace.admin.state(target)["refs"] == refs
     for place, ref in ((target, "main"), (f"{target}@dev", "dev")):
         done = reshard("rollback", place, env=env)

@@ -85,7 +85,7 @@ def test_an_object_in_place_of_a_place_is_held_to_the_same(url: str) -> None:
      "https://bucket.example/a/b/c?sig=secret", "s3://bucket/a#b", "s3://key:secret@bucket/a", "s3://bucket:80/a",
      "hf://user:secret@huggingface.co/a/b", "https://[::1/a/b", "hf://user/repo@", "s3://bucket/a\tb", "hf://secret@huggingface.co/a/b",
      "hf://buckets/user", "hf://buckets/user/b//c", "hf://buckets/user/b/../c", "hf://buckets/us er/b", "hf://buckets/",
-     "http://hub:99999/a/b", "https:///a/b",
+     "http://hub:99999/a/b", "https:///a/b", "https://hub/u;x/r/tree/main/y",
      "s3a://bucket/x", "abfs://container/x", "file:///x"],
 )  # fmt: skip
 def test_what_names_no_place_is_refused(text: str) -> None:
@@ -101,6 +101,8 @@ def test_what_names_no_place_is_refused(text: str) -> None:
         ("http://hub/u/r/blob/v1/a/w.safetensors?x=y", "a folder or file", "http://hub/u/r/tree/v1"),
         ("http://hub/u/r/resolve/refs%2Fpr%2F3/w.gguf", "a folder or file", "http://hub/u/r/tree/refs%2Fpr%2F3"),
         ("http://hub/u/r/tree/refs/pr/3/sub", "a folder or file", "http://hub/u/r/tree/refs%2Fpr%2F3"),
+        ("http://hub/u/r/tree/feature/x", "a folder or file", "http://hub/u/r/tree/feature%2Fx"),
+        ("www.huggingface.co/u/r@v1", "a Hub URL starts with", "https://huggingface.co/u/r/tree/v1"),
         ("hf.co/u/r", "a Hub URL starts with https://", "https://huggingface.co/u/r"),
         ("huggingface.co/u/r/tree/v1", "a Hub URL starts with https://", "https://huggingface.co/u/r/tree/v1"),
         ("u/r/", "ends with a slash", "u/r"),

@@ -272,6 +272,7 @@ def test_a_token_in_place_of_its_reference_is_never_printed(
     [
         ("env = 'NOT_THERE'", "set NOT_THERE (RESHARD_CREDENTIALS refers to it, and it is not set)"),
         ("env = 'BLANK'", "set BLANK (RESHARD_CREDENTIALS refers to it, and it is empty)"),
+        ("env = 'hf_verysecrettoken'", "put the name of a variable into `env` in RESHARD_CREDENTIALS, where a token"),
         ("file = 'empty'", "put the token into {folder}/empty (RESHARD_CREDENTIALS refers to it, and it is empty)"),
         ("env = 'NOT_THERE'\nnamespace = 'other'", "add a [[credential]] for {hub} to the RESHARD_CREDENTIALS file"),
         ("env = 'NOT_THERE'\nuse = 'write'", "add a [[credential]] for {hub} to the RESHARD_CREDENTIALS file"),
