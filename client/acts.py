@@ -6,7 +6,7 @@ from itertools import islice
 
 from reshard.client.models.jobs import Job, Published, RolledBack
 from reshard.client.queue import Queue
-from reshard.pipeline.errors import NoPullRequest, NothingToRollBack, TargetNotFound
+from reshard.pipeline.errors import NothingToRollBack, TargetNotFound
 from reshard.pipeline.limits import HISTORY_MAX
 from reshard.pipeline.places import DEFAULT_BRANCH, AnyPlace
 from reshard.pipeline.protocols import TargetState
@@ -31,9 +31,7 @@ def roll_back_target(place: AnyPlace, context: Context) -> RolledBack:
     target = open_target(place, Options(), context)
     try:
         state = target.state()
-    except NoPullRequest:
-        raise
-    except TargetNotFound:  # as it says where a pull request is named
+    except TargetNotFound:  # which it raises where a pull request is named
         state = TargetState(False, "private", None)
     if not state.exists or state.start:
         what = "branch" if state.exists else place.hub_noun

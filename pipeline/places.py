@@ -177,7 +177,7 @@ class Hub(_Place):
 
     def page(self, default_endpoint: str, ref: str) -> str:
         repo = f"{self.on(default_endpoint)}/{self.repo}"
-        if ref.startswith("refs/pr/"):
+        if is_pull_request(ref):
             return f"{repo}/discussions/{ref.removeprefix('refs/pr/')}"
         return repo if ref in {"", DEFAULT_BRANCH} else f"{repo}/tree/{quote(ref, safe='')}"
 
@@ -405,6 +405,10 @@ def _from_url(url: str) -> tuple[str, str | None, str | None]:
     elif len(segments) > 2:
         raise ValueError("no repository or revision in this URL")
     return repo, revision, hub
+
+
+def is_pull_request(ref: str) -> bool:
+    return ref.startswith("refs/pr/")
 
 
 def state_dir() -> Path:

@@ -234,18 +234,18 @@ def _latest(home: str, steps: set[str], listing: Listing, text: Text) -> tuple[s
     if there:
         path, other = there[0].path, repr(named[0])[1:-1][:200]
         cure = f"use --exclude {quote(path)}"
-        cure += f", and {_without_one(steps)}" if len(steps) > 1 else ""
+        cure += f", and {_all_but_one(steps)}" if len(steps) > 1 else ""
         raise AbsentFile(file=path, other=other if named[0] != join(home, "") else "it is empty", cure=cure)
     if len(steps) > 1:
         first, *others = sorted(steps)
         they = "is a different step" if len(others) == 1 else "are different steps"
         why = f"{they}, and no `latest` file says which one to use"
-        raise AmbiguousWeights(file=first, other=", ".join(others), why=why, cure=f"use {_without_one(steps)}")
+        raise AmbiguousWeights(file=first, other=", ".join(others), why=why, cure=f"use {_all_but_one(steps)}")
     return min(steps), None
 
 
-def _without_one(steps: Iterable[str]) -> str:
-    """What leaves one of these folders, the first one for example out."""
+def _all_but_one(steps: Iterable[str]) -> str:
+    """How to leave out all of these folders but one, shown by the first."""
     return f"--exclude {quote(join(escape(min(steps)), '*'))} and so on for each step but one"
 
 

@@ -61,7 +61,7 @@ class TargetMoved(TargetError, code="target.moved"):
 class TargetNotFound(TargetError, code="target.not_found"):
     message = "repository not found on {endpoint}: {repo}"
     hint = "a pull request needs an existing repository: ask its owner to create it, or publish without --pr"
-class NoPullRequest(TargetNotFound, code="target.no_pull_request"):
+class NoPullRequest(TargetError, code="target.no_pull_request"):
     message = "{repo} has no pull request {number}"
     hint = "check the number; `reshard run --pr` opens a new pull request"
 

@@ -30,7 +30,7 @@ from reshard.pipeline.errors import (
     TokenMissing,
 )
 from reshard.pipeline.limits import DUPLICATE_BATCH, INLINE_MAX, PREUPLOAD_BATCH, REGULAR_MAX, SAMPLE, SHARED_MAX
-from reshard.pipeline.places import DEFAULT_BRANCH, Hub
+from reshard.pipeline.places import DEFAULT_BRANCH, Hub, is_pull_request
 from reshard.pipeline.protocols import (
     Addition,
     AnswerLost,
@@ -64,10 +64,6 @@ NOTHING_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, 
 UNLISTED = "this Hub does not list pull requests: one opened by an earlier attempt cannot be found"
 UNTOLD = "this Hub does not report token permissions"
 ObjectStore = LfsSink | XetSink
-
-
-def is_pull_request(ref: str) -> bool:
-    return ref.startswith("refs/pr/")
 
 
 class HubTarget:

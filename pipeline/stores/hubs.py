@@ -6,12 +6,12 @@ from typing import TypeVar
 
 from reshard.pipeline.errors import MemoryLimit, UsageError
 from reshard.pipeline.limits import MEMORY_FLOOR_XET
-from reshard.pipeline.places import DEFAULT_BRANCH, Hub
+from reshard.pipeline.places import DEFAULT_BRANCH, Hub, is_pull_request
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.request import Options, Transport
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.http import HubSource
-from reshard.pipeline.stores.hub_target import HubTarget, ObjectStore, is_pull_request
+from reshard.pipeline.stores.hub_target import HubTarget, ObjectStore
 from reshard.pipeline.stores.lfs import LfsSink
 from reshard.pipeline.stores.refusal import meaning
 from reshard.pipeline.stores.xet import XetSink, XetSource, installed, write_token_route

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from xxhash import xxh3_128
 
-from reshard.pipeline.limits import DISK_BLOCK
+from reshard.pipeline.limits import DISK_BLOCK, DISK_WRITES
 from reshard.pipeline.stores.folder.disk import disk_errors
 from reshard.pipeline.stores.lane import Lane
 
@@ -25,13 +25,13 @@ _ONE = memoryview(b"1")  # stands for one file in the lane that syncs
 
 
 class Disk:
-    """Threads that write blocks, of which two are under way at most, and one that syncs files, one after the other.
+    """Threads that write a block each, and one that syncs files, one after the other.
 
-    A disk answers two writes at once sooner than one after the other; the cache takes one at a time of a file.
+    The system's cache takes one block of a file at a time.
     """
 
     def __init__(self) -> None:
-        self._writing = [Lane(f"write-blocks-{number}", limit=DISK_BLOCK) for number in range(2)]
+        self._writing = [Lane(f"write-blocks-{number}", limit=DISK_BLOCK) for number in range(DISK_WRITES)]
         self._syncing = Lane("fsync", limit=1)
         self._free: list[mmap] = []
 
