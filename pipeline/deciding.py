@@ -56,7 +56,7 @@ def replaces_others(
         branch = request.options.branch if there.state.head else None  # what is not there yet begins as main is
         target = request.target.at(branch) if branch else request.target
         raise TargetDrifted(target=str(target), what=first(drifted))
-    if last is not None and there.published is None and last.is_later(submitted, now):
+    if last is not None and there.state.head and there.published is None and last.is_later(submitted, now):
         what = f"commit {last.commit[:12]} is from a job submitted later"
         raise TargetDrifted(target=str(request.target), since="after this job was submitted", what=what)
     return False
@@ -73,7 +73,7 @@ def held_against(request: Request, made: Plan, others: tuple[str, ...], there: T
         stays = {file.path for file in made.carried} - {edit.path for edit in made.edits}
         changes = tuple(file for file in made.replaced if file.path not in stays)
         occupied = tuple(path for path in others if path not in stays)
-        takes = made.takes or _loses(made)
+        takes = there.state.head is not None and (made.takes or _loses(made))  # a new branch leaves the source alone
         made = replace(made, in_place=True, replaced=changes, occupied=occupied, takes=takes)
     if not made.occupied or replaces or made.in_place or request.options.pr:
         return made

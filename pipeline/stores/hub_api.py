@@ -278,9 +278,10 @@ class HubApi:
         body = {"name": name, "organization": organization, "visibility": visibility}
         self.create("/api/repos/create", body)
 
-    def create_branch(self, repo: str, branch: str) -> None:
-        """Create ``branch`` at the head of the default branch unless it is there; raises Refusal."""
-        self.create(f"/api/models/{repo}/branch/{quote(branch, safe='')}", {})
+    def create_branch(self, repo: str, branch: str, start: str | None) -> None:
+        """Create ``branch`` at the commit ``start``, or the default branch, unless it is there; raises Refusal."""
+        body = {} if start is None else {"startingPoint": start}
+        self.create(f"/api/models/{repo}/branch/{quote(branch, safe='')}", body)
 
     def create(self, path: str, body: dict[str, str]) -> None:
         """Create what ``path`` makes unless it is there; raises Refusal."""

@@ -111,7 +111,7 @@ class HubTarget:
         return TargetState(True, self._visibility, head, start)
 
     def _start(self) -> str | None:
-        """The head of main, where ``create_branch`` begins; raises Refusal."""
+        """The head of main, where a branch that is not there begins; raises Refusal."""
         try:
             return None if self._ref == DEFAULT_BRANCH else self.api.info(self.place.repo, DEFAULT_BRANCH).sha
         except Refusal as refusal:
@@ -178,7 +178,7 @@ class HubTarget:
                 self.api.create_repo(repo, private)
             self.api.check_access(repo, write=True)
             if state.head is None and self._ref != DEFAULT_BRANCH:
-                self.api.create_branch(repo, self._ref)
+                self.api.create_branch(repo, self._ref, state.start)
         except Refusal as refusal:
             if refusal.code == "RepoNotFound" and not state.exists:
                 raise TargetHidden(repo=repo, endpoint=self.api.endpoint) from refusal

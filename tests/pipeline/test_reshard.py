@@ -168,6 +168,7 @@ def test_source_and_target_may_be_the_same_repository(model: Path, on_hub: Names
 def test_a_branch_is_made_and_main_stays(model: Path, on_hub: Namespace, go: Run) -> None:
     repo = upload(on_hub, "branched", model)
     main = on_hub.admin.head(repo)
+    assert not plan(asked(repo, repo, dtype="float16", branch="small")).takes, "the source is left alone"
     go(repo, repo, size=SIZE, branch="small")
     assert on_hub.admin.head(repo) == main
     assert read_checkpoint(from_hub(on_hub.endpoint, repo, "small")) == read_checkpoint(from_folder(model))
@@ -478,18 +479,20 @@ def test_a_publication_of_a_later_request_stops_an_earlier_one_but_a_wrong_clock
     repo, target = upload(on_hub, "source", model), on_hub.repo("target")
     request = Request(source=parse_place(repo), target=parse_place(target), options=Options(size=2 * SIZE))
 
-    def planned(submitted: float) -> Plan:
+    def planned(submitted: float, branch: str | None = None) -> Plan:
+        asked = request.model_copy(update={"options": Options(size=2 * SIZE, branch=branch)})
         places = (
-            source_of(request, Context.from_env()),
-            open_target(request.target, request.options, Context.from_env()),
+            source_of(asked, Context.from_env()),
+            open_target(asked.target, asked.options, Context.from_env()),
         )
-        return reshard.plan(request, *places, meta_loader, int(submitted * 1000))
+        return reshard.plan(asked, *places, meta_loader, int(submitted * 1000))
 
     now = time.time()
     go(repo, target, size=SIZE)
     assert planned(time.time()).shards
     with pytest.raises(TargetDrifted, match="after this job was submitted"):
         planned(now - 1)
+    assert planned(now - 1, branch="dev").shards, "main keeps the later one"
     with monkeypatch.context() as ahead:
         ahead.setattr(time, "time", lambda: now + 3600)
         go(repo, target, size=3 * SIZE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -103,6 +104,17 @@ def test_a_missing_branch_begins_at_the_head_of_main(context: Context, repo: str
     commit = target.commit(SMALL, head)
     assert hub.head(repo) == head and target.head() == commit
     assert "x.json" in hub.files(repo, "small-files") and "x.json" not in hub.files(repo)
+
+
+def test_a_branch_begins_where_it_was_planned_though_main_moves_on(context: Context, repo: str, hub: HubAdmin) -> None:
+    target, main = target_at(repo, context, branch="small-files"), hub.head(repo)
+    rule = hub.fault(r"POST .*/branch/small-files", "hold", times=1)
+    with ThreadPoolExecutor() as aside:
+        head = aside.submit(target.prepare, private=False)
+        hub.wait_for_fault(rule, waiting=1)
+        hub.put_files(repo, {"later.txt": b"x"})
+        hub.release(rule)
+    assert head.result() == main != hub.head(repo)
 
 
 def test_a_branch_may_be_named_with_the_place(context: Context, repo: str) -> None:
