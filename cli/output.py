@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -205,9 +205,9 @@ def dated(moment: float) -> str:
     return f"{when(moment)} ({ago(moment)})"
 
 
-def succeeded(moment: float | None) -> str:
+def succeeded(moment: float | None, as_text: Callable[[float], str] = when) -> str:
     """When something last ended well; ``moment`` in seconds since the epoch."""
-    return "none yet" if moment is None else when(moment)
+    return "none yet" if moment is None else as_text(moment)
 
 
 # What the page says in the same words.

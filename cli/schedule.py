@@ -101,7 +101,7 @@ def list_(session: Session, output: Output) -> None:
         found += page.schedules
         for name, damage in page.unreadable.items():
             output.warn(f"cannot read the record of schedule {name}: {damage}")
-    rows = [(seen.name, _next(seen.next, seen.tz), seen.last, succeeded(seen.success)) for seen in found]
+    rows = [(seen.name, _next(seen.next, seen.tz), seen.last, _succeeded(seen)) for seen in found]
     old = [f"schedule {seen.name}: {_outdated(seen)}" for seen in found if seen.outdated]
     text = lines([LIST_HEAD, *rows]) if rows else "No schedules"
     output.listing(found, "\n".join([text, *old]), [name for name, *_ in rows])
@@ -121,7 +121,7 @@ def show(name: Name, session: Session, output: Output) -> None:
         ("when", f"{seen.cron} ({seen.tz}); missed times {'run once' if seen.missed == 'once' else 'are skipped'}"),
         ("next", _next(seen.next, seen.tz)),
         ("last", seen.last),
-        ("last success", succeeded(seen.success)),
+        ("last success", _succeeded(seen)),
         ("submits", _what(seen)),
         *([("outdated", _outdated(seen))] if seen.outdated else []),
         ("submitter", submitted.asked_by),
@@ -236,6 +236,10 @@ def _what(kept: Schedule | Checked) -> str:
     assert kept.request is not None, "a schedule submits something"
     size, options = f"at most {kept.request.options.size:,} bytes per file", options_text(kept.request)
     return ", ".join(filter(None, (f"{kept.request.source} -> {kept.request.target}", size, options)))
+
+
+def _succeeded(seen: Schedule | ScheduleRow) -> str:
+    return succeeded(seen.success, partial(moment, tz=seen.tz))
 
 
 def _next(due: float | None, tz: str) -> str:

@@ -92,18 +92,22 @@ def test_what_is_wrong_is_said_in_one_line(queue: Queue) -> None:
 def test_schedules_and_catalogs_show_their_last_success(queue: Queue, url: str) -> None:
     with JobStore.at(url) as store:
         schedules, catalogs = Schedules(store), Cursor(store)
-        schedules.add(nightly("watched"))
+        schedules.add(nightly("watched", tz="Asia/Tokyo"))
         assert re.search("^watched .* none yet$", queue("schedule", "list").out, re.MULTILINE)
         begin(catalogs, definition(1))
         for job in (schedules.run("watched").job or "", *jobs(catalogs)):
             finish(another(store), job)
         jobs(catalogs)
         expected = schedules.get("watched").success, catalogs.get("mirror").success
-    assert re.search(rf"^last success +{WHEN}$", queue("schedule", "show", "watched").out, re.MULTILINE)
-    for command in (("schedule", "list"), ("catalog", "status")):
+    due = r"\d{4}-\d\d-\d\d \d\d:\d\d JST"  # in the schedule's zone, as its next time is
+    shown = queue("schedule", "show", "watched").out
+    assert re.search(rf"^next +{due}$", shown, re.MULTILINE) and re.search(
+        rf"^last success +{due}$", shown, re.MULTILINE
+    )
+    for command, form in ((("schedule", "list"), due), (("catalog", "status"), WHEN)):
         head, *rows = queue(*command).out.splitlines()
         last = [row[head.index("LAST SUCCESS") :] for row in rows if row.startswith(("watched", "mirror"))]
-        assert [re.match(WHEN, text) is not None for text in last] == [True], command
+        assert [re.match(form, text) is not None for text in last] == [True], command
     shown = [
         queue(*command, "--json").documents[0] for command in (("schedule", "show", "watched"), ("catalog", "status"))
     ]
