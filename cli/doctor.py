@@ -52,7 +52,8 @@ def doctor(
 
 
 def _installation(output: Output, notify: bool) -> None:
-    from reshard.pipeline.doctor.probes import hubs, this_machine
+    from reshard.cli.web import unread_settings
+    from reshard.pipeline.doctor.probes import Probe, hubs, this_machine
     from reshard.pipeline.stores.connect import Context
     from reshard.worker.probes import notices, queue
     from reshard.worker.settings import settings
@@ -61,7 +62,8 @@ def _installation(output: Output, notify: bool) -> None:
         probes = list(notices(settings()))
     else:
         context = Context.from_env()
-        probes = [*this_machine(context), *hubs(context), *queue(settings()), *_api(settings())]
+        unread = [Probe("settings", "some variables have no effect", text) for text in unread_settings()]
+        probes = [*this_machine(context), *unread, *hubs(context), *queue(settings()), *_api(settings())]
     state = max((probe.state for probe in probes), key=("ok", "warning", "trouble").index)
     found = Installation.of(None, state=state, probes=probes)
     rows = []

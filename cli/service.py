@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from reshard.cli.arguments import flag, takes, value
 from reshard.cli.output import Output, agrees, lines
-from reshard.cli.web import web_settings
+from reshard.cli.web import log_as_set, unread_settings, web_settings
 from reshard.pipeline.request import Priority
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def up(
     has_token = any(known.credential for known in Credentials.from_env().references())
     service = local.up(_settings(log_format), _page(), restart)
     link, no_link = _signing_in(service)
-    notes = [*_notes(service, has_token), *([no_link] if no_link else [])]
+    notes = [*_notes(service, has_token), *([no_link] if no_link else []), *unread_settings()]
     rows = [("broker", service.broker)]
     rows += [("started", ", ".join(service.started))] if service.started else []
     rows += [("running", ", ".join(service.found))] if service.found else []
@@ -155,7 +155,9 @@ def worker(
     """
     from reshard.worker import local
 
-    local.become_worker(_settings(log_format), concurrency, priority, until_idle)
+    own = _settings(log_format)
+    log_as_set(own.log_format)
+    local.become_worker(own, concurrency, priority, until_idle)
 
 
 def control(log_format: LogFormat = None) -> None:
@@ -167,4 +169,6 @@ def control(log_format: LogFormat = None) -> None:
     """
     from reshard.worker.control import main
 
-    main(_settings(log_format))
+    own = _settings(log_format)
+    log_as_set(own.log_format)
+    main(own)

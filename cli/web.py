@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,6 +13,9 @@ from reshard.pipeline.errors import ReshardError
 
 if TYPE_CHECKING:
     from reshard.web.settings import WebSettings
+    from reshard.worker.settings import LogFormat
+
+log = logging.getLogger(__name__)
 
 
 @lru_cache(maxsize=1)
@@ -21,6 +25,24 @@ def web_settings() -> WebSettings:
     from reshard.worker.settings import read, settings
 
     return read(WebSettings, tokens=settings().data_dir / TOKENS)
+
+
+def unread_settings() -> list[str]:
+    """What to say of each variable that is named like a setting and is none."""
+    from reshard.pipeline.stores.connect import ConnectSettings
+    from reshard.web.settings import WebSettings
+    from reshard.worker.settings import Settings, unread
+
+    return unread(Settings, ConnectSettings, WebSettings)
+
+
+def log_as_set(how: LogFormat) -> None:
+    """Begin the log of a service, first with what it does not read of its environment."""
+    from reshard.worker import logs
+
+    logs.configure(how)
+    for text in unread_settings():
+        log.warning(text)
 
 
 def web(
@@ -38,14 +60,13 @@ def web(
     from reshard.client.queue import open_queue
     from reshard.client.served import Served
     from reshard.web.serve import check_installed, check_reachable, serve
-    from reshard.worker import logs
     from reshard.worker.settings import settings
 
     given = {"address": address, "port": port}
     own = web_settings().model_copy(update={name: value for name, value in given.items() if value is not None})
+    log_as_set(settings().log_format)
     check_installed()
     check_reachable(own)
-    logs.configure(settings().log_format)
     with open_queue() as queue:
         serve(queue, partial(Served, queue, settings()), own)
 

@@ -126,7 +126,8 @@ def api() -> str:
         f" `POST /hooks/hub` is for the Hub and returns {_link('Pushed')}. `GET /healthz` and `GET /readyz`"
         f" need no token; these three are not below `{ROOT}`.",
         f"A request that fails returns {_link('Failed')}. Its status depends on the error's family, by [exit"
-        f" code](errors.md) ({families}), except for {own}; unexpected errors are 500.",
+        f" code](errors.md) ({families}), except for {own}; a path with another method is"
+        " 405, and unexpected errors are 500.",
     ]
     models = {kind.__name__: kind for one in operations() for kind in (one.body, one.answer) if kind} | {
         "Pushed": Pushed

@@ -10,6 +10,7 @@ import re
 import shlex
 import tempfile
 from collections.abc import Iterator
+from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -196,6 +197,17 @@ def secrets_of(kind: type[BaseSettings]) -> Iterator[tuple[str, str]]:
     for field, info in kind.model_fields.items():
         if SecretStr in get_args(info.annotation):
             yield field, f"{kind.model_config['env_prefix']}{field}".upper()
+
+
+def unread(*kinds: type[BaseSettings]) -> list[str]:
+    """What to say of each RESHARD_ variable that none of ``kinds`` reads: a limit that is misspelt limits nothing."""
+    known = {"RESHARD_CREDENTIALS"}
+    for kind in kinds:
+        known |= {f"{kind.model_config['env_prefix']}{field}".upper() for field in kind.model_fields}
+        known |= {f"{name}_FILE" for _, name in secrets_of(kind)}
+    others = sorted(name for name in os.environ if name.startswith("RESHARD_") and name not in known)
+    near = {name: f"; did you mean {found[0]}?" for name in others if (found := get_close_matches(name, known, 1))}
+    return [f"{name} is not a setting{near.get(name, '')}" for name in others]
 
 
 def from_files(kind: type[BaseSettings]) -> dict[str, Any]:
