@@ -349,6 +349,8 @@ def parse_place(value: str | os.PathLike[str] | AnyPlace) -> AnyPlace:
     """
     if isinstance(value, AnyPlace):
         return value
+    if not isinstance(value, str | os.PathLike):
+        raise BadPlace(value=shortened(repr(value)), why="not a place", cure="give it as text, or a folder as a path")
     text = value.strip() if isinstance(value, str) else str(Path(value).absolute())
     if not text:
         raise BadPlace(value=repr(value), why="empty; is a shell variable unset?")

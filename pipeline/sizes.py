@@ -26,25 +26,25 @@ def parse_size(value: str, option: str = "--size") -> int:
     """
     text = value.strip()
     if text.startswith("-"):
-        raise BadSize(option=option, value=value, why="the size must be greater than zero")
+        raise BadSize(option=option, value=text, why="the size must be greater than zero")
     if "/" in text or text.lower().endswith(("ps", "bit", "bits")):
-        raise BadSize(option=option, value=value, why="use bytes, not a rate or bits")
+        raise BadSize(option=option, value=text, why="use bytes, not a rate or bits")
     match = _SIZE.fullmatch(text)
     if match is None:
         why = "remove the commas" if "," in text else "not a number of bytes"
-        raise BadSize(option=option, value=value, why=why)
+        raise BadSize(option=option, value=text, why=why)
     unit = match["unit"]
     if re.fullmatch(r"[KMGTkmgt]i?b", unit) and unit.upper() != unit and not unit.islower():
-        raise BadSize(option=option, value=value, why=f"{unit} means bits, not bytes")
+        raise BadSize(option=option, value=text, why=f"{unit} means bits, not bytes")
     factor = _UNITS.get(unit.upper())
     if factor is None:
-        raise BadSize(option=option, value=value, why=f"unknown unit {shortened(unit)!r}")
+        raise BadSize(option=option, value=text, why=f"unknown unit {shortened(unit)!r}")
     size = int(float(match["number"]) * factor) if "." in match["number"] else int(match["number"]) * factor
     if size <= 0:
-        raise BadSize(option=option, value=value, why="the size must be greater than zero")
+        raise BadSize(option=option, value=text, why="the size must be greater than zero")
     if size > SINGLE:
-        raise BadSize(option=option, value=value, why="too large for a file")
+        raise BadSize(option=option, value=text, why="too large for a file")
     if not unit and size < BARE_SIZE_MIN:
         why = f"without a unit this means bytes; did you mean {text}MB or {text}B?"
-        raise BadSize(option=option, value=value, why=why)
+        raise BadSize(option=option, value=text, why=why)
     return size

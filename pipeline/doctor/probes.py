@@ -20,7 +20,7 @@ from typing import Any, Literal
 import httpx2
 
 from reshard.pipeline.check import first
-from reshard.pipeline.errors import FolderNotWritable, HubRefused, HubUnreachable, ReshardError, TokenRefused
+from reshard.pipeline.errors import DiskFull, HubRefused, HubUnreachable, ReshardError, TempDirUnusable, TokenRefused
 from reshard.pipeline.figures import human_bytes
 from reshard.pipeline.installed import to_add, version_of
 from reshard.pipeline.limits import CLOCK_SKEW_MAX, DEFAULT_SIZE, GB, MEMORY_FLOOR_XET, PROBE_TIMEOUT, STAGED_SHARDS_MAX
@@ -32,6 +32,7 @@ from reshard.pipeline.stores.hub_api import HubApi
 from reshard.pipeline.stores.pace import RateLimiter
 from reshard.pipeline.stores.refusal import Refusal
 from reshard.pipeline.stores.retry import describe
+from reshard.pipeline.stores.scratch import FULL
 from reshard.pipeline.stores.xet import installed
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
@@ -117,8 +118,10 @@ def _disk(name: str, folder: Path) -> Probe:
             os.fsync(file.fileno())
         free = shutil.disk_usage(folder).free
     except OSError as error:
+        if error.errno in FULL:
+            return Probe(name, str(folder), error=DiskFull(path=str(folder), needed=1, free=0))
         why = error.strerror or str(error)
-        return Probe(name, str(folder), error=FolderNotWritable(path=str(folder), why=why))
+        return Probe(name, str(folder), error=TempDirUnusable(path=str(folder), why=why))
     needed = STAGED_SHARDS_MAX * DEFAULT_SIZE
     small = f"no space for {STAGED_SHARDS_MAX} files of {human_bytes(DEFAULT_SIZE)} (over LFS)" if free < needed else ""
     return Probe(name, f"{folder}, {free / GB:,.1f} GB free", small, facts={"path": str(folder), "free": free})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -113,6 +114,12 @@ def test_what_is_nearly_a_repository_is_refused_with_what_works(text: str, why: 
     with pytest.raises(BadPlace, match=why) as refused:
         parse_place(text)
     assert works in refused.value.next_step.replace(",", "").split() and parse_place(works)
+
+
+@pytest.mark.parametrize("value", [None, 5, b"user/repo", ["user/repo"]])
+def test_an_object_that_is_no_place_is_refused_as_one(value: Any) -> None:
+    with pytest.raises(BadPlace, match="not a place"):
+        parse_place(value)
 
 
 def test_a_folder_is_named_by_its_shortest_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

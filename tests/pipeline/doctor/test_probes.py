@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import threading
 from dataclasses import replace
@@ -13,7 +14,7 @@ from pydantic import SecretStr
 
 from reshard.client.models.jobs import Probe as Document
 from reshard.pipeline.doctor.probes import available_memory, hubs, probe_hub, rights_of, this_machine
-from reshard.pipeline.errors import FolderNotWritable, HubRefused, HubUnreachable, TokenRefused
+from reshard.pipeline.errors import DiskFull, HubRefused, HubUnreachable, TempDirUnusable, TokenRefused
 from reshard.pipeline.limits import MEMORY_FLOOR_XET
 from reshard.pipeline.stores.answers import Account
 from reshard.pipeline.stores.connect import Context
@@ -147,7 +148,17 @@ def test_a_limit_that_rules_xet_out_or_is_more_than_there_is_is_a_warning(contex
 def test_a_folder_that_cannot_be_written_is_trouble(context: Context, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     found = {p.name: p for p in this_machine(replace(context, tmpdir=tmp_path / "file"))}
-    assert isinstance(found["temporary files"].error, FolderNotWritable)
+    assert isinstance(found["temporary files"].error, TempDirUnusable)
+
+
+def test_a_disk_without_room_is_the_trouble_that_a_job_would_have(context: Context) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        found = {p.name: p for p in this_machine(context)}
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert isinstance(found["temporary files"].error, DiskFull)
 
 
 def test_without_xet_the_price_is_named(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
