@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ def up(settings: Settings, page: Page | None = None, restart: bool = False) -> S
             daemon = Daemon(settings.data_dir, name, settings.log_dir)
             # Of a broker that was away nobody could be heard.
             if "broker" in ran and (one := _silent(store, daemon)) is not None:
-                if restart:
+                if restart and one.why != "unknown":
                     daemon.stop(RESTART)
                     ran.discard(name)
                 else:
@@ -189,7 +190,7 @@ def become_worker(
 
 def _silent(store: JobStore, daemon: Daemon) -> Silent | None:
     facts = daemon.running()
-    ours = (one for one in silent(store.redis) if one.why != "unknown")
+    ours = (one for one in silent(store.redis) if one.process.host == socket.gethostname())
     return next((one for one in ours if facts and one.process.pid == facts["pid"]), None)
 
 

@@ -112,7 +112,9 @@ class SilentProcess(Process):
     """A worker or control process that stopped responding without shutting down."""
 
     told: Moment = Field(description="when it last responded")
-    why: Literal["stopped", "hangs", "unknown"] = Field(description="`unknown` if the process is on another machine")
+    why: Literal["stopped", "hangs", "unknown"] = Field(
+        description="`unknown` if the process is on another machine, or the broker may have been unavailable"
+    )
     says: str = Field(description="what happened and what to do, as text")
 
 

@@ -208,6 +208,9 @@ def test_up_starts_the_service_once_and_down_stops_it(own: Settings) -> None:
     with JobStore.at(broker.broker_url(own)) as store:
         assert sorted(process.kind for process in store.processes()) == ["control", "worker"]
         store.redis.delete(*store.redis.scan_iter("reshard:process:*"))
+        assert local.up(own, restart=True).started == (), "who is not heard right after the broker is, may work"
+        for key in store.redis.scan_iter("reshard:process:*"):
+            store.redis.delete(key)
     assert "@" not in first.broker
     broker.stop(own)
     after = local.up(own)

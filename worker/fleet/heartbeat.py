@@ -1,6 +1,7 @@
 """Signs of life: each worker and control process writes a key that dies without it.
 
-Those that give none any more and did not end in order are told apart: stopped, hanging, or lost.
+Those that give none any more and did not end in order are told apart: stopped, hanging, or lost. A broker that is
+away, or refuses writes, silences all of them, so that one hangs is said only while others are heard.
 """
 
 from __future__ import annotations
@@ -13,18 +14,20 @@ import time
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import redis
 
 from reshard.worker.fleet.usage import PROC
 from reshard.worker.queue.jobs import Process
 from reshard.worker.queue.scripts import PREFIX, decoded, known_fields, ms
-from reshard.worker.settings import PRESUMED_DEAD
+from reshard.worker.settings import HEARTBEAT, PRESUMED_DEAD
 
 log = logging.getLogger(__name__)
 
 SEEN = f"{PREFIX}seen"  # hash: name -> a process, with when it was heard last; until it ends in order
+HEARD = f"{PREFIX}heard"  # string: since when somebody was heard all the time, in seconds since the epoch
+GAP = 2 * HEARTBEAT  # seconds in which nobody is heard; shorter than any outage that outlasts somebody's key
 REMEMBERED = 3600.0  # seconds in which a process of another machine may come back
 
 Why = Literal["stopped", "hangs", "unknown"]
@@ -49,7 +52,9 @@ def this_process(kind: Literal["worker", "control"], concurrency: int, queues: l
 def announce(client: redis.Redis, process: Process) -> None:
     """Record that ``process`` lives, for the next PRESUMED_DEAD seconds."""
     known = asdict(process)
-    with client.pipeline(transaction=False) as pipeline:
+    with client.pipeline() as pipeline:  # a broker that refuses one of them, as its memory is full, refuses all
+        pipeline.set(HEARD, time.time(), px=ms(GAP), nx=True)
+        pipeline.pexpire(HEARD, ms(GAP))
         pipeline.sadd(f"{PREFIX}processes", process.name)
         pipeline.hset(SEEN, process.name, json.dumps({**known, "told": time.time()}))
         pipeline.set(f"{PREFIX}process:{process.name}", json.dumps(known), px=ms(PRESUMED_DEAD))
@@ -69,7 +74,10 @@ def withdraw(client: redis.Redis, process: Process) -> None:
 
 
 class Silent(NamedTuple):
-    """A process that was heard last at ``told``, in seconds since the epoch; ``unknown``: it is another machine's."""
+    """A process that was heard last at ``told``, in seconds since the epoch.
+
+    ``unknown``: it is another machine's, or the broker heard nobody for a while.
+    """
 
     process: Process
     told: float
@@ -82,13 +90,17 @@ class Silent(NamedTuple):
                 return f"{name} is stopped: resume it with `kill -CONT {pid}` or replace it with `reshard up --restart`"
             case "hangs":
                 return f"{name} hangs (see its log): replace it with `reshard up --restart` or run `kill -KILL {pid}`"
-        return f"{name} has not been heard from for {time.time() - self.told:.0f} s: check the machine it runs on"
+        silence = f"{name} has not been heard from for {time.time() - self.told:.0f} s"
+        if self.process.host != socket.gethostname():
+            return f"{silence}: check the machine it runs on"
+        return f"{silence}: see its log (after an outage of the broker, it reconnects within {PRESUMED_DEAD:.0f} s)"
 
 
 def silent(client: redis.Redis) -> list[Silent]:
     """Those that are still there as far as can be told; who died is forgotten."""
     kept = decoded(client.hgetall(SEEN))
     alive = client.mget([f"{PREFIX}process:{name}" for name in kept]) if kept else []
+    heard = float(cast("bytes | None", client.get(HEARD)) or "inf") < time.time() - PRESUMED_DEAD
     found, gone = list[Silent](), list[str]()
     for (name, said), lives in zip(kept.items(), alive, strict=True):
         if not lives:
@@ -97,7 +109,7 @@ def silent(client: redis.Redis) -> list[Silent]:
             if why is None or (why == "unknown" and time.time() - told > REMEMBERED):
                 gone.append(name)
             else:
-                found.append(Silent(process, told, why))
+                found.append(Silent(process, told, "unknown" if why == "hangs" and not heard else why))
     if gone:
         client.hdel(SEEN, *gone)
     return found

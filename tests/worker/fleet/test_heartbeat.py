@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+import redis
 
 from reshard.worker.fleet import heartbeat as module
-from reshard.worker.fleet.heartbeat import REMEMBERED, SEEN, announce, silent, withdraw
+from reshard.worker.fleet.heartbeat import GAP, HEARD, REMEMBERED, SEEN, announce, silent, withdraw
 from reshard.worker.queue.jobs import JobStore, Process
+from reshard.worker.settings import PRESUMED_DEAD
 from tests.support.procs import wait_for
 from tests.worker.conftest import process
 
@@ -39,6 +41,11 @@ def late(store: JobStore, name: str) -> None:
     store.redis.delete(f"reshard:process:{name}")
 
 
+def others(store: JobStore, seconds: float) -> None:
+    """Somebody was heard for so long without a gap."""
+    store.redis.set(HEARD, time.time() - seconds)
+
+
 def test_one_that_lives_is_not_silent_and_one_that_ended_in_order_is_forgotten(store: JobStore, idle: Process) -> None:
     assert silent(store.redis) == []
     withdraw(store.redis, idle)
@@ -47,6 +54,7 @@ def test_one_that_lives_is_not_silent_and_one_that_ended_in_order_is_forgotten(s
 
 def test_a_stopped_one_is_told_from_one_that_hangs_and_from_one_that_died(store: JobStore, idle: Process) -> None:
     late(store, idle.name)
+    others(store, PRESUMED_DEAD + 1)
     (hangs,) = silent(store.redis)
     assert (hangs.process, hangs.why) == (idle, "hangs")
     assert f"{idle.name} hangs" in str(hangs) and f"kill -KILL {idle.pid}" in str(hangs)
@@ -56,6 +64,31 @@ def test_a_stopped_one_is_told_from_one_that_hangs_and_from_one_that_died(store:
     os.kill(idle.pid, signal.SIGKILL)
     wait_for(lambda: silent(store.redis) == [], "its end")
     assert not store.redis.exists(SEEN)
+
+
+def test_one_that_lives_does_not_hang_where_the_broker_heard_nobody(store: JobStore, idle: Process) -> None:
+    late(store, idle.name)
+    store.redis.delete(HEARD)  # as after GAP
+    (one,) = silent(store.redis)
+    assert one.why == "unknown" and "reconnects" in str(one) and "kill" not in str(one)
+    announce(store.redis, process("here:1"))  # who is the first to be back
+    assert [found.why for found in silent(store.redis) if found.process == idle] == ["unknown"]
+    others(store, PRESUMED_DEAD - 1)
+    assert [found.why for found in silent(store.redis) if found.process == idle] == ["unknown"]
+    announce(store.redis, process("here:1"))
+    since, lasts = float(store.redis.get(HEARD)), store.redis.pttl(HEARD)  # type: ignore[arg-type]
+    assert since < time.time() - PRESUMED_DEAD + 2 and 0 < lasts <= GAP * 1000, "each sign prolongs it"
+
+
+def test_a_broker_that_refuses_signs_of_life_hears_nobody(store: JobStore, idle: Process) -> None:
+    lasts = store.redis.pexpire(HEARD, 5000) and store.redis.pttl(HEARD)
+    store.redis.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(redis.OutOfMemoryError):
+            announce(store.redis, idle)
+        assert store.redis.pttl(HEARD) <= lasts
+    finally:
+        store.redis.config_set("maxmemory", 0)
 
 
 def test_a_pid_that_is_another_programs_by_now_is_no_worker(
