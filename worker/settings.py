@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -177,6 +177,10 @@ class Settings(SubmitSettings):
             parts = urlsplit(value.get_secret_value()) if value else None
             where = {"redis": "hostname", "rediss": "hostname", "redis+socket": "path"}
             usable = parts is None or (bool(getattr(parts, where[parts.scheme])) and parts.port != 0)
+            if parts is not None:  # of a database without a number, redis-py would take the first
+                number = parse_qs(parts.query).get("db", ["0"])[0]
+                path = "" if parts.scheme == "redis+socket" else parts.path
+                usable &= bool(re.fullmatch(r"[0-9/]*", path) and re.fullmatch("[0-9]+", number))
         except (KeyError, ValueError):
             usable = False
         if not usable:

@@ -58,8 +58,12 @@ def test_a_wrong_value_names_the_variable(name: str, value: str, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    "url", ["localhost:6379", "http://localhost:6379", "redis://127.0.0.1:abc/0", "redis:///0", "redis+socket://"]
-)
+    "url",
+    [
+        "localhost:6379", "http://localhost:6379", "redis://127.0.0.1:abc/0", "redis:///0", "redis+socket://",
+        "redis://127.0.0.1:6379/x", "redis://127.0.0.1:6379/0?db=x", "redis+socket:///run/redis.sock?db=x",
+    ],
+)  # fmt: skip
 def test_a_broker_that_is_no_url_of_a_redis_is_refused_without_showing_it(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,7 +74,9 @@ def test_a_broker_that_is_no_url_of_a_redis_is_refused_without_showing_it(
     settings.cache_clear()
 
 
-@pytest.mark.parametrize("url", ["redis://:p@host", "rediss://u:p@host:6380/1", "redis+socket:///run/redis.sock"])
+@pytest.mark.parametrize(
+    "url", ["redis://:p@host", "rediss://u:p@host:6380/1", "redis+socket:///run/redis.sock?db=3", "redis://h/"]
+)
 def test_a_broker_is_reached_by_tcp_tls_or_a_socket(url: str) -> None:
     assert Settings(broker_url=url).broker_url is not None
 
