@@ -116,7 +116,14 @@ class Queue:
         if workers and (drained | resting.keys()).issuperset(workers):
             fault = next(fault for worker, fault in resting.items() if worker in workers)
             return f"all workers have paused after errors and are waiting to recover: {fault.message} ({fault.hint})"
-        return (self._bulk_waits() if bulk else None) or _lacking(processes, self.silent)
+        return (self._bulk_waits() if bulk else None) or self._full(processes) or _lacking(processes, self.silent)
+
+    def _full(self, processes: Sequence[Process]) -> str | None:
+        """That the broker takes no signs of life, if that is why one is lacking."""
+        from reshard.worker.queue.scripts import full
+
+        why = full(self.jobs.redis) if missing({process.kind for process in processes}) else ""
+        return f"the broker refuses writes: {why}" if why else None
 
     def silent(self) -> list[Silent]:
         """The workers and controls that give no sign of life and did not end in order."""

@@ -234,7 +234,7 @@ class Heartbeat(BootStep):
 
     def _unready(self) -> str:
         if time.monotonic() - self._told > PRESUMED_DEAD:
-            return "the broker is not responding"
+            return "the broker is not responding, or refuses writes"
         return "it accepts no work: it is drained, paused itself or is shutting down" if drain.wanted() else ""
 
 

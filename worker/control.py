@@ -19,7 +19,7 @@ from types import FrameType
 import redis
 
 from reshard.pipeline.copying.loop import Stopped
-from reshard.pipeline.errors import QueueError
+from reshard.pipeline.errors import BrokerUnavailable, QueueError
 from reshard.pipeline.stores.connect import Context
 from reshard.worker import logs, tracing
 from reshard.worker.broker import broker_url
@@ -40,10 +40,10 @@ from reshard.worker.followers.spending import Spending
 from reshard.worker.followers.submissions import Submissions
 from reshard.worker.local import check_installed
 from reshard.worker.queue.events import Follower, Reader, follow, relay
-from reshard.worker.queue.jobs import JobStore, open_redis
+from reshard.worker.queue.jobs import JobStore, broker_errors, open_redis
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.listing import ended
-from reshard.worker.queue.scripts import BROKER_UNAVAILABLE, PREFIX
+from reshard.worker.queue.scripts import PREFIX, full
 from reshard.worker.queue.states import ENDED
 from reshard.worker.settings import HEARTBEAT, Settings
 
@@ -202,7 +202,7 @@ def main(settings: Settings) -> None:
     logs.configure(settings.log_format)
     url = broker_url(settings)
     store = JobStore(open_redis(url), url)
-    with suppress(*BROKER_UNAVAILABLE):
+    with suppress(BrokerUnavailable), broker_errors(url):
         store.check_server()
     control = Control(store, Leases(store, send, "control", settings.lease), settings)
     signal.signal(signal.SIGTERM, control.stop)
@@ -218,8 +218,8 @@ def main(settings: Settings) -> None:
 
 def _unreachable(client: redis.Redis) -> str:
     try:
-        client.ping()
-        return ""
+        why = full(client)
+        return f"the broker refuses writes: {why}" if why else ""
     except redis.RedisError as error:
         return f"the broker is not responding: {error}"
 

@@ -11,7 +11,7 @@ from typing import cast
 import redis
 
 from reshard.pipeline.doctor.probes import Probe
-from reshard.pipeline.errors import NoBroker, NoticeFailed, QueueError
+from reshard.pipeline.errors import BrokerFull, NoBroker, NoticeFailed, QueueError
 from reshard.pipeline.limits import CLOCK_SKEW_MAX
 from reshard.pipeline.text import counted
 from reshard.worker.broker import broker_url
@@ -19,6 +19,7 @@ from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.fleet.heartbeat import silent
 from reshard.worker.followers.notices import Notice, hooks
 from reshard.worker.queue.jobs import JobStore, without_password
+from reshard.worker.queue.scripts import full
 from reshard.worker.queue.wakes import strays
 from reshard.worker.settings import Settings
 
@@ -33,6 +34,8 @@ def queue(settings: Settings) -> Iterator[Probe]:
     try:
         with JobStore.at(url) as store:
             store.check_server()
+            if why := full(store.redis):
+                raise BrokerFull(url=without_password(url), why=why)
             yield durability(store.redis, without_password(url))
             yield _clock(store.redis)
             yield from _strays(store.redis)

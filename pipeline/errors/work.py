@@ -139,10 +139,16 @@ class NotStarted(QueueError, code="queue.not_started"):
     hint = "see the full log: {log}"
 class BrokerUnavailable(QueueError, code="queue.unavailable", retryable=True):
     message = "the broker at {url} is not responding: {why}"
-    hint = "start it again; jobs continue automatically when it is back"
+    hint = "start it again or, if it is running, check RESHARD_BROKER_URL; jobs continue automatically when it is back"
+class BrokerFull(BrokerUnavailable, code="queue.broker_full"):
+    message = "the broker at {url} refuses writes: {why}"
+    hint = "free up its memory or disk, or raise its maxmemory; jobs then continue automatically"
 class BrokerRefused(BrokerUnavailable, code="queue.refused", retryable=False):
     message = "the broker at {url} denied access: {why}"
-    hint = "include a valid user and password in RESHARD_BROKER_URL: redis://USER:PASSWORD@HOST:PORT/0"
+    hint = (
+        "set a valid user and password in RESHARD_BROKER_URL: redis://USER:PASSWORD@HOST:PORT/0;"
+        " or set the password in RESHARD_BROKER_PASSWORD"
+    )
 class BrokerUnsupported(QueueError, code="queue.unsupported_broker"):
     message = "the broker at {url} cannot be used for the queue: {why}"
     hint = "set RESHARD_BROKER_URL to a standalone Redis or Valkey server (no cluster, Sentinel or replica)"

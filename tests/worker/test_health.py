@@ -32,6 +32,13 @@ def test_a_worker_and_control_are_alive_without_their_broker_and_ready_only_with
             assert answer(port, "/")[0] == 404
         assert answer(ports["RESHARD_METRICS_PORT"], "/metrics")[0] == 200
         assert answer(ports["RESHARD_HEALTH_PORT"], "/metrics") == (404, "only /healthz, /readyz")
+        with broker.client() as client:
+            client.config_set("maxmemory", 1)
+            assert answer(ports["RESHARD_METRICS_PORT"], "/readyz") == (
+                503,
+                "the broker refuses writes: its memory is full",
+            )
+            client.config_set("maxmemory", 0)
         broker.kill()
         for port in ports.values():
             wait_for(lambda port=port: answer(port, "/readyz")[0] == 503, "its not being ready", 2 * PRESUMED_DEAD)

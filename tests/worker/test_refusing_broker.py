@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -12,9 +13,11 @@ from typing import Any, NamedTuple
 import pytest
 import redis
 
+from reshard.client.queue import Queue
+from reshard.pipeline.errors import BrokerFull
 from reshard.pipeline.planning.model import Plan
 from reshard.worker import control as control_module
-from reshard.worker import keeper
+from reshard.worker import keeper, probes
 from reshard.worker.control import Control
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.keeper import LeaseKeeper
@@ -127,6 +130,23 @@ def test_control_goes_on_when_it_goes_away_under_the_hands_of_a_catalog(
         wait_for(lambda: catalogs.get("mirror").state == "done", "its end")
     assert "denied access: gone just now" in caplog.text
     assert "gone just now" in caplog.text
+
+
+@pytest.mark.parametrize(("broken", "said"), [(memory_full, "memory"), (disk_full, "MISCONF")], indirect=["broken"])
+def test_it_is_named_by_errors_doctor_and_whoever_waits(broken: Refusing, said: str) -> None:
+    store, refusal = broken
+    with refusal():
+        for write in (lambda at: at.submit(ask()), lambda at: at.redis.set("reshard:any", 1)):
+            with pytest.raises(BrokerFull, match=f"refuses writes: .*{said}") as caught, JobStore.at(store.url) as at:
+                write(at)
+            assert caught.value.retryable and "start" not in caught.value.next_step
+            assert "script" not in str(caught.value)
+        (probe,) = probes.queue(Settings(broker_url=store.url))
+        assert isinstance(probe.error, BrokerFull)
+        assert re.match(f"the broker refuses writes: .*{said}", str(Queue(store).waits(bulk=False)))
+    assert {found.error for found in probes.queue(Settings(broker_url=store.url))} == {None}
+    assert "running" in str(Queue(store).waits(bulk=False))
+    wait_for(lambda: not store.redis.exists("reshard:probe"), "the end of what was tried")
 
 
 def test_work_goes_on_and_hears_a_cancel_afterwards(

@@ -19,11 +19,8 @@ from urllib.parse import parse_qs
 
 import redis
 from pydantic import TypeAdapter, ValidationError
-from redis.exceptions import NoPermissionError
 
 from reshard.pipeline.errors import (
-    BrokerRefused,
-    BrokerUnavailable,
     BrokerUnsupported,
     JobNotFound,
     JobUnreadable,
@@ -37,7 +34,7 @@ from reshard.worker.queue.answers import IN_THE_WAY, cancelled, one, resolved, r
 from reshard.worker.queue.listing import page
 from reshard.worker.queue.record import Job, LogLine, read
 from reshard.worker.queue.scripts import (
-    BROKER_UNAVAILABLE,
+    NO_DATABASE,
     PREFIX,
     Pipeline,
     Scripts,
@@ -49,6 +46,7 @@ from reshard.worker.queue.scripts import (
     ms,
     server_ms,
     texts,
+    told,
 )
 from reshard.worker.queue.states import ENDED, JobState
 from reshard.worker.queue.wakes import QUEUES
@@ -103,13 +101,14 @@ class Process:
 
 @contextmanager
 def broker_errors(url: str) -> Iterator[None]:
-    """Inside, a Redis that does not answer is BrokerUnavailable, and one that wants another user BrokerRefused."""
+    """Inside, a Redis that does not answer is BrokerUnavailable, one that takes no more data BrokerFull, one that wants
+    another user BrokerRefused, and what is no Redis, or has no such database, BrokerUnsupported."""
     try:
         yield
-    except (redis.AuthenticationError, NoPermissionError) as error:
-        raise BrokerRefused(url=without_password(url), why=str(error)) from error
-    except BROKER_UNAVAILABLE as error:
-        raise BrokerUnavailable(url=without_password(url), why=str(error)) from error
+    except redis.RedisError as error:
+        if (ours := told(error, without_password(url))) is None:
+            raise
+        raise ours from error
 
 
 class JobStore:
@@ -132,7 +131,9 @@ class JobStore:
         """Raises BrokerUnsupported for a server that cannot carry the queue, though it may take a job."""
         try:
             said = self.redis.info()
-        except redis.ResponseError:
+        except redis.ResponseError as error:
+            if NO_DATABASE in str(error):
+                raise
             return  # we may not ask
         mode = said.get("redis_mode") or said.get("server_mode")  # as Redis and Valkey call it
         if mode == "cluster":

@@ -12,7 +12,9 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import redis
 from redis.commands.core import Script
+from redis.exceptions import NoPermissionError
 
+from reshard.pipeline.errors import BrokerFull, BrokerRefused, BrokerUnavailable, BrokerUnsupported, QueueError
 from reshard.worker.queue.states import CANCELLABLE, ENDED, JobState
 
 PREFIX = "reshard:"  # of every key that this service writes
@@ -43,6 +45,9 @@ BROKER_UNAVAILABLE = (
     redis.ReadOnlyError,
     CannotSave,
 )
+
+
+NO_DATABASE = "DB index"  # in what a server says of a database that it does not have
 
 
 class Scripts:
@@ -137,8 +142,39 @@ def _batches(items: Iterable[T]) -> Iterator[list[T]]:
         yield some
 
 
+def why_full(error: redis.RedisError) -> str:
+    """Why the server that raised it takes no more data; "" where that is not what it says."""
+    if isinstance(error, redis.OutOfMemoryError):
+        return "its memory is full"
+    said = str(error).partition(" script: ")[0]  # without where in a step it came up
+    return said if said.startswith("MISCONF") else ""
+
+
+def told(error: redis.RedisError, url: str) -> QueueError | None:
+    """What ``error`` means to who asked the broker at ``url``; None where it is about what was asked."""
+    kind: type[QueueError] | None = None
+    if why := why_full(error):
+        kind = BrokerFull
+    elif isinstance(error, redis.AuthenticationError | NoPermissionError):
+        kind = BrokerRefused
+    elif isinstance(error, redis.InvalidResponse) or NO_DATABASE in str(error):
+        kind = BrokerUnsupported
+    elif isinstance(error, BROKER_UNAVAILABLE):
+        kind = BrokerUnavailable
+    return kind(url=url, why=why or str(error)) if kind else None
+
+
+def full(client: redis.Redis) -> str:
+    """Why the server takes no more data, if so; what is written to try it is gone a second later."""
+    try:
+        client.set(f"{PREFIX}probe", "", px=1000)
+    except redis.ResponseError as error:  # of a user who may not write, only that is known
+        return why_full(error)
+    return ""
+
+
 def _raise(error: redis.ResponseError) -> NoReturn:
-    if str(error).startswith("MISCONF"):
+    if not isinstance(error, redis.OutOfMemoryError) and why_full(error):
         raise CannotSave(str(error)) from error
     raise error
 

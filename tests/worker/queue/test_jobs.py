@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -12,7 +14,9 @@ from reshard.client.operations.jobs import shown
 from reshard.pipeline.copying.loop import Moved
 from reshard.pipeline.errors import (
     Ambiguous,
+    BrokerRefused,
     BrokerUnavailable,
+    BrokerUnsupported,
     JobNotFound,
     SourceNotFound,
     TargetBusy,
@@ -27,6 +31,7 @@ from reshard.worker.queue.listing import ended
 from reshard.worker.queue.record import Job
 from reshard.worker.queue.scripts import PREFIX, job_key
 from reshard.worker.queue.states import ENDED, JobState
+from tests.support.procs import Broker
 from tests.worker.conftest import another, ask, claimed, copied, planned, receipts, waiting_lines
 
 NOT_FOUND = SourceNotFound(repo="them/model", endpoint="https://hub").to_dict()
@@ -343,6 +348,40 @@ def test_no_error_of_a_broker_holds_a_password_of_its_query(url: str) -> None:
     with pytest.raises(BrokerUnavailable) as caught, JobStore.at(url) as store:
         store.submit(ask())
     assert "secret" not in json.dumps(caught.value.to_dict())
+
+
+@pytest.mark.parametrize("command", ["get", "script", "info"])
+def test_a_broker_without_such_a_database_is_unsupported(broker: Broker, command: str) -> None:
+    with (
+        pytest.raises(BrokerUnsupported, match="/99 .* DB index") as caught,
+        JobStore.at(broker.url[:-1] + "99") as store,
+    ):
+        {"get": store.recent, "script": lambda: store.submit(ask()), "info": store.check_server}[command]()
+    assert "RESHARD_BROKER_URL" in caught.value.next_step
+
+
+def test_what_is_no_redis_is_unsupported() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listens, ThreadPoolExecutor(1) as beside:
+
+        def greet() -> None:
+            with listens.accept()[0] as caller:
+                caller.recv(1000)
+                caller.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                caller.recv(1000)
+
+        beside.submit(greet)
+        url = f"redis://127.0.0.1:{listens.getsockname()[1]}/0"
+        with pytest.raises(BrokerUnsupported, match="HTTP/1.1 400 Bad Request"), JobStore.at(url) as store:
+            store.check_server()
+
+
+def test_the_hints_of_a_broker_name_the_settings_that_may_be_wrong(broker: Broker) -> None:
+    with pytest.raises(BrokerUnavailable) as away, JobStore.at("redis://127.0.0.1:1/0") as store:
+        store.recent()
+    assert "RESHARD_BROKER_URL" in away.value.next_step
+    with pytest.raises(BrokerRefused) as refused, JobStore.at(without_password(broker.url)) as store:
+        store.recent()
+    assert "RESHARD_BROKER_PASSWORD" in refused.value.next_step
 
 
 def test_a_client_imports_neither_celery_nor_torch_nor_the_hub() -> None:
