@@ -1,12 +1,14 @@
-"""Runbooks that no unit is needed for, on processes of this machine: the broker moves, and the broker is lost."""
+"""Runbooks that no unit is needed for, on processes of this machine: the broker moves, it is lost, its disk is full."""
 
 from __future__ import annotations
 
+import resource
 import shutil
 from pathlib import Path
 
 import pytest
 
+from reshard.worker.broker import find_server
 from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.states import JobState
@@ -16,6 +18,34 @@ from tests.worker.sites import Site, site
 __all__ = ["site"]
 
 pytestmark = pytest.mark.slow  # `make deploy-test` runs them with the other trials
+
+
+@pytest.fixture
+def limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that, as with a full disk, is told by the kernel that a file cannot grow, and not killed for it."""
+    program = tmp_path / "server"
+    program.write_text(f"#!/bin/sh\ntrap '' XFSZ\nexec '{find_server()}' \"$@\"\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("tests.support.procs.find_server", lambda: program)
+
+
+@pytest.mark.usefixtures("limited")
+def test_a_job_goes_on_once_the_broker_is_started_on_a_disk_with_room_again(site: Site, tmp_path: Path) -> None:
+    def fill_disk() -> None:
+        largest = max(file.stat().st_size for file in (tmp_path / "broker/appendonlydir").iterdir())
+        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.prlimit(site.client.info()["process_id"], resource.RLIMIT_FSIZE, (largest, hard))
+        wait_for(lambda: not site.broker.alive(), "its exit at a write")
+
+    worker, job = site.copier()
+    fill_disk()
+    site.broker.start()
+    fill_disk()
+    assert (tmp_path / "broker/server.log").read_text().count("AOF write error") == 2
+    site.space.admin.clear_faults()
+    site.broker.start()
+    site.assert_published_once(job)
+    assert worker.alive() and site.machine.processes[0].alive()
 
 
 def test_a_job_goes_on_with_another_broker_that_has_the_append_only_folder(site: Site, tmp_path: Path) -> None:
