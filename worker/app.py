@@ -175,6 +175,7 @@ class Drained(BootStep):
         self._fleet = Fleet(_store())
         self._self_check = SelfCheck(self._fleet, self._name)
         self._queues = consumed()
+        self._outage = logs.Outage(log)
         self._idle = False
         self._begun = False
         self._look(worker)  # before anybody is told that it is there
@@ -195,13 +196,15 @@ class Drained(BootStep):
             idle = drained or rests
             consumer = getattr(worker, "consumer", None)
             if idle == self._idle or consumer is None or consumer.task_consumer is None:
+                self._outage.over()
                 return
             drain.from_afar(idle)
             for name in self._queues:
                 (consumer.cancel_task_queue if idle else consumer.add_task_queue)(name)
         except (redis.RedisError, OperationalError) as error:
-            log.warning("cannot check whether this worker is drained; the broker is unavailable: %s", error)
+            self._outage.say("cannot check whether this worker is drained; the broker is unavailable", error)
             return
+        self._outage.over()
         self._idle = idle
         log.warning("this worker %s", "is drained" if drained else "paused itself" if rests else "accepts work again")
 
@@ -215,6 +218,7 @@ class Heartbeat(BootStep):
         queues = [name.removeprefix(PREFIX) for name in consumed()]
         self._process = this_process("worker", worker.concurrency, queues)
         self._client = _store().redis
+        self._outage = logs.Outage(log)
         self._told = float("-inf")
         if (port := settings().health_port) is not None:
             health.serve(port, settings().metrics_address, healthy=lambda: "", ready=self._unready)
@@ -229,8 +233,9 @@ class Heartbeat(BootStep):
         try:
             announce(self._client, replace(measured(self._process, settings().tmpdir), draining=drain.wanted()))
             self._told = time.monotonic()
+            self._outage.over()
         except redis.RedisError as error:
-            log.warning("cannot send a heartbeat: %s", error)
+            self._outage.say("cannot send a heartbeat", error)
 
     def _unready(self) -> str:
         if time.monotonic() - self._told > PRESUMED_DEAD:
@@ -247,6 +252,7 @@ class UntilIdle(BootStep):
     def start(self, worker: Any) -> None:
         self._store = _store()
         self._queues = consumed()
+        self._outage = logs.Outage(log)
         self._idle = 0
         self._timer = worker.timer.call_repeatedly(IDLE_LOOK, self._look)
 
@@ -255,8 +261,9 @@ class UntilIdle(BootStep):
             # A job of which a child has a unit may be set aside, once another child asked for more of it in vain.
             busy = active_requests or self._store.left(self._queues)
             self._idle = 0 if busy else self._idle + 1
+            self._outage.over()
         except redis.RedisError as error:
-            log.warning("cannot check for remaining work; the broker is unavailable: %s", error)
+            self._outage.say("cannot check for remaining work; the broker is unavailable", error)
             return
         if self._idle == IDLE_LOOKS:
             log.info("no work left; shutting down")

@@ -87,6 +87,7 @@ class Control:
         self._ending = threading.Event()
         self._self = this_process("control", concurrency=0, queues=[])
         self._contained = Contained("the control process's work on")
+        self._outage = logs.Outage(log)
         self._readable = False
         self._sent = 0
         self._turned = time.monotonic()
@@ -107,8 +108,9 @@ class Control:
             self._turned = time.monotonic()
             try:
                 self.look(LISTEN)
+                self._outage.over()
             except (redis.RedisError, QueueError) as error:
-                log.warning("the broker is unavailable or denied access: %s", error)
+                self._outage.say("the broker is unavailable or denied access", error)
                 self._ending.wait(PAUSE)
             except Exception:
                 log.exception("a turn failed for an unknown reason; trying again")

@@ -68,6 +68,7 @@ class LeaseKeeper:
         self._uncounted = Moved()
         self.counted = Moved()  # in this claim
         self._untold: list[str] = []  # lines of the log
+        self._outage = logs.Outage(log)
         self._saving = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="reshard-keeper", daemon=True)
@@ -189,14 +190,16 @@ class LeaseKeeper:
     def patiently(self, step: Callable[[], R]) -> R:
         """``step``, tried again while the broker is unavailable; what it raises after that patience is over."""
         deadline = time.monotonic() + self._settings.broker_patience
-        pause = RETRY_FIRST
+        pause, outage = RETRY_FIRST, logs.Outage(log)
         while True:
             try:
-                return step()
+                result = step()
+                outage.over()
+                return result
             except BROKER_UNAVAILABLE as error:
                 if time.monotonic() + pause > deadline or drain.overdue(self._settings.drain):
                     raise
-                log.warning("%s is waiting for the broker: %s", self.lease.unit, error)
+                outage.say(f"{self.lease.unit} is waiting for the broker", error)
             time.sleep(pause)
             pause = min(2 * pause, RETRY_MAX)
 
@@ -241,8 +244,10 @@ class LeaseKeeper:
             answer = self._heed(self._leases.renew(self.lease, self._bytes, progress, self._told))
             self._yield |= answer == "yield"
             self._tell()
+            self._outage.over()
         except BROKER_UNAVAILABLE as error:
-            log.warning("cannot renew %s of %s; the broker is unavailable: %s", self.lease.unit, self.lease.job, error)
+            unit, job = self.lease.unit, self.lease.job
+            self._outage.say(f"cannot renew {unit} of {job}; the broker is unavailable", error)
         except Stopped as stopped:
             self._stop = stopped.reason
 

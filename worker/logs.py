@@ -100,6 +100,24 @@ def configure(how: LogFormat) -> None:
     logging.getLogger("celery.worker.request").addFilter(_without_traceback)
 
 
+class Outage:
+    """For one place that tries the broker again and again: it logs why it cannot, and that it can again, each once."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._said: type[Exception] | None = None  # what it says differs from try to try
+
+    def say(self, what: str, error: Exception) -> None:
+        if type(error) is not self._said:
+            self._log.warning("%s: %s", what, error)
+        self._said = type(error)
+
+    def over(self) -> None:
+        if self._said is not None:
+            self._log.info("the broker is available again")
+        self._said = None
+
+
 def _without_traceback(record: logging.LogRecord) -> bool:
     """Of a child that was killed Celery's line says all; its traceback is one of Celery's own insides."""
     record.exc_info = record.exc_text = None

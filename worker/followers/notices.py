@@ -31,6 +31,7 @@ import redis
 from reshard.pipeline.errors import BadSetting, ExtraMissing, NoticeFailed
 from reshard.pipeline.stores.retry import describe
 from reshard.pipeline.text import counted
+from reshard.worker.logs import Outage
 from reshard.worker.queue.events import TOTALS, create_group, forget_jump
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.scripts import BROKER_UNAVAILABLE, PREFIX, Pipeline, decoded, ms
@@ -280,12 +281,14 @@ class Notifier:
             threading.Thread(target=self._run, args=(hook, ending), name=f"notify-{hook.name}", daemon=True).start()
 
     def _run(self, hook: Hook, ending: threading.Event) -> None:
+        outage = Outage(log)
         while not ending.wait(NOTIFY_LOOK):
             try:
                 while not ending.is_set() and self.tell(hook):
                     pass
+                outage.over()
             except BROKER_UNAVAILABLE as error:
-                log.warning("notifications are waiting for the broker: %s", error)
+                outage.say("notifications are waiting for the broker", error)
             except Exception:
                 log.exception("the %s hook failed to send a notification for an unknown reason; retrying", hook.name)
 
