@@ -30,7 +30,7 @@ from reshard.worker.fleet.fleet import RESTING, Fleet
 from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.fleet.self_check import SelfCheck
 from reshard.worker.queue.jobs import JobStore
-from reshard.worker.settings import REST_AFTER, REST_MAX
+from reshard.worker.settings import REST_AFTER, REST_MAX, settings
 from tests.support.procs import wait_for
 from tests.worker.bench import DISK, EXPIRED, raising
 from tests.worker.conftest import age, another, ask, claimed, process
@@ -70,9 +70,11 @@ def machine(store: JobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("RESHARD_TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.delenv("HF_TOKEN", raising=False)
+    settings.cache_clear()  # of a process that had another broker
     made = Machine(store)
     yield made
     made.check.stop()
+    settings.cache_clear()
 
 
 def pauses(caplog: pytest.LogCaptureFixture) -> list[str]:
