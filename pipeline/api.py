@@ -13,7 +13,7 @@ from reshard.pipeline.arguments import as_option, in_python
 from reshard.pipeline.check import Check, Result
 from reshard.pipeline.checkpoint.discover import foreign_format
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
-from reshard.pipeline.errors import AccessError, HubRefused, NoTarget, TargetNotFound, UsageError, shortened
+from reshard.pipeline.errors import AccessError, HubRefused, NoTarget, TargetGone, UsageError, shortened
 from reshard.pipeline.places import NOWHERE, AnyPlace, parse_place
 from reshard.pipeline.planning.model import MANIFEST, Plan
 from reshard.pipeline.protocols import Source
@@ -134,7 +134,7 @@ def verify(
     target = open_target(place, Options(), reading) if may else None
     try:
         described = described_by(target, ours.pin.commit) if target else None
-    except (AccessError, HubRefused, TargetNotFound):
+    except (AccessError, HubRefused, TargetGone):
         described = None  # which the check of the manifest tells
     theirs = open_source(other, context) if other else None
     if theirs and lender:

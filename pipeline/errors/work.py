@@ -22,6 +22,8 @@ class TargetConflict(TargetError, code="target.conflict"):
 class TargetRaced(TargetConflict, code="target.race", retryable=True):
     message = "{target}: another commit came first, {races} times in a row"
     hint = "wait until fewer jobs are writing to it, then {again}"
+class TargetGone(TargetConflict, code="target.gone"):
+    hint = "{again} to plan from its current state"
 class TargetLocked(TargetError, code="target.locked", retryable=True):
     message = "{target}: another run is publishing to it"
     hint = "wait until it ends, then {again}; if it died, that continues its publication {age} s after it stopped"

@@ -24,9 +24,10 @@ from reshard.pipeline.errors import (
     NoWriteAccess,
     ObjectLost,
     ReshardError,
-    TargetConflict,
+    TargetGone,
     TargetHidden,
     TargetMoved,
+    TargetNotFound,
     TokenMissing,
 )
 from reshard.pipeline.limits import DUPLICATE_BATCH, INLINE_MAX, PREUPLOAD_BATCH, REGULAR_MAX, SAMPLE, SHARED_MAX
@@ -105,7 +106,9 @@ class HubTarget:
                 start = self._start()
         except Refusal as refusal:
             # Without a token, a private repository looks like none; `prepare` will ask for one.
-            if refusal.code == "RepoNotFound" and not self._proposes:
+            if refusal.code == "RepoNotFound":
+                if self._proposes:
+                    raise TargetNotFound(repo=self.place.repo, endpoint=self.endpoint, **refusal.request) from refusal
                 return TargetState(False, "private", None)
             raise self._meant(refusal) from refusal
         return TargetState(True, self._visibility, head, start)
@@ -223,7 +226,7 @@ class HubTarget:
             return self._info().sha
         except Refusal as refusal:
             if refusal.code == "RevisionNotFound":
-                raise TargetConflict(target=str(self.place), what=f"{self._ref} no longer exists") from refusal
+                raise TargetGone(target=str(self.place), what=f"{self._ref} no longer exists") from refusal
             raise self._meant(refusal) from refusal
 
     def is_shared(self, commit: str) -> bool:

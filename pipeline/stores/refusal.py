@@ -20,7 +20,7 @@ from reshard.pipeline.errors import (
     SourceChanged,
     SourceGated,
     SourceNotFound,
-    TargetNotFound,
+    TargetGone,
     TokenMissing,
     TokenRefused,
 )
@@ -114,7 +114,8 @@ class Refusal(Exception):
         if self.status == 403:
             return NoWriteAccess(repo=repo, endpoint=self.endpoint, **self._token(repo, pr))
         if self.code in ("RepoNotFound", "RevisionNotFound"):
-            return TargetNotFound(repo=repo, endpoint=self.endpoint)
+            what = "it was deleted, or the token can no longer see it"
+            return TargetGone(target=repo, what=what if self.code == "RepoNotFound" else self.why)
         if self.status == 405:
             return ReadOnlyMirror(endpoint=self.endpoint, what=self.what)
         if self.status == 400 and "LFS pointer" in self._words:

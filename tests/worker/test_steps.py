@@ -33,7 +33,7 @@ from reshard.worker.queue.scripts import job_key
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import ATTEMPTS_AT_A_BUG, Settings
 from tests.hub.fixtures import Namespace
-from tests.support.checker import from_folder, read_checkpoint
+from tests.support.checker import from_folder, from_hub, read_checkpoint
 from tests.support.giants import save_sparse
 from tests.support.models import arrays, numbered, save_sharded, save_single
 from tests.worker.bench import DISK, EXPIRED, Bench, bench, one_reload, raising, steps
@@ -373,6 +373,29 @@ def test_a_pull_request_whose_maker_died_before_it_was_shown_is_no_draft(
     assert (bench.job.state, status()) == (JobState.committing, "draft")
     assert bench.step() == "publish"
     assert (bench.job.state, status()) == (JobState.confirming, "open")
+
+
+def test_a_retry_plans_anew_for_a_target_that_was_deleted(
+    bench: Bench, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", namespace.endpoint)
+    monkeypatch.setenv("HF_TOKEN", namespace.token)
+    target = namespace.repo("target")
+    namespace.admin.create_repo(target)
+    request = Request(source=parse_place(str(bench.source)), target=Hub(repo=target), options=Options(size=SIZE))
+    bench.id = bench.store.submit(request).id
+    bench.to_publish()
+    HfApi(namespace.endpoint, namespace.token).delete_repo(target)
+    bench.step()
+    assert bench.job.state == JobState.failed and bench.job.error is not None
+    assert bench.job.error["code"] == "target.gone"
+    assert f"run `reshard retry {bench.id}` to plan" in bench.job.error["hint"]
+    bench.store.retry(bench.id)
+    bench.until(lambda job: job.state.ended)
+    assert bench.job.state == JobState.done, bench.job.error
+    assert read_checkpoint(from_hub(namespace.endpoint, target, token=namespace.token)) == read_checkpoint(
+        from_folder(bench.source)
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from reshard.pipeline.errors import (
     ReadOnlyMirror,
     SourceNotFound,
     TargetConflict,
+    TargetGone,
     TargetHidden,
     TargetMoved,
     TargetNotFound,
@@ -294,6 +295,18 @@ def test_a_branch_that_went_away_is_a_conflict(context: Context, repo: str, name
     HfApi(endpoint=namespace.endpoint, token=namespace.token).delete_branch(repo, branch="gone")
     with pytest.raises(TargetConflict, match="gone no longer exists"):
         target.head()
+
+
+def test_a_repository_that_went_away_is_a_conflict_and_no_pull_request(
+    context: Context, repo: str, namespace: Namespace
+) -> None:
+    target = target_at(repo, context)
+    head = target.prepare(private=True)
+    HfApi(endpoint=namespace.endpoint, token=namespace.token).delete_repo(repo)
+    for needs in (target.head, lambda: list(target.history(head, None)), lambda: target.commit(SMALL, head)):
+        with pytest.raises(TargetGone, match="it was deleted, or the token can no longer see it") as gone:
+            needs()
+        assert "run the same command again" in gone.value.next_step and "--pr" not in gone.value.next_step
 
 
 # ------------------------------------------------------------------------------------------------------- one commit

@@ -2,8 +2,8 @@
 -- -> {'ok' | 'missing' | 'refused' | 'published' | 'busy' | 'full', the state it found, the job that has the target, or
 --     the submitter's oldest}
 -- The job goes on where it ended: receipts stay, and attempts are forgiven. One that was rolled back is planned anew,
--- because a confirm would read the commit that was undone; so is one that another release planned, of which perhaps no
--- worker is left. Planning finds a commit that exists.
+-- because a confirm would read the commit that was undone; so is one whose target was deleted, and one that another
+-- release planned, of which perhaps no worker is left. Planning finds a commit that exists.
 local id, anew = ARGV[1], ARGV[2] == '1'
 local t = now()
 local state = get(id, 'state')
@@ -15,6 +15,8 @@ if active and active ~= id then return { 'busy', active } end
 
 local todo = key(id, 'todo')
 local confirm = redis.call('ZSCORE', todo, 'confirm')
+local failure = get(id, 'error')
+anew = anew or failure and cjson.decode(failure).code == 'target.gone'
 local whole = get(id, 'undone') or (get(id, 'schema') or ARGV[4]) ~= ARGV[4] or anew and not confirm
 if ARGV[3] ~= '' and not whole then return { 'published', state } end
 local full = ARGV[5] and (whole or redis.call('ZSCORE', todo, 'plan'))
