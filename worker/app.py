@@ -61,7 +61,7 @@ tracing.check()  # and load, once for all children
 
 
 def _memory_limit() -> int:
-    """RESHARD_MEMORY_LIMIT in bytes; of one that cannot be read, each unit says so."""
+    """RESHARD_MEMORY_LIMIT in bytes; of one that cannot be read, a worker says so, and control needs none."""
     try:
         return ConnectSettings().memory_limit
     except BadSetting:
@@ -134,6 +134,10 @@ class Worker(worker_program.Worker):  # type: ignore[misc]  # Celery has no type
         named = {*(options.get("queues") or ()), *(options.get("exclude_queues") or ())}
         if unknown := sorted(named - {*QUEUES, *CLASSES}):
             raise SystemExit(f"error: no queue is called {', '.join(unknown)}; there are {' and '.join(CLASSES)}")
+        try:
+            ConnectSettings()
+        except BadSetting as error:  # which every job would end with
+            raise SystemExit(f"error: {error}") from None
         if hostname in {None, default_nodename(None)}:  # which two workers of one machine would share
             hostname = host_format(f"{os.getpid()}@%h")
         # What workers would tell each other is asked by remote control, or is in Redis.

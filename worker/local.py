@@ -19,6 +19,7 @@ from typing import NoReturn
 
 from reshard.pipeline.errors import BadSetting, ExtraMissing, NotStarted
 from reshard.pipeline.request import Priority
+from reshard.pipeline.stores.connect import ConnectSettings
 from reshard.worker import broker, tracing
 from reshard.worker.daemon import Daemon
 from reshard.worker.fleet.heartbeat import Silent, silent
@@ -68,7 +69,8 @@ def up(settings: Settings, page: Page | None = None, restart: bool = False) -> S
     Raises NoServer, NotStarted, and as ``become_worker`` and ``hooks``; a ``page`` that cannot start is no error.
     """
     check_installed()  # before anything is started, the broker first
-    hooks(settings)  # for control, which would say it where nobody looks
+    ConnectSettings()  # for the worker, which would say it where nobody looks,
+    hooks(settings)  # and for control
     names: tuple[str, ...] = ("broker", "control", "worker", "web")
     ran = {name for name in names if Daemon(settings.data_dir, name).running()}
     env = {LOG_FORMAT: settings.log_format} | _paths(settings)
@@ -174,9 +176,10 @@ def become_worker(
 ) -> NoReturn:
     """Turn this process into a worker of one ``priority``, or of all; ``until_idle``: that ends when no job is left.
 
-    Raises NoBroker, and what ``check_server`` does, and ExtraMissing.
+    Raises NoBroker, what ``check_server`` does, ExtraMissing, and BadSetting for what every job would end with.
     """
     check_installed()
+    ConnectSettings()
     url = broker.broker_url(settings)
     with JobStore.at(url) as store:
         store.check_server()

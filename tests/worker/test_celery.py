@@ -165,6 +165,17 @@ def test_a_queue_that_is_not_there_is_an_error_of_one_line(site: Site) -> None:
     assert worker.said() == "error: no queue is called typo; there are interactive and bulk\n"
 
 
+def test_a_limit_that_no_job_could_keep_to_is_refused_at_the_start(site: Site) -> None:
+    small = {"RESHARD_MEMORY_LIMIT": "64MB"}
+    worker = site.machine.launch("worker", [*CELERY, "worker"], **small)
+    assert worker.wait(60) == 1
+    assert worker.said() == "error: RESHARD_MEMORY_LIMIT=64000000: a copy needs at least 128,000,000 bytes\n"
+    for command in ("worker", "up"):
+        refused = site.machine.run(command, **small)
+        assert refused.returncode == 2
+        assert "error[usage.setting]: RESHARD_MEMORY_LIMIT=" in refused.stderr
+
+
 def test_events_say_which_step_of_which_job_runs(site: Site) -> None:
     site.machine.worker(concurrency=1)
     with watched(site) as (seen, state):
