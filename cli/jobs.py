@@ -229,6 +229,8 @@ def retry(
 ) -> None:
     """Retry failed or cancelled jobs, reusing copied files.
 
+    Of several jobs with the same request, such as the runs of a schedule, a filter or --all selects only the newest.
+
     Example: reshard retry pkgd --watch
     """
     how = {"anew": anew, "overwrite": overwrite}

@@ -196,7 +196,11 @@ class Chosen(Filter):
 
 
 class ChosenAgain(Chosen, Again):
-    """Jobs to retry, and how."""
+    """Jobs to retry, and how. A filter selects only the newest job of each request."""
+
+    def ids(self, queue: Queue, states: Collection[JobState]) -> list[str]:
+        chosen = super().ids(queue, states)
+        return chosen if self.jobs else queue.jobs.latest(chosen)
 
 
 def shown(job: Job) -> jobs.Job:

@@ -224,7 +224,7 @@ class WrongState(JobError, code="job.state"):
 class JobUnderWay(WrongState, code="job.under_way", why="only a job that has ended can be deleted"):
     hint = "run `reshard cancel {job}` first, or wait for it with `reshard watch {job}`"
 class TargetBusy(JobError, code="job.target_busy"):
-    message = "job {job} is already writing to {target} for a different request"
+    message = "job {job} is already writing to {target}"
     hint = "wait for it with `reshard watch {job}`, or stop it with `reshard cancel {job}`"
 class Ambiguous(JobError, code="job.ambiguous"):
     message = "{job} is ambiguous: it matches jobs {jobs}"

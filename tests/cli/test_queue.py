@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -320,6 +321,24 @@ def test_many_jobs_are_cancelled_and_retried_at_once_once_a_trial_has_shown_whic
     assert queue("cancel", "--all", "-y").out.startswith("Cancelled 3 jobs: ")
     assert queue("retry", "--all", "-yq").out.split() != []
     assert queue("list", "--state", "queued", "-q").out.count("\n") == 3
+
+
+def test_of_several_runs_of_one_request_a_filter_retries_the_last(queue: Queue, url: str) -> None:
+    runs, kept = list[str](), ("retry", "--state", "cancelled", "--json")
+    for _ in range(3):
+        runs += queue("submit", "a/model", "--to", "b/nightly", "-q").out.split()
+        queue("cancel", runs[-1])
+        time.sleep(0.01)  # or two end in one millisecond
+    other = queue("submit", "a/other", "--to", "b/other", "-q").out.strip()
+    queue("cancel", other)
+    assert {*queue(*kept, "--dry-run").documents[0]["ids"]} == {runs[-1], other}
+    done = queue(*kept, "--yes")
+    assert done.code == 0 and {*done.documents[0]["ids"]} == {runs[-1], other}
+    again = queue(*kept, "--yes")
+    assert again.code == 0 and again.documents[0]["ids"] == []
+    busy = queue("retry", runs[0])
+    assert busy.code == 11 and busy.err.startswith(f"error[job.target_busy]: job {runs[-1]} is already writing to ")
+    assert "request" not in busy.err
 
 
 @pytest.mark.parametrize(("answer", "code"), [(b"n\n", INTERRUPTED), (b"y\n", 0)])

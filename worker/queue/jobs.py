@@ -31,7 +31,7 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.credentials import default_endpoint
 from reshard.worker.queue.answers import IN_THE_WAY, cancelled, one, resolved, retried
-from reshard.worker.queue.listing import page
+from reshard.worker.queue.listing import latest, page
 from reshard.worker.queue.record import Job, LogLine, read
 from reshard.worker.queue.scripts import (
     NO_DATABASE,
@@ -271,6 +271,10 @@ class JobStore:
             after = found.after(len(found.rows)) or ""
             if not after or len(chosen) >= most:
                 return chosen[:most]
+
+    def latest(self, ids: Sequence[str]) -> list[str]:
+        """As ``listing.latest``."""
+        return latest(self.redis, ids)
 
     def load(self, ids: list[str]) -> list[Job]:
         """These jobs but deleted and damaged ones, in this order; with who works on what now."""

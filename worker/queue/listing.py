@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import redis
 
-from reshard.worker.queue.scripts import PREFIX, ms, server_ms, texts
+from reshard.worker.queue.scripts import PREFIX, for_each, job_key, ms, server_ms, texts
 from reshard.worker.queue.states import JobState
 
 
@@ -50,6 +50,19 @@ def ended(client: redis.Redis, states: Iterable[JobState], age: float, most: int
         room = -1 if most is None else most - len(found)
         found += texts(client.zrangebyscore(f"{PREFIX}jobs:{state}", "-inf", horizon, 0, room))
     return found
+
+
+def latest(client: redis.Redis, ids: Iterable[str]) -> list[str]:
+    """Of these jobs, newest first, the first of each request, unless another job carries it out by now."""
+    ids = list(ids)
+    rows = [*for_each(client, ids, lambda pipe, id: pipe.hmget(job_key(id), "key", "target"))]
+    active = for_each(client, rows, lambda pipe, row: pipe.hget(f"{PREFIX}active", row[1] or b""))
+    asked = for_each(client, active, lambda pipe, id: pipe.hget(job_key((id or b"").decode()), "key"))
+    found: dict[bytes, str] = {}
+    for id, (key, _), same in zip(ids, rows, asked, strict=True):
+        if key != same:
+            found.setdefault(key, id)
+    return [*found.values()]
 
 
 def _of(client: redis.Redis, name: str, count: int, place: tuple[float, str], least: int) -> list[tuple[float, str]]:
