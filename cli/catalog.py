@@ -208,6 +208,9 @@ def retry(
     """
     done = operations.retry_catalog(session, name, read(operations.Only, {"only": only}, "--only"))
     rows = [(f"Retrying {count(done.again, 'model')} of catalog {name}",)]
+    if not done.again and not done.left:
+        rows = [(f"No model of catalog {name} has failed",)]
+        rows += [("To run cancelled models again, run `reshard catalog submit FILE`",)] * (done.state == "cancelled")
     rows += [(f"Skipped {count(number, 'model')} with {code}: {SUBMIT_AGAIN}",) for code, number in done.left.items()]
     rows += [(f"Catalog {name} is paused",), (RESUME.format(name),)] if done.state == "paused" else []
     output.result(done, lines(rows), str(done.again))
@@ -222,7 +225,8 @@ def pause(name: Name, session: Session, output: Output) -> None:
     Example: reshard catalog pause nightly
     """
     done = operations.pause_catalog(session, name)
-    output.result(done, f"Paused catalog {name}", name)
+    text = f"Catalog {name} is already paused" if done.already else f"Paused catalog {name}"
+    output.result(done, text, name)
 
 
 @command("resume")
@@ -235,6 +239,7 @@ def resume(name: Name, session: Session, output: Output) -> None:
     """
     done = operations.resume_catalog(session, name)
     text = f"Resumed catalog {name}" if done.state == "running" else f"Catalog {name} is {done.state}"
+    text = f"Catalog {name} is already {done.state}" if done.already else text
     if done.state not in UNDER_WAY:  # its last job ended in the pause
         seen = operations.show_catalog(session, name)
         text = f"Catalog {name} has already ended: {seen.state}, {_models(seen)}"
@@ -289,7 +294,7 @@ def _models(seen: models.Catalog) -> str:
 
 def _counts(seen: models.Catalog | models.CatalogNow, active: int) -> str:
     # Also by error, `failed:CODE`, which `failed` has counted.
-    counts = seen.counts | {"running": active, "to do": seen.todo}
+    counts = seen.counts | {"running": active, "to do": seen.todo, "not queued": models.dropped(seen, active)}
     text = ", ".join(f"{number:,} {what}" for what, number in counts.items() if number and ":" not in what)
     text = text or ("none yet" if seen.state == "expanding" else "none")
     match = "entry matches" if len(seen.empty) == 1 else "entries match"

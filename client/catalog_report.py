@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from reshard.client.models.catalogs import dropped
 from reshard.client.text import clock, count, finds_none, human_bytes, lasted
 from reshard.pipeline.stores.credentials import default_endpoint
 from reshard.worker.followers.records import IN_FILE
@@ -34,7 +35,11 @@ def _figures(seen: Catalog) -> Iterator[str]:
         if ":" in what:  # of what `failed` counts
             continue
         yield f"| {what} | {number:,} | {_moved(ended for ended in seen.ended if ended.outcome == what)} |"
-    for what, number in (("running", len(seen.active)), ("to do", seen.todo)):
+    for what, number in (
+        ("running", active := len(seen.active)),
+        ("to do", seen.todo),
+        ("not queued", dropped(seen, active)),
+    ):
         if number:
             yield f"| {what} | {number:,} | | |"
     yield f"| all | {seen.entries:,} | {_moved(seen.ended)} |"

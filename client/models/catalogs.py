@@ -164,12 +164,16 @@ class CatalogRetried(Document):
     state: str | None = None
 
 
-class CatalogState(Document):
+class CatalogTurned(Document):
     name: str
     state: str
 
 
-class CatalogCancelled(CatalogState):
+class CatalogState(CatalogTurned):
+    already: bool = Field(default=False, description="true if it was paused, or under way, before")
+
+
+class CatalogCancelled(CatalogTurned):
     jobs: int
 
 
@@ -301,6 +305,12 @@ class Schedules(Document):
     schedules: list[ScheduleRow]
     next: str | None = Field(description=_NEXT)
     unreadable: dict[str, str] = Field(description="why a schedule's record cannot be read, by name")
+
+
+def dropped(seen: Catalog | CatalogNow, active: int) -> int:
+    """How many models a cancel dropped before they had a job, beside ``active`` jobs."""
+    ended = sum(number for what, number in seen.counts.items() if ":" not in what)
+    return max(0, seen.entries - ended - active - seen.todo)
 
 
 class Carried(Document):

@@ -219,15 +219,15 @@ def all_failures(session: Session, name: str) -> catalogs.CatalogFailures:
 @operation("POST", "/catalogs/{name}/pause")
 def pause_catalog(session: InProcess, name: str) -> catalogs.CatalogState:
     """Pause a catalog: running jobs continue, no new ones start."""
-    session.queue.catalogs.pause(name)
-    return catalogs.CatalogState(name=name, state="paused")
+    return catalogs.CatalogState(name=name, already=not session.queue.catalogs.pause(name), state="paused")
 
 
 @operation("POST", "/catalogs/{name}/resume")
 def resume_catalog(session: InProcess, name: str) -> catalogs.CatalogState:
     """Resume a catalog that was paused or stopped by a limit."""
-    session.queue.catalogs.resume(name)
-    return catalogs.CatalogState.of(None, name=name, state=session.queue.catalogs.now(name).shown)
+    already = not session.queue.catalogs.resume(name)
+    state = session.queue.catalogs.now(name).shown
+    return catalogs.CatalogState.of(None, name=name, already=already, state=state)
 
 
 @operation("POST", "/catalogs/{name}/cancel")

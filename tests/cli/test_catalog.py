@@ -23,7 +23,7 @@ from reshard.worker.settings import Settings
 from tests.cli.conftest import WHEN, Queue, Run
 from tests.hub.fixtures import Namespace
 from tests.support.models import arrays, save_single
-from tests.worker.followers.builders import begin, definition, rows
+from tests.worker.followers.builders import begin, definition, jobs, rows
 
 
 def model(space: Namespace, name: str, **settings: object) -> str:
@@ -149,8 +149,9 @@ def test_a_catalog_from_its_submission_to_its_end(queue: Queue, tmp_path: Path) 
     (seen,) = queue("catalog", "status", "mine", "--json").documents
     assert (seen["state"], seen["digest"]) == ("expanding", again["digest"])
     assert queue("catalog", "failures", "mine").out == "No failures\n"
-    assert queue("catalog", "resume", "mine").err.startswith("error[queue.catalog_state]: catalog mine is expanding")
+    assert queue("catalog", "resume", "mine").out == "Catalog mine is already expanding\n"
     assert queue("catalog", "pause", "mine").out == "Paused catalog mine\n"
+    assert queue("catalog", "pause", "mine").out == "Catalog mine is already paused\n"
     assert "`reshard catalog resume mine`" in queue("catalog", "status", "mine").out
     assert "continue it with `reshard catalog resume mine`, or see" in queue("catalog", "watch", "mine").err
     assert queue("catalog", "retry", "mine").code == 10
@@ -203,6 +204,22 @@ def test_submitted_or_retried_while_it_is_paused_it_is_said_to_be_paused(
         assert retried == f"Retrying 1 model of catalog mirror\nCatalog mirror is paused\n{resume}"
         assert queue("catalog", "retry", "mirror", "--json").documents[0]["state"] == "paused"
         assert catalogs.get("mirror").state == "paused"
+
+
+def test_what_a_cancel_dropped_is_counted_and_a_retry_says_how_to_run_it(queue: Queue, url: str) -> None:
+    with JobStore.at(url) as store:
+        catalogs = Cursor(store)
+        begin(catalogs, definition(3, at_once=2))
+        assert len(jobs(catalogs)) == 2 and catalogs.cancel("mirror") == 2 and jobs(catalogs) == []
+    assert re.search(r"^models +3: 2 cancelled, 1 not queued$", queue("catalog", "status", "mirror").out, re.M)
+    assert queue("catalog", "status").out.splitlines()[-1].endswith("2 cancelled, 1 not queued")
+    retried = queue("catalog", "retry", "mirror")
+    assert retried.code == 0 and retried.out.splitlines() == [
+        "No model of catalog mirror has failed",
+        "To run cancelled models again, run `reshard catalog submit FILE`",
+    ]
+    paused = queue("catalog", "pause", "mirror")
+    assert paused.code == 10 and paused.err.startswith("error[queue.catalog_state]: catalog mirror is cancelled: ")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from reshard.client.catalog_report import markdown
-from reshard.client.models.catalogs import Catalog, CatalogChecked, CatalogFile, CatalogWrong, Ended
+from reshard.client.models.catalogs import Catalog, CatalogChecked, CatalogFile, CatalogWrong, Ended, dropped
 from reshard.client.operations import catalogs as operations
 from reshard.client.operations.table import pages, read
 from reshard.web.pages.forms import LIMITS, TEXT, Button, Form, as_typed, defaults, shown, submits
@@ -76,7 +76,8 @@ def catalog(call: Call) -> Reply:
             some += group[: FAILURES_SHOWN - len(some)]
     grid = _grid(seen, ended, call.queue.catalogs.nights(seen.name))
     by_code = {code: failures[code] for code in seen.failed() if code in failures}
-    return Page("catalog.html", {"seen": seen, "grid": grid, "may": seen.may(), "failures": by_code})
+    shown_ = {"dropped": dropped(seen, len(seen.active)), "may": seen.may(), "failures": by_code}
+    return Page("catalog.html", {"seen": seen, "grid": grid, **shown_})
 
 
 def _grid(seen: Catalog, ended: set[str], nights: list[tuple[float, Any]]) -> dict[str, Any]:

@@ -58,6 +58,8 @@ from reshard.worker.queue.scripts import (
 log = logging.getLogger(__name__)
 
 RUN_PARTS = ("entries", "todo", "again", "jobs", "ended", "counts", "moved")  # that begin anew with each run
+# States in which a pause or a resume has nothing to do.
+ALREADY = {"paused": frozenset({"paused"}), "running": frozenset({"expanding", "running"})}
 
 NIGHTS = 14  # runs of a catalog of which every model's outcome is remembered
 NIGHT_WHOLE = 1000  # models; of larger catalogs only those are remembered that were not unchanged, or memory would fill
@@ -288,13 +290,19 @@ class Catalogs:
         """How far its run is, without its models; raises CatalogNotFound."""
         return self._change(name, lambda pipe, now: now, must_exist=True)
 
-    def pause(self, name: str) -> None:
-        """Expand and admit nothing more; jobs at work go on. Raises CatalogNotFound, CatalogState."""
-        self._turn(name, "paused", "only a running catalog can be paused")
+    def pause(self, name: str) -> bool:
+        """Expand and admit nothing more; jobs at work go on. False if it was paused.
 
-    def resume(self, name: str) -> None:
-        """Go on where it was paused or stopped; done when nothing is left. Raises CatalogNotFound, CatalogState."""
-        self._turn(name, "running", "only a paused or stopped catalog can be resumed")
+        Raises CatalogNotFound, CatalogState.
+        """
+        return self._turn(name, "paused", "only a running catalog can be paused")
+
+    def resume(self, name: str) -> bool:
+        """Go on where it was paused or stopped; done when nothing is left. False if it was under way.
+
+        Raises CatalogNotFound, CatalogState.
+        """
+        return self._turn(name, "running", "only a paused or stopped catalog can be resumed")
 
     def cancel(self, name: str) -> int:
         """Drop what was not begun and cancel what is at work; returns how many jobs. Raises as ``pause``.
@@ -374,10 +382,12 @@ class Catalogs:
     def _record(self, name: str) -> dict[str, list[str]]:
         return {request: json.loads(data) for request, data in hash_of(self._redis, key(name, "record")).items()}
 
-    def _turn(self, name: str, state: State, why: str, note: str = "", *expander: str) -> None:
+    def _turn(self, name: str, state: State, why: str, note: str = "", *expander: str) -> bool:
         """``expander`` is the run and the token of who expands it, perhaps one that was begun anew meanwhile."""
 
-        def step(pipe: Pipeline, now: Snapshot) -> None:
+        def step(pipe: Pipeline, now: Snapshot) -> bool:
+            if now.state in ALREADY.get(state, ()):
+                return False
             cut_short = state == now.state == "cancelled" and now.active > 0
             if not (now.state in TURNS[state] or cut_short) or (expander and expander != (now.run, now.expander)):
                 raise CatalogState(name=name, state=now.shown, why=why)
@@ -386,7 +396,7 @@ class Catalogs:
             pipe.hset(key(name), "paused_from", now.state) if state == "paused" else pipe.hdel(key(name), "paused_from")
             if state == "running" and now.paused_from == "expanding":
                 now.enter(pipe, "expanding")
-                return
+                return True
             if now.state == "stopped":  # what stopped it is forgiven
                 pipe.hset(key(name), mapping={"failures": 0, "bytes": 0})
             if state == "cancelled":
@@ -394,8 +404,9 @@ class Catalogs:
             # Its last job may have ended in the pause.
             over = state == "running" and now.todo + now.active == 0
             now.enter(pipe, "done" if over else state, note=note)
+            return True
 
-        self._change(name, step, must_exist=True)
+        return self._change(name, step, must_exist=True)
 
     def _change(self, name: str, step: Callable[[Pipeline, Snapshot], T], *watched: str, must_exist: bool = False) -> T:
         """Carry out ``step``, again when the catalog or what else is watched changed while it read.
