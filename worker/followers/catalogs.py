@@ -58,9 +58,6 @@ from reshard.worker.queue.scripts import (
 log = logging.getLogger(__name__)
 
 RUN_PARTS = ("entries", "todo", "again", "jobs", "ended", "counts", "moved")  # that begin anew with each run
-# States in which a pause or a resume has nothing to do.
-ALREADY = {"paused": frozenset({"paused"}), "running": frozenset({"expanding", "running"})}
-
 NIGHTS = 14  # runs of a catalog of which every model's outcome is remembered
 NIGHT_WHOLE = 1000  # models; of larger catalogs only those are remembered that were not unchanged, or memory would fill
 KEEP_NIGHT = 90 * 86_400  # seconds after its last change
@@ -291,17 +288,11 @@ class Catalogs:
         return self._change(name, lambda pipe, now: now, must_exist=True)
 
     def pause(self, name: str) -> bool:
-        """Expand and admit nothing more; jobs at work go on. False if it was paused.
-
-        Raises CatalogNotFound, CatalogState.
-        """
+        """Expand and admit nothing more; jobs at work go on. False if it was paused. Raises as ``resume``."""
         return self._turn(name, "paused", "only a running catalog can be paused")
 
     def resume(self, name: str) -> bool:
-        """Go on where it was paused or stopped; done when nothing is left. False if it was under way.
-
-        Raises CatalogNotFound, CatalogState.
-        """
+        """Go on, or be done when nothing is left. False if it was under way. Raises CatalogNotFound, CatalogState."""
         return self._turn(name, "running", "only a paused or stopped catalog can be resumed")
 
     def cancel(self, name: str) -> int:
@@ -386,7 +377,7 @@ class Catalogs:
         """``expander`` is the run and the token of who expands it, perhaps one that was begun anew meanwhile."""
 
         def step(pipe: Pipeline, now: Snapshot) -> bool:
-            if now.state in ALREADY.get(state, ()):
+            if now.state in records.ALREADY.get(state, ()):
                 return False
             cut_short = state == now.state == "cancelled" and now.active > 0
             if not (now.state in TURNS[state] or cut_short) or (expander and expander != (now.run, now.expander)):

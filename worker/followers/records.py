@@ -38,6 +38,8 @@ TURNS: Mapping[State, frozenset[str]] = {
     "cancelled": frozenset({"expanding", "running", "paused", "stopped"}),
     "failed": frozenset({"expanding"}),
 }
+# States in which a pause or a resume has nothing to do.
+ALREADY = {"paused": frozenset({"paused"}), "running": frozenset({"expanding", "running"})}
 Outcome = Literal["published", "same", "unchanged", "failed", "cancelled"]
 FULFILLED: frozenset[Outcome] = frozenset({"published", "same", "unchanged"})  # the target has what was asked for
 # Against the last job: unchanged; source, target: which of the two has a new commit; unknown: there was none, or what
