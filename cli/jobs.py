@@ -56,7 +56,7 @@ def submit(
     """
     request = request.model_copy(update={"priority": priority})
     done = operations.submit(session, operations.JobRequest.of(request))
-    job, state = done.id, "Already queued as job" if done.existed else "Queued job"
+    job, state = done.id, f"Already {done.state.replace('_', ' ')} as job" if done.existed else "Queued job"
     hint = "" if watch else f"\nFollow it with `reshard watch {job}`"
     text = printable(f"{state} {job}: {request.source} -> {request.target}") + hint
     places = (request.source, request.options.config_from, request.target)
@@ -126,10 +126,11 @@ def list_(
     Example: reshard list --state failed --target 'you/*'
     """
     page = _listed(session, filter_, sys.maxsize if all_ else limit)
-    for why in dict.fromkeys(filter(None, (page.waits, *(job.waits for job in page.jobs if not job.claims)))):
+    said = dict.fromkeys(filter(None, (page.waits, *(job.waits for job in page.jobs if not job.claims))))
+    for why in said:
         output.waits(why)
     for job in page.jobs:
-        if job.waits and job.claims:
+        if job.waits and job.claims and job.waits not in said:
             output.say(f"job {job.id} is waiting: {job.waits}")
     for id, damage in page.unreadable.items():
         output.warn(f"cannot read the record of job {id}: {damage}")

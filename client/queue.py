@@ -125,6 +125,10 @@ class Queue:
         why = full(self.jobs.redis) if missing({process.kind for process in processes}) else ""
         return f"the broker refuses writes: {why}" if why else None
 
+    def works(self) -> bool:
+        """Whether any worker is alive."""
+        return any(process.kind == "worker" for process in self.jobs.processes())
+
     def silent(self) -> list[Silent]:
         """The workers and controls that give no sign of life and did not end in order."""
         from reshard.worker.fleet.heartbeat import silent
@@ -153,13 +157,13 @@ def outlooks(queue: Queue, jobs: Sequence[Job]) -> Iterator[Outlook]:
     from reshard.worker.queue.pace import places
 
     bulk = {job.id: job.request.priority == "bulk" for job in jobs if not job.state.ended}
-    reason = cache(queue.waits)
+    reason, works = cache(queue.waits), cache(queue.works)
     found, rate = places(queue.jobs.redis, [(job.id, bulk[job.id]) for job in jobs if job.state == "queued"])
     for job in jobs:
         if job.id not in bulk:
             yield Outlook()
             continue
-        why, place = waits(reason, job), found.get(job.id)
+        why, place = waits(reason, job, works), found.get(job.id)
         ahead = place.ahead if place else float(max(0, job.bytes - job.bytes_done)) or None
         pace = rate if place else job.rate
         left = ahead / pace if pace and ahead is not None and not why else None
@@ -173,9 +177,9 @@ def catalog_left(queue: Queue, state: str | None, jobs: Collection[str], todo: i
     return remaining(queue.jobs.redis, jobs, todo) if state == "running" and not waits else None
 
 
-def waits(reason: Callable[[bool], str | None], job: Job) -> str | None:
-    """Why nothing of this job moves now; ``reason`` as ``Queue.waits``."""
-    if job.claims:
+def waits(reason: Callable[[bool], str | None], job: Job, works: Callable[[], bool]) -> str | None:
+    """Why nothing of this job moves now; ``reason`` and ``works`` as in ``Queue``."""
+    if job.claims and works():  # a worker that died has what it claimed until its lease ends
         held_up = [f"{claim.unit}: {claim.waits}" for claim in job.claims if claim.waits]
         return held_up[0] if len(held_up) == len(job.claims) else None
     return reason(job.request.priority == "bulk")

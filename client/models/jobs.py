@@ -219,6 +219,7 @@ class Submitted(Document):
     id: str
     existed: bool
     waits: str | None
+    state: str = "queued"
 
 
 class Cancelled(Document):

@@ -110,6 +110,7 @@ def test_the_same_submission_again_is_the_same_job(queue: Queue) -> None:
     (first,) = queue("submit", "a/model", "--to", "b/same", "--json").documents
     (again,) = queue("submit", "a/model", "--to", "b/same", "--json").documents
     assert again == first | {"existed": True}
+    assert queue("submit", "a/model", "--to", "b/same").out.startswith("Already queued as job ")
     busy = queue("submit", "a/model", "--to", "b/same", "--size", "1MB")
     assert busy.code == 11
     assert busy.err.splitlines()[-2].startswith("error[job.target_busy]: ")
@@ -209,6 +210,24 @@ def test_a_job_that_waits_says_its_place_and_when_it_begins_or_why_it_does_not(q
             withdraw(store.redis, one)
         listed = queue("list")
         assert "queued, 2nd of 2  " in listed.out and "no worker or control process is running" in listed.err
+
+
+def test_a_job_whose_workers_all_died_says_why_it_waits_and_no_end(queue: Queue, url: str, plan: Plan) -> None:
+    with JobStore.at(url) as store:
+        alive = process("here:1", "worker")
+        announce(store.redis, alive)
+        leases = another(store)
+        job, group = copying(store, leases, plan)
+        store.redis.hincrby(job_key(job), "paced_from", -20_000)
+        leases.seal(group, receipts(plan, 0)[:1])
+        assert re.search(r"copying .*, about \d+ (s|min) left\n", queue("status", job).out)
+        again = queue("submit", "them/model", "--to", "us/model").out
+        withdraw(store.redis, alive)
+        seen, listed = queue("status", job).out, queue("list")
+    why = "no worker or control process is running: start both with `reshard up`"
+    assert re.search(rf"^waiting +{re.escape(why)}$", seen, re.M) and " left" not in seen, seen
+    assert listed.err == f"waiting: {why}\n"
+    assert again.startswith(f"Already copying as job {job}: ")
 
 
 def test_a_list_says_once_why_bulk_jobs_wait_and_a_job_at_work_when_it_has_copied_all(

@@ -72,6 +72,7 @@ ID_LENGTH = 10  # letters; 31**10 ids, so that two jobs never share one
 class Submitted:
     id: str
     existed: bool  # the same request was queued or running already
+    state: str
 
 
 class Listing(NamedTuple):
@@ -150,12 +151,12 @@ class JobStore:
     def submit(self, request: Request) -> Submitted:
         """Queue ``request``, or find the job that already carries it out; raises TargetBusy, TooManyQueued."""
         arguments = submission(request)
-        id, existed, active_key = texts(self.run("submit", *arguments, self.most))
+        id, existed, active_key, state = texts(self.run("submit", *arguments, self.most))
         if existed == "2":
             raise TooManyQueued(name=request.asked_by or "an unnamed submitter", most=self.most, job=id)
         if active_key != arguments[1]:
             raise TargetBusy(job=id, target=str(request.target))
-        return Submitted(id, existed == "1")
+        return Submitted(id, existed == "1", state)
 
     def cancel(self, id: str) -> JobState:
         """Stop a job; returns the state it was in. Its copiers see it in seconds. Raises JobNotFound, WrongState."""

@@ -1,5 +1,5 @@
 -- id, key, target, priority, request, asked_by, how many jobs its submitter may have queued, or nothing
--- -> {id of the active job, 1 if it was there before, its key}, or {the submitter's oldest, 2, ''} where it has so many
+-- -> {id of the active job, 1 if it was there before, its key, its state}, or {the submitter's oldest, 2, '', ''} where it has so many
 -- One job at a time may work on a target; the same request again is the same job.
 local id, same, target = ARGV[1], ARGV[2], ARGV[3]
 local active = redis.call('HGET', PREFIX .. 'active', target)
@@ -8,7 +8,7 @@ if existed then
   id, same = active, get(active, 'key')
 elseif not active then
   local full = ARGV[7] and oldest_of_full(ARGV[6], tonumber(ARGV[7]))
-  if full then return { full, 2, '' } end
+  if full then return { full, 2, '', '' } end
   local t = now()
   redis.call('HSET', PREFIX .. 'active', target, id)
   redis.call('HSET', key(id), 'id', id, 'key', same, 'target', target, 'priority', ARGV[4], 'request', ARGV[5],
@@ -20,4 +20,4 @@ elseif not active then
   redis.call('ZADD', key(id, 'todo'), 0, 'plan')
   ring(id, t)
 end
-return { id, existed and 1 or 0, same }
+return { id, existed and 1 or 0, same, get(id, 'state') }
