@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from reshard.cli.arguments import argument, takes, value
 from reshard.cli.catalog import read_catalog
-from reshard.cli.output import Output, count, lines, write
+from reshard.cli.output import Output, count, lines, refuse_dash, write
 from reshard.cli.progress import bar
 from reshard.client.audit_report import page, report_of, require_pages, summary
 from reshard.client.models.audits import Audit, AuditedModel
@@ -56,6 +56,7 @@ def audit(
     from reshard.pipeline.stores.connect import Context, own_limiters
 
     if html:
+        refuse_dash(html, "--html")
         require_pages()
     wanted = _wanted(deep)
     calls: list[Call] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -11,7 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 from reshard.cli import completion
 from reshard.cli.arguments import argument, commands, flag, read_limits, value
 from reshard.cli.job_text import moved
-from reshard.cli.output import Output, count, dated, first, human_bytes, lasted, lines, succeeded, when, write
+from reshard.cli.output import (
+    Output,
+    count,
+    dated,
+    first,
+    human_bytes,
+    lasted,
+    lines,
+    refuse_dash,
+    succeeded,
+    when,
+    write,
+)
 from reshard.client.connect import connect
 from reshard.client.models import catalogs as models
 from reshard.client.operations import catalogs as operations
@@ -153,6 +166,7 @@ def status(
     """
     if report and name is None:
         raise UsageError(what="--report requires a catalog NAME")
+    refuse_dash(report, "--report")
     with connect() as session:
         if name is None:
             found = operations.all_catalogs(session)
@@ -181,16 +195,22 @@ def failures(name: Name, session: Session, output: Output) -> None:
     groups, rows = seen.failures, []
     for code, group in groups.items():
         alike = len({one.hint for one in group}) == 1  # most name the model
-        rows.append((code, count(len(group), "model"), group[0].hint if alike else ""))
+        hint = _own_hint(group[0]) if len(group) == 1 else group[0].hint
+        rows.append((code, count(len(group), "model"), hint if alike else ""))
         for one in group[:SHOWN]:
             rows.append(("", one.repo, f"job {one.job or '-'}: {one.message}"))
-            rows += [] if alike else [("", "", one.hint)]
+            rows += [] if alike else [("", "", _own_hint(one))]
         rows += [("", f"{len(group) - SHOWN:,} more", "use --json to show all")] if len(group) > SHOWN else []
     then = [f"{code}: {SUBMIT_AGAIN}" for code in groups if code in IN_FILE]
     if len(then) < len(groups):
         then.insert(0, f"after fixing the cause, run `reshard catalog retry {name} --only CODE`")
     rows += [("" if i else "next", "", step) for i, step in enumerate(then)]
     output.result(seen, lines(rows) or "No failures", "\n".join(groups))
+
+
+def _own_hint(one: models.CatalogFailure) -> str:
+    """The hint, which is kept as it is for all that failed alike, with its own job."""
+    return re.sub(r"\bJOB\b", one.job, one.hint) if one.job else one.hint
 
 
 @command("retry")

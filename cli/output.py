@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from reshard.cli.help import as_typed
 from reshard.client import SCHEMA
 from reshard.client import text as figures
-from reshard.pipeline.errors import FolderNotWritable
+from reshard.pipeline.errors import FolderNotWritable, UsageError
 from reshard.pipeline.text import printable, printable_json, printable_lines
 
 if TYPE_CHECKING:
@@ -135,6 +135,12 @@ def _hanging(row: str, width: int) -> list[str]:
     text = row.lstrip()
     indent = row[: len(row) - len(text)]
     return [row] if len(row) <= width else _broken(text, width, indent, f"{indent}  ")
+
+
+def refuse_dash(file: Path | None, option: str) -> None:
+    """Raises UsageError for what elsewhere means standard output, where the command's own result goes."""
+    if str(file) == "-":
+        raise UsageError(what=f"{option} -: standard output already has the result; give the name of a file")
 
 
 def write(file: Path, text: str) -> None:

@@ -13,7 +13,7 @@ from reshard.client.models.catalogs import CatalogRetried, CatalogSubmitted
 from reshard.client.models.records import Document
 from reshard.pipeline.catalogs.definition import parse
 from reshard.pipeline.catalogs.expand import expand
-from reshard.pipeline.errors import SourceNotFound
+from reshard.pipeline.errors import SourceNotFound, TargetFilled
 from reshard.pipeline.stores.connect import Context
 from reshard.worker import broker
 from reshard.worker.followers.cursor import Cursor
@@ -23,6 +23,7 @@ from reshard.worker.settings import Settings
 from tests.cli.conftest import WHEN, Queue, Run
 from tests.hub.fixtures import Namespace
 from tests.support.models import arrays, save_single
+from tests.worker.conftest import another, claimed
 from tests.worker.followers.builders import begin, definition, jobs, rows
 
 
@@ -204,6 +205,20 @@ def test_submitted_or_retried_while_it_is_paused_it_is_said_to_be_paused(
         assert retried == f"Retrying 1 model of catalog mirror\nCatalog mirror is paused\n{resume}"
         assert queue("catalog", "retry", "mirror", "--json").documents[0]["state"] == "paused"
         assert catalogs.get("mirror").state == "paused"
+
+
+def test_a_failure_names_its_job_and_the_report_no_dash(queue: Queue, url: str, tmp_path: Path) -> None:
+    with JobStore.at(url) as store:
+        catalogs = Cursor(store)
+        begin(catalogs, definition(1))
+        (job,) = jobs(catalogs)
+        leases = another(store)
+        assert leases.fail(claimed(leases, job, "plan"), TargetFilled(path="/", free=1, job=job).to_dict()) == "ok"
+        assert jobs(catalogs) == []
+    said = queue("catalog", "failures", "mirror").out
+    assert f"`reshard retry {job}`" in said and "JOB" not in said
+    refused = queue("catalog", "status", "mirror", "--report", "-")
+    assert refused.code == 2 and refused.err.startswith("error[usage]: --report -: ")
 
 
 def test_what_a_cancel_dropped_is_counted_and_a_retry_says_how_to_run_it(queue: Queue, url: str) -> None:

@@ -67,6 +67,17 @@ def test_a_skipped_time_of_a_schedule_is_not_shown_as_the_job_that_stood_in_its_
     assert f'href="/jobs/{first.job}"' not in shown and "done" not in shown
 
 
+def test_a_schedule_whose_last_run_is_still_at_work_is_not_failing(site: Site, store: JobStore) -> None:
+    now = [server_ms(store.redis) / 1000]
+    schedules = Schedules(store, lambda: now[0])
+    now[0] = schedules.add(nightly("s1", ask()))
+    ((_, first),) = schedules.fire_due()
+    now[0] += 86_400
+    ((_, second),) = schedules.fire_due()
+    assert (first.outcome, second.outcome) == ("fired", "overlap")
+    assert failing(site, store) == ""
+
+
 def test_a_failed_catalog_that_is_expanded_again_is_shown_without_a_count_of_models(
     site: Site, store: JobStore
 ) -> None:
