@@ -10,7 +10,9 @@ from starlette.responses import Response
 
 from reshard.client import SCHEMA
 from reshard.pipeline import errors
+from reshard.pipeline.arguments import retold
 from reshard.pipeline.errors import ReshardError, SignInNeeded
+from reshard.pipeline.request import Options
 
 # The status of an error by its family's exit code; some have one of their own.
 STATUS = {2: 400, 3: 422, 4: 403, 5: 422, 6: 422, 7: 409, 8: 503, 9: 502, 10: 409, 11: 409}
@@ -30,6 +32,16 @@ OWN_STATUS: dict[type[ReshardError], int] = {
     errors.BadSetting: 500,  # of this process, as a file of tokens that cannot be read
 }
 
+SENTENCES = {
+    "run the same command again": "send the request again",
+    "run the same command with": "send the request with",
+    "see `reshard --help`": "see /api/v1/openapi.json",
+}
+NAMES = {
+    "--to": "target", "--for": "ranks", "--no-manifest": "options.manifest false",
+    "--public": "options.visibility public", "--private": "options.visibility private",
+}  # fmt: skip
+
 
 def document(data: Mapping[str, Any], status: int = 200) -> Response:
     text = json.dumps({"schema": SCHEMA} | dict(data), ensure_ascii=False, default=str)
@@ -37,10 +49,22 @@ def document(data: Mapping[str, Any], status: int = 200) -> Response:
 
 
 def failed(error: ReshardError, status: int | None = None) -> Response:
+    """The document of an error, which names fields of a request where a command has options."""
+    error.told = _as_fields
     response = document({"error": error.to_dict()}, status or status_of(error))
     if isinstance(error, SignInNeeded):
         response.headers["WWW-Authenticate"] = "Bearer"
     return response
+
+
+def _as_fields(text: str) -> str:
+    return retold(text, SENTENCES, _field)
+
+
+def _field(option: str, value: str | None) -> str:
+    name = NAMES.get(option) or option[2:].replace("-", "_")
+    name = f"options.{name}" if name in Options.model_fields else name
+    return f"{name} {value}" if value else name
 
 
 def status_of(error: ReshardError) -> int:

@@ -9,7 +9,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from reshard.client.operations.table import BODY_MAX
-from reshard.pipeline.errors import BodyTooLarge, ReshardError, UsageError
+from reshard.pipeline.errors import BodyTooLarge, HostNotAllowed, ReshardError
 from reshard.web.documents import failed
 from reshard.web.settings import is_local
 
@@ -66,7 +66,7 @@ class Guard:
         found = _HOST.fullmatch(host)
         name = found[1] if found else host  # without the port, as the setting has it
         if found is None or name not in self._hosts:
-            return UsageError(what=f"host not allowed: {name or '(none)'}; add it to RESHARD_WEB_HOSTS")
+            return HostNotAllowed(host=name or "(none)")
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > BODY_MAX:
             return BodyTooLarge(most=BODY_MAX)

@@ -98,6 +98,9 @@ class EntriesWrong(UsageError, code="usage.entries", others="; the other models 
 class NoSuchFailures(UsageError, code="usage.only"):
     message = "--only {only}: no model in {name} failed with this code (codes found: {there})"
     hint = "see `reshard catalog failures {name}`"
+class HostNotAllowed(UsageError, code="usage.host"):
+    message = "host not allowed: {host}"
+    hint = "use an address that this server knows, or ask its operator to add the host to RESHARD_WEB_HOSTS"
 class BodyTooLarge(UsageError, code="usage.too_large"):
     message = "the request body exceeds {most} bytes"
     hint = "send a smaller body; a request contains the names of models, not their files"
@@ -181,17 +184,17 @@ class TargetHidden(NoWriteAccess, code="access.hidden_target"):
     message = "{repo} already exists on {endpoint}, and the token does not have access to it"
     hint = "use a token with read and write access{where}, or choose another target; then {again}"
 class TargetNotAllowed(AccessError, code="access.target_not_allowed"):
-    message = "this worker is not allowed to write to {repo} (allowed namespaces: {allowed})"
-    hint = "ask the worker's operator to add {namespace} to RESHARD_ALLOWED_TARGETS, then {again}"
+    message = "jobs are not allowed to write to {repo} (allowed namespaces: {allowed})"
+    hint = "ask the operator to add {namespace} to RESHARD_ALLOWED_TARGETS, then {again}"
 class SourceNotAllowed(AccessError, code="access.source_not_allowed"):
-    message = "this worker is not allowed to read {repo} (allowed sources: {allowed})"
-    hint = "ask the worker's operator to add it to RESHARD_ALLOWED_SOURCES, then {again}"
+    message = "jobs are not allowed to read {repo} (allowed sources: {allowed})"
+    hint = "ask the operator to add it to RESHARD_ALLOWED_SOURCES, then {again}"
 class EndpointNotAllowed(AccessError, code="access.endpoint_not_allowed"):
-    message = "this worker is not allowed to call {endpoint} (allowed Hubs: {allowed})"
-    hint = "ask the worker's operator to add it to RESHARD_ALLOWED_ENDPOINTS, then {again}"
+    message = "jobs are not allowed to call {endpoint} (allowed Hubs: {allowed})"
+    hint = "ask the operator to add it to RESHARD_ALLOWED_ENDPOINTS, then {again}"
 class PublicNotAllowed(AccessError, code="access.public_not_allowed"):
-    message = "{source} is {visibility}, and this worker is not allowed to make it public"
-    hint = "remove --public, or ask the worker's operator to set RESHARD_ALLOW_PUBLIC=1, then {again}"
+    message = "{source} is {visibility}, and jobs are not allowed to make it public"
+    hint = "remove --public, or ask the operator to set RESHARD_ALLOW_PUBLIC=1, then {again}"
 class FolderNotAllowed(AccessError, code="access.folder_not_allowed"):
     message = "{path} is outside the folders that jobs are allowed to use here ({allowed})"
     hint = "use `reshard run`, which accepts any folder, or ask the operator to set RESHARD_ALLOWED_FOLDERS"

@@ -9,8 +9,10 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from reshard.client.models import catalogs, fleet, jobs
+from reshard.pipeline.errors import UsageError
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Request
+from reshard.web.documents import failed
 from reshard.worker.queue.jobs import JobStore
 from tests.web.conftest import ROOT, Site
 
@@ -78,6 +80,17 @@ def test_what_no_command_takes_is_refused(
         refused = client.post(f"{ROOT}/{path}", json=body)
     assert refused.status_code == 400 and why in refused.json()["error"]["message"]
     assert store.recent() == []
+
+
+def test_an_error_names_the_fields_of_a_request(site: Site) -> None:
+    with site.client("act") as client:
+        refused = client.post(f"{ROOT}/jobs", json=BODY | {"options": {"size": "100"}}).json()["error"]
+    assert refused["code"] == "usage.size" and refused["message"].startswith("options.size 100: ")
+    assert refused["facts"]["option"] == "--size", "a command that asked tells it by its option"
+    none = failed(UsageError(what="--dtype float16 and --no-manifest: leave out --for")).body
+    error = json.loads(none)["error"]
+    assert error["message"] == "options.dtype float16 and options.manifest false: leave out options.ranks"
+    assert error["hint"] == "see /api/v1/openapi.json"
 
 
 def test_what_is_no_id_of_an_event_is_refused(site: Site, store: JobStore) -> None:

@@ -113,13 +113,15 @@ def test_a_name_that_is_not_ours_is_refused_also_where_it_leads_here(site: Site,
     with site.client("act", headers={"Host": host.encode()}) as client:
         refused = client.get(f"{ROOT}/jobs")
         assert refused.status_code == 400
-        assert host[:100] not in refused.text or code_of(refused) == "usage"
+        assert host[:100] not in refused.text or code_of(refused) == "usage.host"
         assert client.get("/healthz").text == client.get("/readyz").text == "ok\n"
 
 
 def test_a_name_that_is_not_ours_is_told_as_its_setting_takes_it(site: Site) -> None:
     with site.client("act", headers={"Host": "box:8474"}) as client:
-        assert "host not allowed: box; add it to" in client.get(f"{ROOT}/jobs").text
+        error = client.get(f"{ROOT}/jobs").json()["error"]
+        assert (error["code"], error["message"]) == ("usage.host", "host not allowed: box")
+        assert "RESHARD_WEB_HOSTS" in error["hint"] and "--help" not in error["hint"]
 
 
 @pytest.mark.parametrize(

@@ -125,4 +125,4 @@ def test_a_catalog_calls_only_the_hubs_that_the_operator_names(store: JobStore, 
     catalogs = Cursor(store)
     catalogs.submit(Definition(name="mine", text=f"{text}- query: {{author: them}}\n"))
     wait_for(lambda: (control.look(listen=0.01), catalogs.get("mine").state == "failed")[1], "the expanding")
-    assert "this worker is not allowed to call http://127.0.0.2:1" in (catalogs.get("mine").note or "")
+    assert "jobs are not allowed to call http://127.0.0.2:1" in (catalogs.get("mine").note or "")
