@@ -102,7 +102,7 @@ def verify(
             changes=expected.model_copy(update={"config_from": None}),
             config_from=expected.config_from,
             load=loads,
-            signed_by=signed_by or (),
+            signed_by=signed_by,
             builder=builder,
             progress=lambda done, total: shown.show("reading" if done else "checking", done, total if done else 0),
         )

@@ -100,7 +100,7 @@ def verify(
     changes: Options | None = None,
     config_from: str | os.PathLike[str] | AnyPlace | None = None,
     load: LoadOptions | None = None,
-    signed_by: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
+    signed_by: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
     builder: str | None = None,
     context: Context | None = None,
     progress: Progress = lambda done, total: None,
@@ -119,11 +119,13 @@ def verify(
     if against is None and (config_from is not None or changes not in (None, Options())):
         *names, last = (as_option(name) for name in Options.model_fields if Options.declared(name).expect)
         raise UsageError(what=f"{', '.join(names)} and {last} require --against")
-    if builder and not signed_by:
+    if builder is not None and signed_by is None:
         raise UsageError(what="--builder requires --signed-by")
-    context = context or Context.from_env()
     keys = [signed_by] if isinstance(signed_by, str | os.PathLike) else signed_by
-    trusted = Trusted.open([os.fspath(key) for key in keys]) if keys else None
+    if keys is not None and not keys:  # as of a pattern that matches no file: no key is not any key
+        raise UsageError(what="--signed-by requires at least one file")
+    context = context or Context.from_env()
+    trusted = None if keys is None else Trusted.open([os.fspath(key) for key in keys])
     place = parse_place(output)
     other, lender = (None if given is None else parse_place(given) for given in (against, config_from))
     ours = open_source(place, context)

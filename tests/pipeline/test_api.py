@@ -157,6 +157,9 @@ def test_a_call_that_makes_no_sense_is_one_of_our_errors(
         ({"changes": Options(dtype="bfloat16")}, "require against="),
         ({"config_from": "a/b"}, "config_from=.* require against="),
         ({"builder": "urn:ours"}, "builder= requires signed_by="),
+        ({"builder": ""}, "builder= requires signed_by="),
+        ({"signed_by": []}, "signed_by= requires at least one file"),
+        ({"signed_by": ()}, "signed_by= requires at least one file"),
     ],
 )
 def test_what_verify_could_only_ignore_is_refused(given: dict[str, Any], says: str, model: Path) -> None:
