@@ -24,6 +24,15 @@ def is_tool_file(path: str) -> bool:
     return basename(path) in FILES or any(f"/{folder}/" in f"/{path}" for folder in FOLDERS)
 
 
+def passed_over(path: str) -> bool:
+    """Whether a signature leaves ``path`` to tools: it names their paths from the top, and no others of the same name.
+
+    >>> passed_over(".git/config"), passed_over("code/.git/config")
+    (True, False)
+    """
+    return path in (*FILES, *FOLDERS) or path.startswith(tuple(f"{folder}/" for folder in FOLDERS))
+
+
 # May hold passwords, tokens or keys, which a copy must not publish. Also left out of a Hub repository: its readers may
 # be fewer than the copy's.
 _SECRETS = (".env", ".env.*", ".envrc", ".netrc", ".git-credentials", ".pypirc", ".npmrc", ".ssh", ".aws", "id_rsa",

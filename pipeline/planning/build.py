@@ -15,7 +15,7 @@ from reshard.pipeline.checkpoint.discover import Found
 from reshard.pipeline.checkpoint.formats import gguf
 from reshard.pipeline.checkpoint.names import index_path, is_path_of, shard_path
 from reshard.pipeline.checkpoint.open import Opened
-from reshard.pipeline.checkpoint.tool_files import is_tool_file
+from reshard.pipeline.checkpoint.tool_files import is_tool_file, passed_over
 from reshard.pipeline.errors import (
     BadRanks,
     BadSize,
@@ -191,9 +191,10 @@ def make_plan(known: Known) -> Plan:
     deletes, pruned = deletes_of(outputs, before, stays, theirs, options)
     taken = pruned - before.published.keys()
     kept = before.files.keys() - stays - {*deletes}
-    if options.sign and (foreign := sorted(path for path in kept if not is_tool_file(path))):
+    if options.sign and (foreign := sorted(path for path in kept if not passed_over(path))):
         left = f"{counted(len(foreign), 'file')} left in place, such as {foreign[0]}"
-        notes.append(f"{left}: not covered by the signature, so verifiers reject the download (--prune deletes them)")
+        cure = "" if any(map(is_tool_file, foreign)) else " (--prune deletes them)"
+        notes.append(f"{left}: not covered by the signature, so verifiers reject the download{cure}")
     check_paths([s.path for s in shards], written | beside, kept, on_hub)
     notes += [*_uncut_notes(known, carried), *strays(known.found), *other_weights(left_out, known.found, options)]
     if known.published is None:  # or nothing was listed

@@ -8,12 +8,13 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from reshard.pipeline.check import Check, Result, first, some
-from reshard.pipeline.checkpoint.tool_files import is_tool_file
+from reshard.pipeline.checkpoint.tool_files import FOLDERS, passed_over
 from reshard.pipeline.errors import BadSignature, NotSigned, SignedElsewhere
-from reshard.pipeline.planning.model import PROVENANCE, SIGNATURE
+from reshard.pipeline.planning.model import CARD, PROVENANCE, SIGNATURE
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.publishing.provenance import PREDICATE, evidence, sha256_of
-from reshard.pipeline.publishing.signing import BUNDLE, UNSIGNED, Signed, Trusted
+from reshard.pipeline.publishing.signing import BUNDLE, Signed, Trusted
+from reshard.pipeline.stores.folder.source import list_folder
 from reshard.pipeline.text import counted
 
 _MODEL = "https://model_signing/signature/v1.0"  # what the package calls the signature of a model
@@ -32,9 +33,9 @@ def check_signatures(output: Source, trusted: Trusted, builder: str | None, deep
         raise BadSignature(file=SIGNATURE, why="it is another statement, not a model signature")
     if output.pin.named not in (None, name):
         raise SignedElsewhere(file=SIGNATURE, place=output.pin.named, name=name)
-    listed = {path: file for path, file in output.files().items() if path not in UNSIGNED and not is_tool_file(path)}
+    listed = {path: file for path, file in output.files().items() if _is_covered(path)}
     findings = [f"{path} was signed but is missing" for path in sorted(signed.keys() - listed.keys())]
-    findings += [f"{path} is not signed" for path in sorted(listed.keys() - signed.keys())]
+    findings += [f"{path} is not signed" for path in sorted((listed.keys() | _unlisted(output)) - signed.keys())]
     known = {path: file.sha256 for path, file in listed.items() if file.sha256 and not deep}
     for path in sorted(signed.keys() & listed.keys()):
         if (known.get(path) or sha256_of(output, output.files()[path])) != signed[path]:
@@ -45,6 +46,18 @@ def check_signatures(output: Source, trusted: Trusted, builder: str | None, deep
     figures = {"files": len(signed), "by_the_hub": len(known)}
     check = Check("signature", "failed" if findings else "passed", _FILES, reason, figures, some(findings))
     return [check, _provenance(output, trusted, builder, signed)]
+
+
+def _is_covered(path: str) -> bool:
+    return path not in (SIGNATURE, CARD) and not passed_over(path)
+
+
+def _unlisted(output: Source) -> set[str]:
+    """What the source does not list of a folder although a signature covers it: folders of tools below others."""
+    folder = output.place.local
+    if folder is None or not folder.is_dir():
+        return set()
+    return {path for path in list_folder(folder, FOLDERS.__contains__) if _is_covered(path)} - output.files().keys()
 
 
 def _provenance(output: Source, trusted: Trusted, builder: str | None, signed: Mapping[str, str]) -> Check:

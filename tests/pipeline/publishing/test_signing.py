@@ -117,12 +117,15 @@ def test_a_download_from_the_hub_is_accepted(
     repo, target = upload(on_hub, "source", model), on_hub.repo("target")
     monkeypatch.setenv("RESHARD_SIGN_KEYS", str(pair.private.parent))
     on_hub.admin.create_repo(target)
-    on_hub.admin.put_files(target, {"theirs.txt": b"not ours"})
+    on_hub.admin.put_files(target, {"code/.gitignore": b"", "theirs.txt": b"not ours"})
     report = go(repo, target, size=SIZE, sign=pair.private.name, overwrite=True)
-    assert any("theirs.txt: not covered by the signature" in note for note in report.plan.notes)
+    told = "2 files left in place, such as code/.gitignore: not covered by the signature, so verifiers reject"
+    assert any(note.startswith(told) and "--prune" not in note for note in report.plan.notes), "it deletes one of them"
     here = Path(snapshot_download(target, local_dir=tmp_path / "here", endpoint=on_hub.endpoint, token=on_hub.token))
-    assert "Extra files found in model 'here': theirs.txt" in refusal(here, pair), "nobody here vouches for that"
-    (here / "theirs.txt").unlink()
+    extra = "Extra files found in model 'here': code/.gitignore, theirs.txt"
+    assert extra in refusal(here, pair), "nobody here vouches for that"
+    for path in ("code/.gitignore", "theirs.txt"):
+        (here / path).unlink()
     assert refusal(here, pair) == ""
     statement = statement_in(here / PROVENANCE)
     build = statement["predicate"]["buildDefinition"]

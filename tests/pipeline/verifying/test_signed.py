@@ -91,6 +91,21 @@ def test_each_file_that_is_not_as_signed_is_named(
     assert looked(signed, pair)[0].findings == (finding,)
 
 
+TOOLS = [".reshard/x.py", ".git/x.py", ".cache/huggingface/x.py", ".gitignore", ".gitattributes"]
+
+
+@pytest.mark.parametrize("folder", ["", "sub/"])
+@pytest.mark.parametrize("name", TOOLS)
+def test_files_of_tools_are_passed_over_where_the_package_passes_over_them(
+    signed: Path, pair: Pair, folder: str, name: str
+) -> None:
+    path = folder + name
+    (signed / path).parent.mkdir(parents=True, exist_ok=True)
+    (signed / path).touch()
+    assert looked(signed, pair)[0].findings == ((f"{path} is not signed",) if folder else ())
+    assert bool(refusal(signed, pair)) == bool(folder)
+
+
 def test_the_folders_own_record_is_not_believed(signed: Path, pair: Pair) -> None:
     file = min(signed.glob("*.safetensors"))
     was, content = file.stat(), bytearray(file.read_bytes())
