@@ -139,6 +139,7 @@ def _checkpoint(part: FileSet, first: int, contents: Sequence[Contents]) -> Chec
     """``contents`` of each of the set's files, or of all in one."""
     owner: dict[str, str] = {}
     metadata: dict[str, str] = {}
+    contradicted = set()
     settings: dict[str, object] = {}
     notes = []
     for path, file in zip((stored.path for stored in part.files), contents, strict=False):
@@ -152,6 +153,7 @@ def _checkpoint(part: FileSet, first: int, contents: Sequence[Contents]) -> Chec
         owner |= own
         for key, value in file.metadata.items():
             if metadata.setdefault(key, value) != value:
+                contradicted.add(key)
                 notes.append(f"{path}: ignored its metadata {key!r}; the first file has a different value")
         for key, values in file.settings.items():
             if settings.setdefault(key, values) != values:
@@ -163,6 +165,7 @@ def _checkpoint(part: FileSet, first: int, contents: Sequence[Contents]) -> Chec
         files=tuple(range(first, first + len(part.files))),
         tensors=tuple(tensor for file in contents for tensor in file.tensors),
         file_metadata=metadata,
+        contradicted=frozenset(contradicted),
         index_metadata=dict(part.index_metadata or {}),
         index_path=part.index_path,
         notes=tuple(notes),

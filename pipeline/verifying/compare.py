@@ -22,9 +22,10 @@ from reshard.pipeline.tensors import Checkpoint, Name, Tensor
 from reshard.pipeline.text import counted
 from reshard.pipeline.verifying.digests import Digests, Stored, digests, first_difference, hashers_of
 from reshard.pipeline.verifying.opened import OpenedSide, Pair, Paired
-from reshard.pipeline.verifying.structure import Finding, compare, compare_keys
+from reshard.pipeline.verifying.structure import Finding, Rule, compare, compare_keys
 from reshard.pipeline.verifying.verdicts import ModelCheck
 
+_OF_TORCHAO = "tensor_names"  # in `__metadata__`, beside a key for each of them with how it is quantized
 # Of each checkpoint: parameter -> the one that it shares its bytes with.
 Ties = Mapping[Name, Mapping[str, str]]
 
@@ -39,7 +40,9 @@ def check_headers(both: Paired, ties: Ties, believed: Callable[[], bool] = lambd
     """
     theirs, ours, pairs, lost, _ = both
     without = {pair.output.name: dropped_copies(pair, ours, ties.get(pair.output.name, {})) for pair in pairs}
-    findings = list(map(str, differences(both, without)))
+    told = list(differences(both, without))
+    findings = [str(one) for one in told if one.rule != "other_metadata"]
+    undecided = [str(one) for one in told if one.rule == "other_metadata"]
     casts: Counter[tuple[str, str]] = Counter()
     copies: dict[str, str] = {}
     undeclared, claimed = 0, []
@@ -61,6 +64,7 @@ def check_headers(both: Paired, ties: Ties, believed: Callable[[], bool] = lambd
         counted(n, "tensor", f"is {was} in the source and {is_} in the output")
         for (was, is_), n in sorted(casts.items())
     ]
+    remarks += some(undecided)
     if copies:
         shown = some([f"{name} (kept: {kept})" for name, kept in sorted(copies.items())])
         remarks.append(f"tied copies dropped: {', '.join(shown)}")
@@ -70,7 +74,7 @@ def check_headers(both: Paired, ties: Ties, believed: Callable[[], bool] = lambd
             f"only the output says that {len(doubted):,} of them can be dropped; use --ties source if you expect that"
         )
     level = "every name, dtype and shape, from headers"
-    result: Result = "failed" if findings else "inconclusive" if undeclared or doubted else "passed"
+    result: Result = "failed" if findings else "inconclusive" if undecided or undeclared or doubted else "passed"
     return Check("same tensors", result, level, "; ".join(remarks), figures, some(findings))
 
 
@@ -92,6 +96,23 @@ def differences(both: Paired, dropped: Mapping[Name, Collection[str]]) -> Iterat
             if found.rule != "lost" or found.tensor not in without:
                 yield found
         yield from compare_keys(pair.source.keys, pair.output.keys)
+        yield from _compare_metadata(*pair)
+
+
+def _compare_metadata(source: Checkpoint, output: Checkpoint) -> Iterator[Finding]:
+    """What became of the source's `__metadata__`, which every file of a copy has.
+
+    As in a plan, the first file of the source that has a key counts. ``format`` has a rule of its own, and that a name
+    is tied to a tensor is told where that is dropped. transformers reads that of torchao, of all files together.
+    """
+    was, is_ = source.file_metadata, output.file_metadata
+    names = {tensor.name for tensor in source.tensors} if len(was) > 1 else set()
+    rule: Rule = "metadata" if _OF_TORCHAO in was else "other_metadata"
+    for key in sorted(key for key in was.keys() - {"format"} if was[key] not in names):
+        if key not in is_:
+            yield Finding(rule, f"the files' metadata lacks {key!r:.80}, which the source's has")
+        elif key not in source.contradicted and (is_[key] != was[key] or key in output.contradicted):
+            yield Finding(rule, f"the files' metadata has another value of {key!r:.80} than the source's")
 
 
 def dropped_copies(pair: Pair, ours: OpenedSide, ties: Mapping[str, str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load, load_file, save, save_file
 
 from reshard.pipeline.auditing.audit import audit
 from reshard.pipeline.auditing.examine import Audited, Sources, Subject, examine
@@ -27,6 +27,7 @@ from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.hub.fixtures import Namespace
 from tests.pipeline.auditing.planted import (
+    FIRST,
     PLANTED,
     SECOND,
     add_manifest,
@@ -121,6 +122,16 @@ def test_another_header_over_the_same_tensors_is_no_proof_of_other_bytes(space: 
     publish(space, "source", {**healthy, SECOND: healthy[SECOND].replace(b'"pt"', b'"np"')})
     publish(space, "copy", healthy)
     assert kinds(audited(of(space, {"copy": "source"}))) == set()
+
+
+@pytest.mark.parametrize(("key", "kind"), [("tensor_names", "metadata-misfit"), ("title", "file-unproven")])
+def test_metadata_that_a_copy_lacks_is_found(space: Namespace, key: str, kind: str) -> None:
+    healthy = files_of(*model())
+    sources = {path: save(load(healthy[path]), metadata={"format": "pt", key: "[]"}) for path in (FIRST, SECOND)}
+    publish(space, "source", {**healthy, **sources})
+    publish(space, "copy", healthy)
+    publish(space, "same", {**healthy, **sources})
+    assert kinds(audited(of(space, {"copy": "source", "same": "source"}))) == {("copy", kind)}
 
 
 @pytest.mark.parametrize(("copy", "lost"), [("lm_head.weight", set()), ("head.weight", {("m", "tensors-lost")})])

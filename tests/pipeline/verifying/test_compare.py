@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from reshard.pipeline.places import Folder
 from reshard.pipeline.stores.folder.source import FolderSource
@@ -29,6 +29,42 @@ INDEX = "model.safetensors.index.json"
 def found(output: Path, source: Path) -> tuple[str, ...]:
     theirs, ours = (OpenedSide.open(FolderSource.open(Folder(path=str(folder)))) for folder in (source, output))
     return check_headers(paired(theirs, ours), {}).findings
+
+
+TORCHAO = {"tensor_names": '["w"]', "w": '{"_type": "Float8Tensor"}'}
+PLAIN = {"modelspec.title": "x", "b": "layer.0.weight"}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "result", "told"),
+    [
+        ([PLAIN], [PLAIN, PLAIN], "passed", ""),
+        ([PLAIN], [PLAIN, {}], "passed", ""),
+        ([PLAIN, {"more": "y"}], [PLAIN | {"more": "y"}], "passed", ""),
+        ([PLAIN], [PLAIN | {"more": "y"}], "passed", ""),
+        ([PLAIN], [{}], "inconclusive", "the files' metadata lacks 'modelspec.title', which the source's has"),
+        ([PLAIN], [PLAIN | {"modelspec.title": "y"}], "inconclusive", "has another value of 'modelspec.title' than"),
+        ([PLAIN], [PLAIN, {"modelspec.title": "y"}], "inconclusive", "has another value of 'modelspec.title' than"),
+        ([{"a": "1"}, {"a": "2"}], [{"a": "1"}, {"a": "1"}], "passed", ""),
+        ([{"a": "1"}, {"a": "2"}], [{"a": "1"}, {"a": "2"}], "passed", ""),
+        ([TORCHAO], [TORCHAO, TORCHAO], "passed", ""),
+        ([TORCHAO], [{"tensor_names": '["w"]'}], "failed", "the files' metadata lacks 'w', which the source's has"),
+        ([TORCHAO], [TORCHAO, TORCHAO | {"w": "{}"}], "failed", "has another value of 'w' than the source's"),
+    ],
+)
+def test_what_the_files_say_of_themselves_is_carried(
+    theirs: list[dict[str, str]], ours: list[dict[str, str]], result: str, told: str, tmp_path: Path
+) -> None:
+    sides = []
+    for side, files in (("theirs", theirs), ("ours", ours)):
+        save_sharded(tmp_path / side, numbered(TENSORS, len(files)))
+        for file, metadata in zip(sorted((tmp_path / side).glob("*.safetensors")), files, strict=True):
+            save_file(load_file(file), file, metadata=metadata | {"format": "pt"})
+        sides.append(OpenedSide.open(FolderSource.open(Folder(path=str(tmp_path / side)))))
+    check = check_headers(paired(*sides), {})
+    assert check.result == result
+    said = "; ".join([*check.findings, check.reason])
+    assert told in said and "'b'" not in said, "which is tied to another, as the output says where it drops it"
 
 
 def single(name: str, config: str | None = "") -> Callable[[Path], None]:
