@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter, eq
+from posixpath import normpath
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -22,13 +23,15 @@ from reshard.pipeline.checkpoint.formats.safetensors import Header
 from reshard.pipeline.checkpoint.indexes import Index
 from reshard.pipeline.errors import BadLength, CheckpointError
 from reshard.pipeline.planning.model import TOTAL_PARAMETERS
+from reshard.pipeline.tensors import DTYPE_BITS
+from reshard.pipeline.text import counted
 
 Rule = Literal[
     "index_json",  # the index is not JSON, or not an object of the right form
     "index_metadata",  # no "metadata" object: transformers stops with a KeyError
     "escape",  # a file name that leaves the folder
     "absent_file",  # the index names a file that is not there
-    "wrong_file",  # the tensor is in another file than the index says
+    "wrong_file",  # the tensor is in another file than the index says, or the file's path is written with `./`
     "ghost",  # the index names a tensor that no file has
     "missing",  # a file has a tensor that the index does not name
     "duplicate",  # two files have a tensor of the same name
@@ -36,7 +39,7 @@ Rule = Literal[
     "no_index",  # several files that belong together, and no index that names them
     "total_size",  # the sum of the tensors' bytes differs from the index's
     "no_total_size",  # the index has no sum
-    "total_parameters",  # the index counts parameters, and not with a whole number
+    "total_parameters",  # the index counts parameters, and not with a whole number, or far from that of the elements
     "header",  # a file's header cannot be read, or breaks the format
     "length",  # a file does not end where its header says
     "split",  # GGUF: the split keys are not those of the parts
@@ -61,6 +64,8 @@ REMARKS: frozenset[Rule] = frozenset({"no_total_size", "total_parameters"})
 
 # The libraries whose tensors transformers and accelerate know, as a file's `__metadata__` names them.
 FORMATS = frozenset({"pt", "tf", "flax", "mlx"})
+
+_PLAIN = frozenset({"F64", "F32", "F16", "BF16", "I64", "BOOL"})  # of quantized ones the elements are no parameters
 
 Headers = Mapping[str, Header | CheckpointError]
 """``{path: its header, or why it cannot be read}``; paths are POSIX and relative to the repository's root."""
@@ -192,6 +197,9 @@ def check_index(
             yield Finding("escape", f"{index.path} refers to {written!r}, outside its folder", index.path)
         elif path not in listing:
             yield Finding("absent_file", f"{index.path} refers to a missing file: {written}", path)
+        elif written != (plain := normpath(written)):  # transformers downloads the files of these very names
+            text = f"{index.path} refers to {written!r:.80}, which loaders do not find on a Hub; write {plain!r:.80}"
+            yield Finding("wrong_file", text, path)
     yield from _check_names(index, headers)
     for path, effect in _stale(index.path, listing - named):
         yield Finding("stale_file", f"{path} is left over: {index.path} does not list it{effect}", path)
@@ -235,21 +243,40 @@ def _check_total(
     if type(parameters) is not int or parameters < 0:
         text = f"{index_path} has {TOTAL_PARAMETERS} {str(parameters)[:40]!r}, which is not a count"
         yield Finding("total_parameters", text, index_path)
+    elif parameters and (elements := _elements(headers)) and not elements / 2 < parameters < elements * 2:
+        held = counted(elements, "element")
+        text = f"{index_path} has {TOTAL_PARAMETERS} {parameters:,}, but the tensors have {held}"
+        yield Finding("total_parameters", text, index_path)
     if "total_size" not in metadata:
         yield Finding("no_total_size", f"{index_path} has no total_size (loaders do not need it)", index_path)
         return
     stated = metadata["total_size"]
-    counted = [
+    sums = [
         totals.get(path) or (sum(stop - start for _, _, start, stop in header.tensors.values()),) * 2
         for path, header in headers.items()
     ]
-    least, most = (sum(counts) for counts in zip(*counted, strict=True)) if counted else (0, 0)
+    least, most = (sum(counts) for counts in zip(*sums, strict=True)) if sums else (0, 0)
     # save_pretrained of some versions wrote it as a float; 2.0 == 2 is what a reader needs.
     if isinstance(stated, bool) or not isinstance(stated, int | float) or not least <= stated <= most:
         bytes_ = f"{most:,}" if least == most else f"{least:,} to {most:,}"
         says = f"{stated:,}" if type(stated) in {int, float} else stated
+        says = f"{says!r:.60} as text" if isinstance(stated, str) else says
         text = f"{index_path} has total_size {says}, but the tensors have {bytes_} bytes"
         yield Finding("total_size", text, index_path)
+
+
+def _elements(headers: Mapping[str, Header]) -> int:
+    """How many all tensors have; 0 unless all are plain numbers. Writers count about as many parameters.
+
+    Not just as many: models have buffers, tied copies, tensors that their class ignores, and parameters in no file.
+    """
+    count = 0
+    for header in headers.values():
+        for dtype, _, start, stop in header.tensors.values():
+            if dtype not in _PLAIN:
+                return 0
+            count += (stop - start) * 8 // DTYPE_BITS[dtype]
+    return count
 
 
 def _stale(index_path: str, others: Iterable[str]) -> Iterator[tuple[str, str]]:

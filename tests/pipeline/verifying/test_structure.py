@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -116,6 +116,18 @@ def parameters_of_text(it: Folder) -> None:
     it.index["metadata"]["total_parameters"] = "many"
 
 
+def one_parameter(it: Folder) -> None:
+    it.index["metadata"]["total_parameters"] = 1
+
+
+def total_as_text(it: Folder) -> None:
+    it.index["metadata"]["total_size"] = str(it.index["metadata"]["total_size"])
+
+
+def dotted_path(it: Folder) -> None:
+    it.index["weight_map"] = {name: f"./{file}" for name, file in it.index["weight_map"].items()}
+
+
 def no_metadata(it: Folder) -> None:
     del it.index["metadata"]
 
@@ -177,6 +189,9 @@ def no_format(it: Folder) -> None:
         (total_left_out, {"no_total_size"}, "has no total_size"),
         (total_of_nothing, {"total_size"}, "total_size None"),
         (parameters_of_text, {"total_parameters"}, "total_parameters 'many', which is not a count"),
+        (one_parameter, {"total_parameters"}, "total_parameters 1, but the tensors have 69 elements"),
+        (total_as_text, {"total_size"}, "total_size '138' as text, but the tensors have 138 bytes"),
+        (dotted_path, {"wrong_file"}, f"'./{ONE}', which loaders do not find on a Hub; write '{ONE}'"),
         (no_metadata, {"index_metadata"}, INDEX),
         (bare_map, {"index_metadata"}, INDEX),
         (same_key_twice, {"duplicate"}, "norm"),
@@ -198,6 +213,18 @@ def test_each_fault_is_found_and_named(fault: Callable[[Folder], None], rules: s
     fault(it)
     assert it.rules() == rules
     assert any(named in str(finding) for finding in it.findings())
+
+
+def test_parameters_are_about_as_many_as_the_elements_unless_these_are_quantized() -> None:
+    it = honest()
+    for parameters, rules in ((36, set[str]()), (69, set()), (137, set()), (34, {"total_parameters"})):
+        it.index["metadata"]["total_parameters"] = parameters
+        assert it.rules() == rules, parameters
+    known = it.headers[f"unet/{ONE}"]
+    assert isinstance(known, Header)
+    kinds = {name: spec._replace(dtype="U8") for name, spec in known.tensors.items()}
+    it.headers[f"unet/{ONE}"] = replace(known, tensors=kinds)
+    assert it.rules() == set()
 
 
 @pytest.mark.parametrize(("said", "honest"), [(95, False), (96, True), (100.5, True), (138, True), (139, False)])
