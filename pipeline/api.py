@@ -116,12 +116,24 @@ def verify(
     What is wrong with ``output`` is in the checks; raises NoWeights, the CheckpointError family for a broken source,
     DeviceMapIncomplete, and what stores raise.
     """
+    keys = [signed_by] if isinstance(signed_by, str | os.PathLike) else signed_by
+    named = isinstance(keys, Sequence | None) and all(isinstance(key, str | os.PathLike) for key in keys or ())
+    for fits, argument, words, given in (
+        (isinstance(deep, bool), "deep", "True or False", deep),
+        (isinstance(changes, Options | None), "changes", "Options.of(...)", changes),
+        (isinstance(load, LoadOptions | None), "load", "LoadOptions()", load),
+        (named, "signed_by", "a file or a list of files", signed_by),
+        (isinstance(builder, str | None), "builder", "text", builder),
+        (isinstance(context, Context | None), "context", "a Context", context),
+        (callable(progress), "progress", "a function", progress),
+    ):
+        if not fits:  # which would be taken for something else, or for nothing
+            raise UsageError(what=f"{argument} must be {words}, not {shortened(repr(given))}")
     if against is None and (config_from is not None or changes not in (None, Options())):
         *names, last = (as_option(name) for name in Options.model_fields if Options.declared(name).expect)
         raise UsageError(what=f"{', '.join(names)} and {last} require --against")
     if builder is not None and signed_by is None:
         raise UsageError(what="--builder requires --signed-by")
-    keys = [signed_by] if isinstance(signed_by, str | os.PathLike) else signed_by
     if keys is not None and not keys:  # as of a pattern that matches no file: no key is not any key
         raise UsageError(what="--signed-by requires at least one file")
     context = context or Context.from_env()

@@ -167,6 +167,27 @@ def test_what_verify_could_only_ignore_is_refused(given: dict[str, Any], says: s
         verify(model, **given)
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"deep": "no"}, "deep must be True or False, not 'no'"),
+        ({"deep": 1}, "deep must be True or False, not 1"),
+        ({"load": {}}, "load must be LoadOptions(), not {}"),
+        ({"load": True}, "load must be LoadOptions(), not True"),
+        ({"changes": {}}, "changes must be Options.of(...), not {}"),
+        ({"signed_by": {}}, "signed_by must be a file or a list of files, not {}"),
+        ({"signed_by": b"key.pem"}, "signed_by must be a file or a list of files, not b'key.pem'"),
+        ({"signed_by": [None]}, "signed_by must be a file or a list of files, not [None]"),
+        ({"signed_by": "key.pem", "builder": 1}, "builder must be text, not 1"),
+        ({"context": {}}, "context must be a Context, not {}"),
+        ({"progress": None}, "progress must be a function, not None"),
+    ],
+)
+def test_an_argument_that_would_be_taken_for_another_is_refused(given: dict[str, Any], says: str, model: Path) -> None:
+    with pytest.raises(UsageError, match=f"^{re.escape(says)}$"):
+        verify(model, **given)
+
+
 def test_one_key_to_verify_by_is_as_good_as_a_list(model: Path) -> None:
     for keys in ("nobodys.pem", Path("nobodys.pem"), ["nobodys.pem"]):
         with pytest.raises(AccessError, match=r"cannot use the key nobodys\.pem"):
