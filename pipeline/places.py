@@ -32,6 +32,7 @@ from reshard.pipeline.validation import Matching, Strict
 # and neither `-` nor `.` at either end.
 _NAME = re.compile(r"(?![\w.-]*(?:--|\.\.))[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?")
 _REPO = f"{_NAME.pattern}/{_NAME.pattern}"
+_PORT = "(?:[1-9][0-9]{0,3}|[1-5][0-9]{4}|6(?:[0-4][0-9]{3}|5(?:[0-4][0-9]{2}|5(?:[0-2][0-9]|3[0-5]))))"  # to 65535
 
 # No token has this form: one that is typed where a name belongs must not get into a job, nor into an error.
 CREDENTIAL = Matching(
@@ -139,7 +140,7 @@ class Hub(_Place):
     example = "user/repo, user/repo@revision, a Hub URL"
     form = (
         rf"(?:hf://(?!buckets/))?{_REPO}(?:@{_REVISION})?"
-        rf"|https?://[A-Za-z0-9.-]{{1,253}}(?::[0-9]{{1,5}})?/(?!(?:datasets|spaces)/){_REPO}"
+        rf"|https?://[A-Za-z0-9.-]{{1,253}}(?::{_PORT})?/(?!(?:datasets|spaces)/){_REPO}"
     )
     kind: Literal["hub"] = "hub"
     repo: Annotated[str, Field(max_length=REPO_MAX), WithJsonSchema(_text(_REPO, REPO_MAX))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -114,6 +116,14 @@ def test_what_is_nearly_a_repository_is_refused_with_what_works(text: str, why: 
     with pytest.raises(BadPlace, match=why) as refused:
         parse_place(text)
     assert works in refused.value.next_step.replace(",", "").split() and parse_place(works)
+
+
+@pytest.mark.parametrize(("port", "is_one"), [("0", False), ("80", True), ("65535", True), ("65536", False)])
+def test_the_form_that_the_api_documents_has_the_ports_that_are_taken(port: str, is_one: bool) -> None:
+    url = f"http://hub:{port}/a/b"
+    assert (re.fullmatch(Hub.form, url) is not None) is is_one
+    with nullcontext() if is_one else pytest.raises(BadPlace):
+        parse_place(url)
 
 
 @pytest.mark.parametrize("value", [None, 5, b"user/repo", ["user/repo"]])
