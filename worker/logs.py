@@ -105,17 +105,17 @@ class Outage:
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
-        self._said: type[Exception] | None = None  # what it says differs from try to try
+        self._said: set[type[Exception]] = set()  # what each says differs from try to try
 
     def say(self, what: str, error: Exception) -> None:
-        if type(error) is not self._said:
+        if type(error) not in self._said:
             self._log.warning("%s: %s", what, error)
-        self._said = type(error)
+        self._said.add(type(error))
 
     def over(self) -> None:
-        if self._said is not None:
+        if self._said:
             self._log.info("the broker is available again")
-        self._said = None
+        self._said.clear()
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:

@@ -210,7 +210,9 @@ def unread(*kinds: type[BaseSettings]) -> list[str]:
         known |= {f"{kind.model_config['env_prefix']}{field}".upper() for field in kind.model_fields}
         known |= {f"{name}_FILE" for _, name in secrets_of(kind)}
     others = sorted(name for name in os.environ if name.startswith("RESHARD_") and name not in known)
-    near = {name: f"; did you mean {found[0]}?" for name in others if (found := get_close_matches(name, known, 1))}
+    words = {name.removeprefix("RESHARD_"): name for name in known}  # what all have in common is no likeness
+    found = {name: get_close_matches(name.removeprefix("RESHARD_"), words, 1) for name in others}
+    near = {name: f"; did you mean {words[word]}?" for name, likely in found.items() for word in likely}
     return [f"{name} is not a setting{near.get(name, '')}" for name in others]
 
 

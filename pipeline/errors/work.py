@@ -23,7 +23,8 @@ class TargetRaced(TargetConflict, code="target.race", retryable=True):
     message = "{target}: another commit came first, {races} times in a row"
     hint = "wait until fewer jobs are writing to it, then {again}"
 class TargetGone(TargetConflict, code="target.gone"):
-    hint = "{again} to plan from its current state"
+    message = "{target}: {what}"
+    hint = "check the token's access; to plan from its current state, {again}"
 class TargetLocked(TargetError, code="target.locked", retryable=True):
     message = "{target}: another run is publishing to it"
     hint = "wait until it ends, then {again}; if it died, that continues its publication {age} s after it stopped"
@@ -144,7 +145,7 @@ class BrokerUnavailable(QueueError, code="queue.unavailable", retryable=True):
     hint = "start it again or, if it is running, check RESHARD_BROKER_URL; jobs continue automatically when it is back"
 class BrokerFull(BrokerUnavailable, code="queue.broker_full"):
     message = "the broker at {url} refuses writes: {why}"
-    hint = "free up its memory or disk, or raise its maxmemory; jobs then continue automatically"
+    hint = "free its memory or disk, raise its maxmemory, or bring its replicas back; jobs then continue automatically"
 class BrokerRefused(BrokerUnavailable, code="queue.refused", retryable=False):
     message = "the broker at {url} denied access: {why}"
     hint = (

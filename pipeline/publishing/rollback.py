@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from reshard.pipeline.check import first
 from reshard.pipeline.checkpoint.discover import read_file
-from reshard.pipeline.errors import ChangedSince, NothingToRollBack, TargetConflict
+from reshard.pipeline.errors import ChangedSince, NothingToRollBack, TargetConflict, TargetGone
 from reshard.pipeline.limits import REGULAR_MAX
 from reshard.pipeline.planning.existing import differ
 from reshard.pipeline.protocols import Addition, Change, HistoryRewritten, Source, Target
@@ -33,6 +33,8 @@ def rollback(target: Target, commit: str) -> Published:
     try:
         done = commit_on_head(target, commit, attempt)
         return replace(done, found=isinstance(tries[0], str))  # a later try may find ours, whose answer was lost
+    except TargetGone as error:
+        raise NothingToRollBack(commit=f"{target.place} at {commit}", why=error.facts["what"]) from error
     finally:
         target.discard(token)
 

@@ -53,6 +53,12 @@ def disk_full(client: redis.Redis, folder: Path) -> Iterator[None]:
     snapshot("ok")
 
 
+def few_replicas(client: redis.Redis, folder: Path) -> Iterator[None]:
+    client.config_set("min-replicas-to-write", 1)
+    yield
+    client.config_set("min-replicas-to-write", 0)
+
+
 def replica(client: redis.Redis, folder: Path) -> Iterator[None]:
     client.replicaof("127.0.0.1", 1)
     yield
@@ -64,7 +70,7 @@ class Refusing(NamedTuple):
     refusal: Callable[[], AbstractContextManager[None]]  # inside, the store's broker takes nothing
 
 
-@pytest.fixture(params=[memory_full, disk_full, replica])
+@pytest.fixture(params=[memory_full, disk_full, few_replicas, replica])
 def broken(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Refusing]:
     with Broker(tmp_path) as broker, JobStore.at(broker.url) as store:
         yield Refusing(store, lambda: contextmanager(request.param)(store.redis, tmp_path / "broker"))
@@ -140,7 +146,11 @@ def test_control_goes_on_when_it_goes_away_under_the_hands_of_a_catalog(
     assert "gone just now" in caplog.text
 
 
-@pytest.mark.parametrize(("broken", "said"), [(memory_full, "memory"), (disk_full, "MISCONF")], indirect=["broken"])
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [(memory_full, "memory"), (disk_full, "MISCONF"), (few_replicas, "NOREPLICAS")],
+    indirect=["broken"],
+)
 def test_it_is_named_by_errors_doctor_and_whoever_waits(broken: Refusing, said: str) -> None:
     store, refusal = broken
     with refusal():

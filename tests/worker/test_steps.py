@@ -389,7 +389,7 @@ def test_a_retry_plans_anew_for_a_target_that_was_deleted(
     bench.step()
     assert bench.job.state == JobState.failed and bench.job.error is not None
     assert bench.job.error["code"] == "target.gone"
-    assert f"run `reshard retry {bench.id}` to plan" in bench.job.error["hint"]
+    assert f"to plan from its current state, run `reshard retry {bench.id}`" in bench.job.error["hint"]
     bench.store.retry(bench.id)
     bench.until(lambda job: job.state.ended)
     assert bench.job.state == JobState.done, bench.job.error

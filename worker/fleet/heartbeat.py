@@ -14,7 +14,8 @@ import time
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import Literal, NamedTuple, cast
+from math import inf
+from typing import Any, Literal, NamedTuple
 
 import redis
 
@@ -100,7 +101,7 @@ def silent(client: redis.Redis) -> list[Silent]:
     """Those that are still there as far as can be told; who died is forgotten."""
     kept = decoded(client.hgetall(SEEN))
     alive = client.mget([f"{PREFIX}process:{name}" for name in kept]) if kept else []
-    heard = float(cast("bytes | None", client.get(HEARD)) or "inf") < time.time() - PRESUMED_DEAD
+    heard = _number(client.get(HEARD)) < time.time() - PRESUMED_DEAD
     found, gone = list[Silent](), list[str]()
     for (name, said), lives in zip(kept.items(), alive, strict=True):
         if not lives:
@@ -113,6 +114,14 @@ def silent(client: redis.Redis) -> list[Silent]:
     if gone:
         client.hdel(SEEN, *gone)
     return found
+
+
+def _number(data: Any) -> float:
+    """Later than any time where there is none, or what another program put there."""
+    try:
+        return float(data or "inf")
+    except ValueError:
+        return inf
 
 
 def _why(process: Process) -> Why | None:

@@ -32,7 +32,10 @@ T = TypeVar("T")
 
 
 class CannotSave(redis.ResponseError):
-    """MISCONF: the server takes nothing that it cannot write to its disk. redis-py has no class for it."""
+    """MISCONF, NOREPLICAS: the server takes nothing that it cannot write to its disk, or to enough replicas.
+
+    redis-py has no class for either.
+    """
 
 
 # What a step raises while the broker does not answer, or answers and takes nothing for a while: its memory or its disk
@@ -147,7 +150,7 @@ def why_full(error: redis.RedisError) -> str:
     if isinstance(error, redis.OutOfMemoryError):
         return "its memory is full"
     said = str(error).partition(" script: ")[0]  # without where in a step it came up
-    return said if said.startswith("MISCONF") else ""
+    return said if said.startswith(("MISCONF", "NOREPLICAS")) else ""
 
 
 def told(error: redis.RedisError, url: str) -> QueueError | None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from huggingface_hub import HfApi
 
 from reshard.pipeline.errors import ChangedSince, NothingToRollBack
 from reshard.pipeline.places import parse_place
@@ -86,6 +87,13 @@ def test_a_commit_of_somebody_else_is_not_ours_to_undo(repo: str, on_hub: Namesp
 def test_a_commit_that_is_nowhere_is_told(repo: str, on_hub: Namespace) -> None:
     with pytest.raises(NothingToRollBack, match="not in the history"):
         rollback(place(repo), "0" * 40)
+
+
+def test_a_repository_that_was_deleted_has_nothing_to_roll_back(repo: str, on_hub: Namespace, go: Run) -> None:
+    published = go(repo, repo, size=SIZE).published.commit
+    HfApi(on_hub.endpoint, on_hub.token).delete_repo(repo)
+    with pytest.raises(NothingToRollBack, match="cannot roll back .*: it was deleted, or the token"):
+        rollback(place(repo), published)
 
 
 def test_a_folder_keeps_no_past(repo: str, tmp_path: Path, go: Run) -> None:
