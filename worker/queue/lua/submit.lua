@@ -1,5 +1,6 @@
 -- id, key, target, priority, request, asked_by, how many jobs its submitter may have queued, or nothing
--- -> {id of the active job, 1 if it was there before, its key, its state}, or {the submitter's oldest, 2, '', ''} where it has so many
+-- -> {id of the active job, 1 if it was there before, its key, its state}, or {the submitter's oldest, 2, '', ''} where
+-- it has so many
 -- One job at a time may work on a target; the same request again is the same job.
 local id, same, target = ARGV[1], ARGV[2], ARGV[3]
 local active = redis.call('HGET', PREFIX .. 'active', target)
