@@ -11,7 +11,7 @@ from reshard.pipeline.errors import UsageError
 from reshard.web.pages.wording import COPY
 from reshard.worker.fleet.heartbeat import announce, withdraw
 from reshard.worker.followers.cursor import Cursor
-from reshard.worker.followers.schedules import Schedules
+from reshard.worker.followers.schedules import Schedule, Schedules
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX, server_ms
@@ -67,7 +67,9 @@ def test_a_skipped_time_of_a_schedule_is_not_shown_as_the_job_that_stood_in_its_
     assert f'href="/jobs/{first.job}"' not in shown and "done" not in shown
 
 
-def test_a_schedule_whose_last_run_is_still_at_work_is_not_failing(site: Site, store: JobStore) -> None:
+def test_a_schedule_whose_last_run_is_still_at_work_is_shown_as_skipped_and_not_as_failing(
+    site: Site, store: JobStore
+) -> None:
     now = [server_ms(store.redis) / 1000]
     schedules = Schedules(store, lambda: now[0])
     now[0] = schedules.add(nightly("s1", ask()))
@@ -75,7 +77,29 @@ def test_a_schedule_whose_last_run_is_still_at_work_is_not_failing(site: Site, s
     now[0] += 86_400
     ((_, second),) = schedules.fire_due()
     assert (first.outcome, second.outcome) == ("fired", "overlap")
-    assert failing(site, store) == ""
+    shown = failing(site, store)
+    assert "Failed or missed" in shown and f"skipped: previous job {first.job} was still in progress" in shown
+    assert "Failing" not in shown and ">Failed<" not in shown
+    with signed_in(site, "read") as client:
+        there = client.get("/schedules").text
+    assert "failed or missed</span>" in there and "failing</span>" not in there
+
+
+def test_the_overview_and_the_api_show_a_schedule_whose_catalog_stays_paused(site: Site, store: JobStore) -> None:
+    """To its schedule a paused catalog is a run still in progress: nothing else would tell that no night is met."""
+    now, wanted = [server_ms(store.redis) / 1000], definition(2)
+    catalogs, schedules = Cursor(store), Schedules(store, lambda: now[0])
+    begin(catalogs, wanted)
+    assert catalogs.pause("mirror")
+    now[0] = schedules.add(Schedule(name="s1", cron="0 3 * * *", catalog=wanted))
+    for _ in range(5):
+        ((_, run),) = schedules.fire_due()
+        assert run.outcome == "overlap"
+        now[0] += 86_400
+    assert "#s-s1" in failing(site, store)
+    with site.client() as client:
+        found = client.get("/api/v1/schedules?failing=true").json()["schedules"]
+    assert [one["name"] for one in found] == ["s1"]
 
 
 def test_a_failed_catalog_that_is_expanded_again_is_shown_without_a_count_of_models(

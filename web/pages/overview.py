@@ -61,12 +61,8 @@ act(operations.undrain, "/")
 
 
 def _unmet(call: Call) -> list[tuple[ScheduleRow, Any]]:
-    """The schedules that fail, each with the job of its last time, where that was submitted and is known.
-
-    One whose last run is still at work, so that a time was skipped, does not fail.
-    """
+    """The schedules that failed or missed a time, each with the job of the last, where one is known."""
     rows = list_schedules(call.session, SchedulesQuery(failing=True)).schedules
-    rows = [row for row in rows if not row.runs or row.runs[0].outcome != "overlap"]
     # Of a time that was skipped the job is another's, which stood in the way.
     last = [row.runs[0].job or "" if row.runs and row.runs[0].outcome == "fired" else "" for row in rows]
     jobs = {job.id: job for job in call.queue.jobs.load([*filter(None, last)])}
