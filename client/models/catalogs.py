@@ -107,6 +107,7 @@ class Catalog(Document):
     entries: int
     todo: int
     active: dict[str, str] = Field(description="job IDs by repository")
+    running: int | None = Field(default=None, description="number of its jobs; a repository can have several")
     empty: list[int]
     counts: dict[str, int] = Field(description=_COUNTS)
     left: Seconds | None = Field(default=None, description=_LEFT)
@@ -115,6 +116,10 @@ class Catalog(Document):
     ended: list[Ended] = Field(description="a page of the models that ended")
     next: int | None = Field(default=None, exclude_if=absent, description=_MORE)
     waits: str | None = Field(default=None, description="why nothing of it starts now; null if it is not under way")
+
+    def at_work(self) -> int:
+        """How many jobs it has, as far as a service of an older release tells."""
+        return len(self.active) if self.running is None else self.running
 
     def failed(self) -> dict[str, int]:
         """How many failed, by error code; the most frequent first."""

@@ -237,6 +237,21 @@ def test_what_a_cancel_dropped_is_counted_and_a_retry_says_how_to_run_it(queue: 
     assert paused.code == 10 and paused.err.startswith("error[queue.catalog_state]: catalog mirror is cancelled: ")
 
 
+def test_the_jobs_of_one_model_for_two_targets_are_each_counted_as_running(
+    queue: Queue, url: str, tmp_path: Path
+) -> None:
+    text = "name: mirror\nentries:\n- {repo: them/m, to: us/a}\n- {repo: them/m, to: us/b}\n"
+    with JobStore.at(url) as store:
+        catalogs = Cursor(store)
+        begin(catalogs, Definition(name="mirror", text=text))
+        jobs(catalogs)
+    assert re.search(r"^models +2: 2 running$", queue("catalog", "status", "mirror").out, re.M)
+    assert queue("catalog", "status").out.splitlines()[-1].endswith(" 2 running")
+    report = tmp_path / "report.md"
+    assert queue("catalog", "status", "mirror", "--report", report).code == 0
+    assert "| running | 2 | | |" in report.read_text() and "not queued" not in report.read_text()
+
+
 @pytest.mark.parametrize(
     ("kind", "answer"),
     [

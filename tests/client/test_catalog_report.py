@@ -27,7 +27,7 @@ def seen(*rows: tuple[str, str | None, Ended], todo: int = 0, note: str | None =
         definition=Definition(name="mirror", text="name: mirror", asked_by="ann@desk"),
         state="stopped" if todo else "failed" if outcomes["failed"] else "done",
         run="r", started=BEGAN, since=BEGAN + 4330, note=note,
-        entries=len(rows) + todo, todo=todo, active={}, outcomes=outcomes,
+        entries=len(rows) + todo, todo=todo, active={}, running=0, outcomes=outcomes,
         read=sum(ended.read for _, _, ended in rows), uploaded=sum(ended.uploaded for _, _, ended in rows),
         ended=tuple((repo, ended) for repo, _, ended in rows), targets=tuple(target for _, target, _ in rows),
         next=None, success=None,

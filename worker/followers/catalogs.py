@@ -228,6 +228,7 @@ class Catalogs:
                 for (_, job), entry in zip(at_work, self._values(name, "entries", [n for n, _ in at_work]), strict=True)
                 if entry is not None
             },
+            running=len(at_work),
             outcomes=outcomes,
             read=max(0, int(moved.get(b"read", 0))),  # a run begun by an older release has not counted
             uploaded=max(0, int(moved.get(b"uploaded", 0))),

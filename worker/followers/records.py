@@ -114,6 +114,7 @@ class CatalogStatus:
     entries: int
     todo: int
     active: dict[str, str]  # repo -> job
+    running: int  # jobs at work; one repository may have several
     outcomes: Mapping[str, int]  # as ``tally`` names them
     read: int  # bytes of weights, of all that ended
     uploaded: int  # bytes
