@@ -230,7 +230,8 @@ def retry(
 ) -> None:
     """Retry failed or cancelled jobs, reusing copied files.
 
-    Of several jobs with the same request, such as the runs of a schedule, a filter or --all selects only the newest.
+    Of matching jobs with the same request, such as the failed runs of a schedule, a filter or --all selects only the
+    last to end, even if a later run is done.
 
     Example: reshard retry pkgd --watch
     """
@@ -260,7 +261,7 @@ def _each(session: Session, choice: Choice, output: Output, act: Act[Acted], **h
     _, done = _looks(session, choice, output, act, **how)
     for refused in done.refused:
         output.say(f"job {refused.id}: {refused.error.message}")
-    output.result(done, _done_text(act, done), "\n".join(done.ids))
+    output.result(done, done_text(act, done), "\n".join(done.ids))
     if done.refused:
         raise done.refused[0].error.error()
 
@@ -313,8 +314,9 @@ def _looks(session: Session, choice: Choice, output: Output, act: Act[D], **how:
     return trial, do({"jobs": trial.ids})
 
 
-def _done_text(act: Act[D], done: D) -> str:
-    more = "\nMore jobs may match; run the command again" if len(done.ids) >= operations.CHOSEN_MAX else ""
+def done_text(act: Act[D], done: D) -> str:
+    chosen = len(done.ids) + len(done.kept if isinstance(done, Deleted) else done.refused)
+    more = "\nMore jobs may match; run the command again" if chosen >= operations.CHOSEN_MAX else ""
     did = f"Would {act.verb}" if done.dry_run else act.past.capitalize()
     return f"{did} {count(len(done.ids), 'job')}{': ' if done.ids else ''}{some(done.ids)}{more}"
 
@@ -357,7 +359,7 @@ def delete(choice: Choice, session: Session, output: Output) -> None:
     """
     first, done = _looks(session, choice, output, DELETE)
     done = done.model_copy(update={"kept": first.kept})
-    text = _done_text(DELETE, done)
+    text = done_text(DELETE, done)
     if done.kept:
         text += f"\nKept {count(len(done.kept), 'job')} until {operations.AWAITED}: {some(done.kept)}"
     output.result(done, text, "\n".join(done.ids))

@@ -159,6 +159,7 @@ class Chosen(Filter):
     """Selects jobs by ID or by filter, or every job with `all`. Without any field, selects no jobs."""
 
     most: ClassVar[int] = BODY_MAX
+    latest: ClassVar[bool] = False  # whether a filter chooses one job of each request
     model_config = ConfigDict(
         json_schema_extra={
             "not": {
@@ -192,15 +193,13 @@ class Chosen(Filter):
             return []
         # As a list has it: of all states by their submits.
         since, submitted = (self.since, 0.0) if self.state else (0.0, self.since)
-        return queue.jobs.chosen(chosen, since, self.age or 0.0, self.takes(submitted), CHOSEN_MAX)
+        return queue.jobs.chosen(chosen, since, self.age or 0.0, self.takes(submitted), CHOSEN_MAX, self.latest)
 
 
 class ChosenAgain(Chosen, Again):
-    """Jobs to retry, and how. A filter selects only the newest job of each request."""
+    """Jobs to retry, and how. Of matching jobs with the same request, a filter selects only the last to end."""
 
-    def ids(self, queue: Queue, states: Collection[JobState]) -> list[str]:
-        chosen = super().ids(queue, states)
-        return chosen if self.jobs else queue.jobs.latest(chosen)
+    latest: ClassVar[bool] = True
 
 
 def shown(job: Job) -> jobs.Job:

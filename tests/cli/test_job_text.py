@@ -10,13 +10,14 @@ from unittest.mock import ANY
 import pytest
 
 from reshard.cli.job_text import SHORT_ROWS, describe, ended, in_short, into, page, summary, took, undo_rows
-from reshard.cli.jobs import row
-from reshard.client.models.jobs import Finished, JobNow, Moved
+from reshard.cli.jobs import DELETE, RETRY, done_text, row
+from reshard.client.models.jobs import Acted, Deleted, Finished, JobNow, Moved, Refused
 from reshard.client.models.plans import Plan, Replaced
-from reshard.client.models.records import Check, Commit
+from reshard.client.models.records import Check, Commit, Problem
+from reshard.client.operations import jobs as operations
 from reshard.client.operations.jobs import shown
 from reshard.client.queue import waits
-from reshard.pipeline.errors import HubUnreachable, NoWeights
+from reshard.pipeline.errors import HubUnreachable, JobNotFound, NoWeights
 from reshard.pipeline.places import AnyPlace, Folder, Hub
 from reshard.pipeline.request import Options, Request
 from reshard.worker.queue.record import Claim, Job
@@ -220,3 +221,16 @@ def test_a_job_at_work_says_how_long_since_its_last_retry(monkeypatch: pytest.Mo
     assert took(document(job)) == "1 min 40 s"
     assert dict(describe(document(job)))["took"] == "1 min 40 s so far"
     assert dict(describe(document(replace(job, state=JobState.failed))))["took"] == "15 min 0 s"
+
+
+@pytest.mark.parametrize("act", [RETRY, DELETE])
+def test_that_more_jobs_may_match_is_said_also_where_some_were_refused_or_kept(
+    act: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "CHOSEN_MAX", 3)
+    refused = Refused(id="c", error=Problem.model_validate(JobNotFound(job="c")))
+    done: Any = Acted(dry_run=False, ids=["a", "b"], refused=[refused])
+    if act is DELETE:
+        done = Deleted(deleted=2, dry_run=False, ids=["a", "b"], kept=["c"])
+    assert done_text(act, done).endswith("\nMore jobs may match; run the command again")
+    assert "More" not in done_text(act, done.model_copy(update={"ids": ["a"]}))

@@ -31,7 +31,7 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.credentials import default_endpoint
 from reshard.worker.queue.answers import IN_THE_WAY, cancelled, one, resolved, retried
-from reshard.worker.queue.listing import latest, page
+from reshard.worker.queue.listing import Latest, page
 from reshard.worker.queue.record import Job, LogLine, read
 from reshard.worker.queue.scripts import (
     NO_DATABASE,
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from reshard.pipeline.planning.codec import PlannedFile
     from reshard.pipeline.planning.model import Plan
 
+Takes = Callable[[Job], bool] | None  # whether a search takes a job; None where it takes all
 _LOG_LINE = TypeAdapter(LogLine)
 SOCKET_TIMEOUT = 10.0  # seconds; an answer of Redis takes milliseconds
 CONNECT_TIMEOUT = 5.0  # seconds
@@ -241,7 +242,7 @@ class JobStore:
         limit: int,
         after: str | None = None,
         since: float = 0.0,
-        takes: Callable[[Job], bool] | None = None,
+        takes: Takes = None,
     ) -> Listing:
         """A page as ``listing.page`` has it, of PAGE_BYTES at most or one job; raises ValueError as that does.
 
@@ -261,21 +262,21 @@ class JobStore:
         return Listing(jobs, unreadable, found.after(taken))
 
     def chosen(
-        self, states: Collection[JobState], since: float, age: float, takes: Callable[[Job], bool] | None, most: int
+        self, states: Collection[JobState], since: float, age: float, takes: Takes, most: int, latest: bool = False
     ) -> list[str]:
-        """The newest ``most`` of those that came into ``states`` after ``since``, and at least ``age`` seconds ago."""
-        last, chosen, after = server_ms(self.redis) - ms(age), list[str](), ""
+        """The newest ``most`` of those that came into ``states`` after ``since``, and at least ``age`` seconds ago.
+
+        ``latest`` leaves of them what ``listing.Latest`` does.
+        """
+        last, chosen, after, of = server_ms(self.redis) - ms(age), list[str](), "", Latest(self.redis).of
         while True:
             found = page(self.redis, states, SEARCHED, after, since)
             ids = [id for moment, id in found.rows if moment <= last]
-            chosen += [job.id for job in self.load(ids) if takes(job)] if takes else ids
+            ids = [job.id for job in self.load(ids) if takes(job)] if takes else ids
+            chosen += of(ids) if latest else ids
             after = found.after(len(found.rows)) or ""
             if not after or len(chosen) >= most:
                 return chosen[:most]
-
-    def latest(self, ids: Sequence[str]) -> list[str]:
-        """As ``listing.latest``."""
-        return latest(self.redis, ids)
 
     def load(self, ids: list[str]) -> list[Job]:
         """These jobs but deleted and damaged ones, in this order; with who works on what now."""

@@ -52,17 +52,25 @@ def ended(client: redis.Redis, states: Iterable[JobState], age: float, most: int
     return found
 
 
-def latest(client: redis.Redis, ids: Iterable[str]) -> list[str]:
-    """Of these jobs, newest first, the first of each request, unless another job carries it out by now."""
-    ids = list(ids)
-    rows = [*for_each(client, ids, lambda pipe, id: pipe.hmget(job_key(id), "key", "target"))]
-    active = for_each(client, rows, lambda pipe, row: pipe.hget(f"{PREFIX}active", row[1] or b""))
-    asked = for_each(client, active, lambda pipe, id: pipe.hget(job_key((id or b"").decode()), "key"))
-    found: dict[bytes, str] = {}
-    for id, (key, _), same in zip(ids, rows, asked, strict=True):
-        if key != same:
-            found.setdefault(key, id)
-    return [*found.values()]
+class Latest:
+    """Of jobs that come newest first, the first of each request, unless another job carries it out by now."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+        self._seen = set[bytes]()  # keys of requests
+
+    def of(self, ids: Iterable[str]) -> list[str]:
+        """Those of ``ids``, which come after all that were given before."""
+        ids = list(ids)
+        rows = for_each(self._client, ids, lambda pipe, id: pipe.hmget(job_key(id), "key", "target"))
+        first: dict[bytes, tuple[str, bytes]] = {}
+        for id, (key, target) in zip(ids, rows, strict=True):
+            if key not in self._seen:
+                first.setdefault(key, (id, target or b""))
+        self._seen |= first.keys()
+        active = for_each(self._client, first.values(), lambda pipe, one: pipe.hget(f"{PREFIX}active", one[1]))
+        asked = for_each(self._client, active, lambda pipe, id: pipe.hget(job_key((id or b"").decode()), "key"))
+        return [id for (key, (id, _)), same in zip(first.items(), asked, strict=True) if key != same]
 
 
 def _of(client: redis.Redis, name: str, count: int, place: tuple[float, str], least: int) -> list[tuple[float, str]]:

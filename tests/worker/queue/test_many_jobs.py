@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,10 +12,13 @@ import redis
 from reshard.client.operations import jobs as operations
 from reshard.client.operations.table import InProcess
 from reshard.client.queue import Queue
+from reshard.worker.queue import jobs as queued
 from reshard.worker.queue.jobs import JobStore, broker_errors, open_redis
+from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.states import JobState
 from tests.support.procs import Broker
-from tests.worker.conftest import ask
+from tests.worker.conftest import Wakes, ask
+from tests.worker.followers.builders import finish
 
 JOBS = 250  # more than one exchange takes
 EXCHANGES = JOBS // 5
@@ -91,3 +95,34 @@ def test_a_job_that_two_names_begin_is_acted_on_once(store: JobStore, counted: I
     cancel_all(store, many)
     done = operations.retry_jobs(counted, operations.ChosenAgain(jobs=[many[0], many[0][:8]]))
     assert (done.ids, done.refused) == ([many[0]], [])
+
+
+def test_a_retry_by_filter_reaches_the_jobs_behind_many_runs_of_one_request(
+    store: JobStore, counted: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "CHOSEN_MAX", 3)
+    monkeypatch.setattr(queued, "SEARCHED", 2)  # so that the runs are on several pages
+
+    def cancelled(name: str) -> str:
+        id = store.submit(ask(name)).id
+        store.cancel(id)
+        time.sleep(0.005)  # or two end in one millisecond
+        return id
+
+    others = [cancelled(name) for name in ("m1", "m2", "m3")]
+    runs = [cancelled("nightly") for _ in range(5)]
+    last = [runs[-1], *reversed(others)]
+    wanted = operations.ChosenAgain(state=[JobState.cancelled])
+    assert operations.retry_jobs(counted, wanted).ids == last[:3]
+    assert operations.retry_jobs(counted, wanted).ids == last[3:]
+    assert operations.retry_jobs(counted, wanted).ids == []
+
+
+def test_of_jobs_with_the_same_request_a_filter_takes_the_last_to_end_of_those_that_match(
+    store: JobStore, counted: InProcess
+) -> None:
+    leases, old = Leases(store, Wakes(), "worker-a"), store.submit(ask()).id
+    store.cancel(old)
+    new = store.submit(ask()).id
+    finish(leases, new)
+    assert operations.retry_jobs(counted, operations.ChosenAgain(all=True, dry_run=True)).ids == [old]
