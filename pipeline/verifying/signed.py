@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from base64 import b64decode
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from reshard.pipeline.check import Check, Result, first, some
-from reshard.pipeline.checkpoint.tool_files import FOLDERS, passed_over
+from reshard.pipeline.checkpoint.tool_files import FOLDERS, is_tool_file, is_tool_folder, passed_over
 from reshard.pipeline.errors import BadSignature, NotSigned, SignedElsewhere
 from reshard.pipeline.planning.model import CARD, PROVENANCE, SIGNATURE
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.publishing.provenance import PREDICATE, evidence, sha256_of
 from reshard.pipeline.publishing.signing import BUNDLE, Signed, Trusted
-from reshard.pipeline.stores.folder.source import list_folder
-from reshard.pipeline.text import counted
+from reshard.pipeline.text import counted, printable
 
 _MODEL = "https://model_signing/signature/v1.0"  # what the package calls the signature of a model
 _FILES, _ORIGIN = "sha256 of every file, against the signature", "the signed statement of what it was made from"
@@ -35,7 +35,8 @@ def check_signatures(output: Source, trusted: Trusted, builder: str | None, deep
         raise SignedElsewhere(file=SIGNATURE, place=output.pin.named, name=name)
     listed = {path: file for path, file in output.files().items() if _is_covered(path)}
     findings = [f"{path} was signed but is missing" for path in sorted(signed.keys() - listed.keys())]
-    findings += [f"{path} is not signed" for path in sorted((listed.keys() | _unlisted(output)) - signed.keys())]
+    unsigned = (listed.keys() | _unlisted(output)) - signed.keys()
+    findings += [f"{printable(path)} is not signed" for path in sorted(unsigned)]
     known = {path: file.sha256 for path, file in listed.items() if file.sha256 and not deep}
     for path in sorted(signed.keys() & listed.keys()):
         if (known.get(path) or sha256_of(output, output.files()[path])) != signed[path]:
@@ -53,11 +54,28 @@ def _is_covered(path: str) -> bool:
 
 
 def _unlisted(output: Source) -> set[str]:
-    """What the source does not list of a folder although a signature covers it: folders of tools below others."""
+    """What the source does not list of a folder although a signature covers it: folders of tools below others.
+
+    No links are followed, and what cannot be read is listed by the path of its folder.
+    """
     folder = output.place.local
     if folder is None or not folder.is_dir():
         return set()
-    return {path for path in list_folder(folder, FOLDERS.__contains__) if _is_covered(path)} - output.files().keys()
+    found: set[str] = set()
+    waiting = [""]
+    while waiting:
+        above = waiting.pop()
+        try:
+            with os.scandir(folder / above) as entries:
+                for entry in entries:
+                    path = above + entry.name
+                    if entry.is_dir(follow_symlinks=False) and path not in FOLDERS:
+                        waiting.append(f"{path}/")
+                    elif is_tool_folder(path) or is_tool_file(path):
+                        found.add(path)
+        except OSError:
+            found.add(above.rstrip("/") or ".")
+    return {path for path in found if _is_covered(path)} - output.files().keys()
 
 
 def _provenance(output: Source, trusted: Trusted, builder: str | None, signed: Mapping[str, str]) -> Check:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -43,8 +43,8 @@ class FileStat(NamedTuple):
     mtime_ns: int
 
 
-def list_folder(root: Path, skipped: Callable[[str], bool] = is_tool_folder) -> dict[str, FileStat]:
-    """Every file below ``root`` by its POSIX path, sorted, but for those in folders that are ``skipped``.
+def list_folder(root: Path) -> dict[str, FileStat]:
+    """Every file below ``root`` by its POSIX path, sorted, but for those in folders of tools.
 
     Links to files are followed as far as the checkpoint goes.
     A snapshot of huggingface_hub's cache is made of links to what that cache owns (hf_cache.py), which belongs to it.
@@ -63,7 +63,7 @@ def list_folder(root: Path, skipped: Callable[[str], bool] = is_tool_folder) -> 
                 for entry in entries:
                     path = prefix + entry.name
                     if entry.is_dir():
-                        if skipped(path):
+                        if is_tool_folder(path):
                             continue
                         if entry.is_symlink():
                             raise _folder_link(entry, real, root, path)

@@ -106,6 +106,38 @@ def test_files_of_tools_are_passed_over_where_the_package_passes_over_them(
     assert bool(refusal(signed, pair)) == bool(folder)
 
 
+@pytest.mark.parametrize(
+    ("path", "to"),
+    [
+        ("sub/.git/l", "/etc/hostname"),
+        ("sub/.git/l", "nowhere"),
+        ("sub/.git/l", "l"),
+        ("sub/.git/deep/l", "/etc"),
+        ("sub/.git/l", ".."),
+        ("sub/.git", "/etc"),
+    ],
+)
+def test_links_in_folders_of_tools_are_not_signed_and_not_followed(
+    signed: Path, pair: Pair, path: str, to: str
+) -> None:
+    (signed / path).parent.mkdir(parents=True, exist_ok=True)
+    (signed / path).symlink_to(to)
+    assert looked(signed, pair)[0].findings == (f"{path} is not signed",)
+
+
+def test_a_name_in_a_folder_of_tools_that_is_not_utf_8_or_too_deep_to_read_is_not_signed(
+    signed: Path, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (signed / "sub" / ".git").mkdir(parents=True)
+    Path(os.fsdecode(os.fsencode(signed / "sub" / ".git") + b"/\xff")).touch()
+    assert looked(signed, pair)[0].findings == (r"sub/.git/\udcff is not signed",)
+    monkeypatch.chdir(signed / "sub" / ".git")
+    for _ in range(20):  # longer together than a path may be
+        Path("d" * 250).mkdir()
+        os.chdir("d" * 250)
+    assert any(one.startswith("sub/.git/ddd") for one in looked(signed, pair)[0].findings)
+
+
 def test_the_folders_own_record_is_not_believed(signed: Path, pair: Pair) -> None:
     file = min(signed.glob("*.safetensors"))
     was, content = file.stat(), bytearray(file.read_bytes())
