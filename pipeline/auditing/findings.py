@@ -37,7 +37,7 @@ KINDS: Mapping[str, Severity] = {
     "tensor-duplicate": "error",
     "file-stale": "error",  # a weight file of an earlier publication, which loaders may take
     "name-changed": "error",  # loaders that find the source's weights do not look there
-    "metadata-misfit": "error",  # total_size, format, metadata that loaders read, or keys of GGUF
+    "metadata-misfit": "error",  # total_size, format, torchao's metadata, or keys of GGUF
     "class-mismatch": "error",  # the model's own class, by --deep
     "file-missing": "error",
     "file-changed": "error",
@@ -47,7 +47,7 @@ KINDS: Mapping[str, Severity] = {
     "source-moved": "warning",  # the source has a newer commit than the one this was made from
     "changes-claimed": "warning",  # casts and renames that only the output's own manifest states
     "tokenizer-changed": "warning",  # other files, which may behave the same
-    "file-unproven": "warning",  # not compared, or argued to mean the same, as metadata that no loader reads
+    "file-unproven": "warning",  # not compared, argued to mean the same, or metadata other than torchao's
     "unsigned": "warning",
 }
 _ORDER = {kind: number for number, kind in enumerate(KINDS)}

@@ -44,8 +44,8 @@ Rule = Literal[
     "length",  # a file does not end where its header says
     "split",  # GGUF: the split keys are not those of the parts
     "keys",  # GGUF: a key or its value differs from the source's
-    "metadata",  # the files' `__metadata__` lacks or changes what loaders read in the source's
-    "other_metadata",  # the same of what no loader is known to read
+    "metadata",  # the files' `__metadata__` lacks or changes what torchao has in the source's
+    "other_metadata",  # the same of all else, which transformers and accelerate do not read
     "format",  # in the file's `__metadata__`, none or one that transformers or accelerate refuse
     "unreadable",  # a file or index of another format that cannot be read, or is not safe to
     "lost",  # in the source, not in the output
