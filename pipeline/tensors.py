@@ -270,7 +270,8 @@ class Checkpoint:
     settings: Mapping[str, object] = field(default_factory=dict)  # beside a torch file's weights, as values of JSON
     # Of GGUF: each value as it stands, its type before it.
     keys: Mapping[str, memoryview | bytes] = field(default_factory=dict)
-    contradicted: frozenset[str] = frozenset()  # keys of `__metadata__` that a later file has with another value
+    # Keys of `__metadata__` that are not the same in all files -> their values; None is that of one without the key.
+    varying: Mapping[str, frozenset[str | None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from posixpath import basename
 
 from reshard.pipeline.checkpoint.discover import Found, beside_a_model, is_numbered, suffix_of
@@ -139,7 +140,6 @@ def _checkpoint(part: FileSet, first: int, contents: Sequence[Contents]) -> Chec
     """``contents`` of each of the set's files, or of all in one."""
     owner: dict[str, str] = {}
     metadata: dict[str, str] = {}
-    contradicted = set()
     settings: dict[str, object] = {}
     notes = []
     for path, file in zip((stored.path for stored in part.files), contents, strict=False):
@@ -153,7 +153,6 @@ def _checkpoint(part: FileSet, first: int, contents: Sequence[Contents]) -> Chec
         owner |= own
         for key, value in file.metadata.items():
             if metadata.setdefault(key, value) != value:
-                contradicted.add(key)
                 notes.append(f"{path}: ignored its metadata {key!r}; the first file has a different value")
         for key, values in file.settings.items():
             if settings.setdefault(key, values) != values:
@@ -165,7 +164,7 @@ def _checkpoint(part: FileSet, first: int, contents: Sequence[Contents]) -> Chec
         files=tuple(range(first, first + len(part.files))),
         tensors=tuple(tensor for file in contents for tensor in file.tensors),
         file_metadata=metadata,
-        contradicted=frozenset(contradicted),
+        varying=_varying(contents),
         index_metadata=dict(part.index_metadata or {}),
         index_path=part.index_path,
         notes=tuple(notes),
@@ -173,6 +172,21 @@ def _checkpoint(part: FileSet, first: int, contents: Sequence[Contents]) -> Chec
         records=tuple(record for file in contents for record in file.records),
         settings=settings,
     )
+
+
+def _varying(contents: Sequence[Contents]) -> dict[str, frozenset[str | None]]:
+    """``Checkpoint.varying``; that a file without tensors lacks a key does not count."""
+    values: defaultdict[str, set[str | None]] = defaultdict(set)
+    having = Counter(key for file in contents if file.tensors for key in file.metadata)
+    for key, value in chain.from_iterable(file.metadata.items() for file in contents):
+        values[key].add(value)
+    with_tensors = sum(1 for file in contents if file.tensors)
+    lacking = {key for key in values if having[key] < with_tensors}
+    return {
+        key: frozenset(found | {None}) if key in lacking else frozenset(found)
+        for key, found in values.items()
+        if len(found) > 1 or key in lacking
+    }
 
 
 def _index_notes(part: FileSet, owner: Mapping[str, str]) -> Iterator[str]:

@@ -21,6 +21,8 @@ STATEMENTS = (SIGNATURE, PROVENANCE, TENSORS)
 # What the metadata of an index calls the manifest's root; loaders read nothing there but what they know.
 ROOT_KEY = "reshard_manifest"
 TOTAL_PARAMETERS = "total_parameters"  # the key that transformers writes there beside `total_size`
+# In the `__metadata__` of files that torchao made, beside a key for each of these tensors with how it is quantized.
+TORCHAO_NAMES = "tensor_names"
 
 # A worker that does not know a plan's schema hands the job back to one that does.
 SCHEMA = 1

@@ -17,7 +17,7 @@ from reshard.pipeline.copying.hashing import Compared, FileHasher
 from reshard.pipeline.copying.stream import Stream, Tick
 from reshard.pipeline.errors import SourceCorrupt
 from reshard.pipeline.limits import READ_AGAIN_MAX
-from reshard.pipeline.planning.model import MANIFEST, ROOT_KEY, Entry
+from reshard.pipeline.planning.model import MANIFEST, ROOT_KEY, TORCHAO_NAMES, Entry
 from reshard.pipeline.tensors import Checkpoint, Name, Tensor
 from reshard.pipeline.text import counted
 from reshard.pipeline.verifying.digests import Digests, Stored, digests, first_difference, hashers_of
@@ -25,7 +25,6 @@ from reshard.pipeline.verifying.opened import OpenedSide, Pair, Paired
 from reshard.pipeline.verifying.structure import Finding, Rule, compare, compare_keys
 from reshard.pipeline.verifying.verdicts import ModelCheck
 
-_OF_TORCHAO = "tensor_names"  # in `__metadata__`, beside a key for each of them with how it is quantized
 # Of each checkpoint: parameter -> the one that it shares its bytes with.
 Ties = Mapping[Name, Mapping[str, str]]
 
@@ -96,23 +95,37 @@ def differences(both: Paired, dropped: Mapping[Name, Collection[str]]) -> Iterat
             if found.rule != "lost" or found.tensor not in without:
                 yield found
         yield from compare_keys(pair.source.keys, pair.output.keys)
-        yield from _compare_metadata(*pair)
+        yield from _compare_metadata(pair, theirs, ours)
 
 
-def _compare_metadata(source: Checkpoint, output: Checkpoint) -> Iterator[Finding]:
-    """What became of the source's `__metadata__`, which every file of a copy has.
+def _compare_metadata(pair: Pair, theirs: OpenedSide, ours: OpenedSide) -> Iterator[Finding]:
+    """What became of the source's `__metadata__`, which torch files cannot hold.
 
-    As in a plan, the first file of the source that has a key counts. ``format`` has a rule of its own, and that a name
-    is tied to a tensor is told where that is dropped. transformers reads that of torchao, of all files together.
+    Any value counts that the source has in one of its files, though a plan takes that of the first. ``format`` has a
+    rule of its own, and that a name is tied to a tensor is told where that is dropped. transformers reads that of
+    torchao, of all files together; what it names by tensors whose names were changed is for nobody to tell from here.
     """
+    source, output = pair
     was, is_ = source.file_metadata, output.file_metadata
-    names = {tensor.name for tensor in source.tensors} if len(was) > 1 else set()
-    rule: Rule = "metadata" if _OF_TORCHAO in was else "other_metadata"
-    for key in sorted(key for key in was.keys() - {"format"} if was[key] not in names):
+    keys = was.keys() - {"format"}
+    needed = TORCHAO_NAMES in was
+    if not keys or not (needed or _first_file(ours, output).endswith(SUFFIX)):
+        return
+    if needed and theirs.names_altered(source):
+        yield Finding("other_metadata", "torchao's metadata is not compared, because options changed tensor names")
+        return
+    names = {tensor.name for tensor in theirs.own.get(source.name, source).tensors}
+    rule: Rule = "metadata" if needed else "other_metadata"
+    for key in sorted(key for key in keys if was[key] not in names):
+        before = source.varying.get(key, {was[key]})
+        after = output.varying.get(key, {is_.get(key)}) - before
         if key not in is_:
             yield Finding(rule, f"the files' metadata lacks {key!r:.80}, which the source's has")
-        elif key not in source.contradicted and (is_[key] != was[key] or key in output.contradicted):
+        elif after - {None}:
             yield Finding(rule, f"the files' metadata has another value of {key!r:.80} than the source's")
+        elif after and not needed:
+            text = f"only some files' metadata has {key!r:.80}, and in the source every file's has"
+            yield Finding(rule, text)
 
 
 def dropped_copies(pair: Pair, ours: OpenedSide, ties: Mapping[str, str]) -> dict[str, str]:

@@ -65,10 +65,12 @@ class OpenedSide:
     def altered(self) -> set[str]:
         """What the changes that it was opened with really alter, of what an option declares that it may."""
         values = {"values"} if any(self.changed.values()) else set()
-        for checkpoint in self.opened.checkpoints:
-            if (own := self.own.get(checkpoint.name)) and _by_name(own) != _by_name(checkpoint):
-                return {"names", "set"} | values
-        return values
+        return {"names", "set"} | values if any(map(self.names_altered, self.opened.checkpoints)) else values
+
+    def names_altered(self, checkpoint: Checkpoint) -> bool:
+        """Whether a tensor of it has another name than before, or other bytes."""
+        own = self.own.get(checkpoint.name)
+        return own is not None and _by_name(own) != _by_name(checkpoint)
 
     @classmethod
     def attempt(cls, source: Source) -> OpenedSide:

@@ -16,6 +16,8 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from reshard.pipeline.places import Folder
+from reshard.pipeline.renaming import Rule
+from reshard.pipeline.request import Options
 from reshard.pipeline.stores.folder.source import FolderSource
 from reshard.pipeline.verifying.compare import check_headers, check_stored, dropped_copies, read
 from reshard.pipeline.verifying.opened import OpenedSide, paired
@@ -39,32 +41,86 @@ PLAIN = {"modelspec.title": "x", "b": "layer.0.weight"}
     ("theirs", "ours", "result", "told"),
     [
         ([PLAIN], [PLAIN, PLAIN], "passed", ""),
-        ([PLAIN], [PLAIN, {}], "passed", ""),
+        (
+            [PLAIN],
+            [PLAIN, {}],
+            "inconclusive",
+            "only some files' metadata has 'modelspec.title', and in the source every",
+        ),
+        ([PLAIN, {}], [PLAIN, {}], "passed", ""),
+        ([PLAIN, {}], [{}, PLAIN, PLAIN], "passed", ""),
+        ([PLAIN, {}], [{}], "inconclusive", "the files' metadata lacks 'modelspec.title', which the source's has"),
+        ([{"b": "layer.0.weight"}], [{}], "passed", ""),
         ([PLAIN, {"more": "y"}], [PLAIN | {"more": "y"}], "passed", ""),
         ([PLAIN], [PLAIN | {"more": "y"}], "passed", ""),
         ([PLAIN], [{}], "inconclusive", "the files' metadata lacks 'modelspec.title', which the source's has"),
         ([PLAIN], [PLAIN | {"modelspec.title": "y"}], "inconclusive", "has another value of 'modelspec.title' than"),
         ([PLAIN], [PLAIN, {"modelspec.title": "y"}], "inconclusive", "has another value of 'modelspec.title' than"),
         ([{"a": "1"}, {"a": "2"}], [{"a": "1"}, {"a": "1"}], "passed", ""),
+        ([{"a": "1"}, {"a": "2"}], [{"a": "2"}, {"a": "2"}], "passed", ""),
         ([{"a": "1"}, {"a": "2"}], [{"a": "1"}, {"a": "2"}], "passed", ""),
+        ([{"a": "1"}, {"a": "2"}], [{"a": "3"}], "inconclusive", "has another value of 'a' than the source's"),
+        (
+            [{"a": "1"}, {"a": "2"}],
+            [{"a": "1"}, {"a": "3"}],
+            "inconclusive",
+            "has another value of 'a' than the source",
+        ),
         ([TORCHAO], [TORCHAO, TORCHAO], "passed", ""),
+        ([TORCHAO], [TORCHAO, {}], "passed", ""),
         ([TORCHAO], [{"tensor_names": '["w"]'}], "failed", "the files' metadata lacks 'w', which the source's has"),
         ([TORCHAO], [TORCHAO, TORCHAO | {"w": "{}"}], "failed", "has another value of 'w' than the source's"),
     ],
 )
+@pytest.mark.parametrize("kind", [{"format": "pt"}, {}])
 def test_what_the_files_say_of_themselves_is_carried(
-    theirs: list[dict[str, str]], ours: list[dict[str, str]], result: str, told: str, tmp_path: Path
+    kind: dict[str, str],
+    theirs: list[dict[str, str]],
+    ours: list[dict[str, str]],
+    result: str,
+    told: str,
+    tmp_path: Path,
 ) -> None:
     sides = []
     for side, files in (("theirs", theirs), ("ours", ours)):
         save_sharded(tmp_path / side, numbered(TENSORS, len(files)))
         for file, metadata in zip(sorted((tmp_path / side).glob("*.safetensors")), files, strict=True):
-            save_file(load_file(file), file, metadata=metadata | {"format": "pt"})
+            save_file(load_file(file), file, metadata=metadata | kind)
         sides.append(OpenedSide.open(FolderSource.open(Folder(path=str(tmp_path / side)))))
     check = check_headers(paired(*sides), {})
     assert check.result == result
     said = "; ".join([*check.findings, check.reason])
     assert told in said and "'b'" not in said, "which is tied to another, as the output says where it drops it"
+
+
+def test_torch_files_cannot_hold_what_safetensors_files_say_of_themselves(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    torch_file("pytorch_model.bin")(tmp_path / "ours")
+    for metadata, result in ((PLAIN, "passed"), (TORCHAO, "failed")):
+        save_file(TENSORS, tmp_path / "theirs" / "model.safetensors", metadata=metadata | {"format": "pt"})
+        sides = [OpenedSide.open(FolderSource.open(Folder(path=str(tmp_path / name)))) for name in ("theirs", "ours")]
+        assert check_headers(paired(*sides), {}).result == result
+
+
+@pytest.mark.parametrize(
+    ("metadata", "ours", "result"),
+    [
+        (TORCHAO, TORCHAO, "inconclusive"),
+        (TORCHAO, {"tensor_names": '["v"]', "v": TORCHAO["w"]}, "inconclusive"),
+        ({"b": "layer.0.weight"}, {}, "passed"),
+    ],
+)
+def test_whether_torchaos_metadata_follows_other_names_is_left_open(
+    metadata: dict[str, str], ours: dict[str, str], result: str, tmp_path: Path
+) -> None:
+    renamed = {f"model.{name}": array for name, array in TENSORS.items()}
+    for side, tensors, texts in (("theirs", TENSORS, metadata), ("ours", renamed, ours)):
+        (tmp_path / side).mkdir()
+        save_file(tensors, tmp_path / side / "model.safetensors", metadata=texts | {"format": "pt"})
+    source, output = (FolderSource.open(Folder(path=str(tmp_path / side))) for side in ("theirs", "ours"))
+    changes = Options(rename=(Rule("^", "model."),))
+    check = check_headers(paired(OpenedSide.open(source, changes), OpenedSide.open(output)), {})
+    assert check.result == result and ("torchao's metadata is not compared" in check.reason) == (metadata is TORCHAO)
 
 
 def single(name: str, config: str | None = "") -> Callable[[Path], None]:
