@@ -110,9 +110,9 @@ def _structure(
         if output.index:
             index = parse_index(index_bytes(output.index, shards), output.index.path)
             rules = check_index(index, headers, headers)
+            findings += (str(one) for one in rules if one.rule != "other_parameters")  # kept as the source has it
         else:
-            rules = check_weight_files(headers)
-        findings += map(str, rules)
+            findings += map(str, check_weight_files(headers))
     count, indexes = sum(len(output.shards) for output in plan.outputs), sum(1 for o in plan.outputs if o.index)
     figures = {"tensors": tensors, "shards": count, "indexes": indexes}
     if findings:

@@ -39,7 +39,8 @@ Rule = Literal[
     "no_index",  # several files that belong together, and no index that names them
     "total_size",  # the sum of the tensors' bytes differs from the index's
     "no_total_size",  # the index has no sum
-    "total_parameters",  # the index counts parameters, and not with a whole number, or far from that of the elements
+    "total_parameters",  # the index counts parameters, and not with a whole number
+    "other_parameters",  # it counts far more or fewer than the tensors have elements; a copy keeps what its source says
     "header",  # a file's header cannot be read, or breaks the format
     "length",  # a file does not end where its header says
     "split",  # GGUF: the split keys are not those of the parts
@@ -60,7 +61,7 @@ Rule = Literal[
 
 
 # These break no loader that we know of, and are reported as remarks.
-REMARKS: frozenset[Rule] = frozenset({"no_total_size", "total_parameters"})
+REMARKS: frozenset[Rule] = frozenset({"no_total_size", "total_parameters", "other_parameters"})
 
 # The libraries whose tensors transformers and accelerate know, as a file's `__metadata__` names them.
 FORMATS = frozenset({"pt", "tf", "flax", "mlx"})
@@ -246,7 +247,7 @@ def _check_total(
     elif parameters and (elements := _elements(headers)) and not elements / 2 < parameters < elements * 2:
         held = counted(elements, "element")
         text = f"{index_path} has {TOTAL_PARAMETERS} {parameters:,}, but the tensors have {held}"
-        yield Finding("total_parameters", text, index_path)
+        yield Finding("other_parameters", text, index_path)
     if "total_size" not in metadata:
         yield Finding("no_total_size", f"{index_path} has no total_size (loaders do not need it)", index_path)
         return

@@ -16,11 +16,12 @@ from reshard.pipeline.errors import NoWeights
 from reshard.pipeline.limits import OUTLINE_FILES
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.request import Request
+from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import job_key
 from tests.web.conftest import OURS, Site, client_of
-from tests.worker.conftest import Wakes, age, ask, claimed, copied, copying, plan, receipts
+from tests.worker.conftest import Wakes, age, ask, claimed, copied, copying, plan, process, receipts
 from tests.worker.followers.builders import fail
 
 __all__ = ["plan"]
@@ -87,6 +88,7 @@ def bars(page: str) -> list[tuple[int, int]]:
 def test_each_file_has_a_bar_and_the_one_at_hand_its_rate_and_the_time_that_is_left(
     site: Site, store: JobStore, leases: Leases, plan: Plan, browser: httpx2.Client
 ) -> None:
+    announce(store.redis, process("here:1"))
     job, lease = copying(store, leases, plan)
     first, second = (plan.shards[number] for number in plan.groups[0].shards[:2])
     assert bars(seen(browser, job)) == [(0, shard.size) for shard in plan.shards]
