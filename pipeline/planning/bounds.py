@@ -7,11 +7,13 @@ from collections.abc import Sequence, Set
 from pathlib import PurePosixPath
 from posixpath import dirname
 
+from reshard.pipeline.arguments import as_option
 from reshard.pipeline.checkpoint.open import Opened
 from reshard.pipeline.errors import (
     BadSize,
     CarriedTooLarge,
     NameTooLong,
+    NotRead,
     PathTaken,
     TooLargeForHub,
     UnsafeName,
@@ -20,8 +22,9 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.figures import human_bytes
 from reshard.pipeline.limits import COMPONENT_MAX, HEADER_MAX, HUB_FILE_MAX, HUB_FOLDER_FILES_MAX, HUB_HTTP_MAX
 from reshard.pipeline.places import NOWHERE, Place
-from reshard.pipeline.planning.model import Shard
-from reshard.pipeline.tensors import StoredFile
+from reshard.pipeline.planning.model import TORCHAO_NAMES, Entry, Shard
+from reshard.pipeline.request import Options
+from reshard.pipeline.tensors import Checkpoint, StoredFile
 from reshard.pipeline.text import counted, printable, unsafe_path
 
 
@@ -36,6 +39,19 @@ def check_names(opened: Opened) -> None:
             bad = next(tensor for tensor in checkpoint.tensors if printable(tensor.name) != tensor.name)
             where = next((piece.file for piece in bad.pieces), 0)
             raise UnsafeName(file=opened.files[where].path, tensor=repr(bad.name)[:300])
+
+
+def check_torchao(checkpoint: Checkpoint, entries: Sequence[Entry], options: Options) -> None:
+    """Raises NotRead for other names of tensors where torchao's metadata, by which loaders find them, has the old ones.
+
+    A name there begins those of several tensors, so its new one does not follow from theirs.
+    """
+    if TORCHAO_NAMES not in checkpoint.file_metadata:
+        return
+    if {e.name: e.tensor.pieces for e in entries} != {t.name: t.pieces for t in checkpoint.tensors}:
+        changed = ", ".join(map(as_option, options.altering("names", "set")))
+        cure = f"remove {changed}; loaders find the tensors by the names in the files' metadata"
+        raise NotRead(file=str(checkpoint.name), what=f"{changed} for a model quantized by torchao", cure=cure)
 
 
 def check_paths(shards: Sequence[str], written: set[str], kept: Set[str], on_hub: bool) -> None:

@@ -36,7 +36,14 @@ from reshard.pipeline.planning.beside import (
     sort_out,
     strays,
 )
-from reshard.pipeline.planning.bounds import check_headers, check_names, check_paths, check_sizes, warnings_of
+from reshard.pipeline.planning.bounds import (
+    check_headers,
+    check_names,
+    check_paths,
+    check_sizes,
+    check_torchao,
+    warnings_of,
+)
 from reshard.pipeline.planning.codec import plan_digest, shard_digest
 from reshard.pipeline.planning.existing import Before, deletes_of, drift, occupied, replaced
 from reshard.pipeline.planning.experts import unchanged
@@ -262,6 +269,7 @@ class _Made(NamedTuple):
 def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
     options, files = known.request.options, known.opened.files
     selection = select(checkpoint, options, known.ties.get(checkpoint.name, {}), known.configs)
+    check_torchao(checkpoint, selection.entries, options)
     entries = in_source_order(selection.entries)
     heading = Heading({"format": "pt"} | checkpoint.file_metadata, options.align)
     too_large = check_size(entries, options.size, heading, options.oversize)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from reshard.pipeline.checkpoint.discover import Found, find_checkpoints
 from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
 from reshard.pipeline.checkpoint.parts import FileSet
-from reshard.pipeline.errors import BadSize, CarriedTooLarge, ProofError, ReshardError, TooLargeForHub
+from reshard.pipeline.errors import BadSize, CarriedTooLarge, NotRead, ProofError, ReshardError, TooLargeForHub
 from reshard.pipeline.limits import GB, HUB_FILE_MAX, HUB_HTTP_MAX, MB
 from reshard.pipeline.places import NOWHERE, Folder, Hub, Place
 from reshard.pipeline.planning import bounds
@@ -24,6 +24,7 @@ from reshard.pipeline.planning.codec import decode_head, decode_shard, encode
 from reshard.pipeline.planning.existing import NOTHING, Before, drift
 from reshard.pipeline.planning.model import Keys, Plan, index_bytes
 from reshard.pipeline.planning.select import Selection, select
+from reshard.pipeline.renaming import Rule
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.stores.connect import Context, open_source
 from reshard.pipeline.tensors import Checkpoint, Name, Piece, Pin, StoredFile, Tensor
@@ -62,6 +63,32 @@ def test_a_file_that_the_hub_does_not_take_is_refused_and_a_folder_takes_it(
     assert any(
         "the Hub accepts at most 200,000,000,000" in note for note in planned_for(NOWHERE, size, sizes, carried).notes
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ({"rename": (Rule("^f0[.]t0$", "a"),)}, "--rename"),
+        ({"rename": (Rule("^f0[.]t0$", "?"), Rule("t1$", "t0"), Rule("[?]", "f0.t1"))}, "--rename"),
+        ({"strip_prefix": "f0."}, "--strip-prefix"),
+        ({"strip_prefix": "auto", "dtype": "bfloat16"}, None),
+        ({}, None),
+    ],
+)
+def test_other_names_are_refused_where_torchao_has_them_in_the_metadata(
+    changes: dict[str, Any], refused: str | None
+) -> None:
+    opened = opened_of([[8] * 2])
+    assert plan_of(opened, **changes)
+    (plain,) = opened.checkpoints
+    quantized = replace(plain, file_metadata={"tensor_names": '["f0.t0", "f0.t1"]'})
+    opened = replace(opened, checkpoints=(quantized,))
+    if refused is None:
+        assert plan_of(opened, **changes)
+    else:
+        with pytest.raises(NotRead, match=f"model: {refused} for a model quantized by torchao is not") as error:
+            plan_of(opened, **changes)
+        assert error.value.next_step.startswith(f"remove {refused};")
 
 
 def test_a_file_that_clients_without_xet_do_not_download_is_noted() -> None:
