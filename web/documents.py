@@ -62,8 +62,8 @@ def _as_fields(text: str) -> str:
 
 
 def _field(option: str, value: str | None) -> str:
-    field = option[2:].replace("-", "_")
-    name = NAMES.get(option) or (f"options.{field}" if field in Options.model_fields else option)
+    name = NAMES.get(option) or option[2:].replace("-", "_")
+    name = f"options.{name}" if name in Options.model_fields else NAMES.get(option) or option
     return f"{name} {value}" if value else name
 
 

@@ -87,9 +87,9 @@ def test_an_error_names_the_fields_of_a_request(site: Site) -> None:
         refused = client.post(f"{ROOT}/jobs", json=BODY | {"options": {"size": "100"}}).json()["error"]
     assert refused["code"] == "usage.size" and refused["message"].startswith("options.size 100: ")
     assert refused["facts"]["option"] == "--size", "a command that asked tells it by its option"
-    none = failed(UsageError(what="--dtype float16 and --no-manifest: leave out --for")).body
+    none = failed(UsageError(what="--dtype float16 and --no-manifest: leave out --for, use --json")).body
     error = json.loads(none)["error"]
-    assert error["message"] == "options.dtype float16 and options.manifest false: leave out options.ranks"
+    assert error["message"] == "options.dtype float16 and options.manifest false: leave out options.ranks, use --json"
     assert error["hint"] == "see /api/v1/openapi.json"
 
 
