@@ -47,14 +47,18 @@ def snapshot_in(real: Path) -> Path | None:
 
 
 def snapshot_below(real: Path) -> Path | None:
-    """A snapshot of a model in the whole cache that ``real`` is; None where it has files of a model itself."""
+    """A snapshot of a model in the whole cache that ``real`` is, or that HF_HOME has in ``hub``; else None.
+
+    None, too, where it has files of a model itself.
+    """
     try:
         names = sorted(path.name for path in real.iterdir())
     except OSError:  # which its listing tells
         return None
     if any(is_weights(name) or name.endswith(".json") for name in names):
         return None
-    return next((found for n in names if n.startswith("models--") and (found := snapshot_in(real / n))), None)
+    folders = [*(real / n for n in names if n.startswith("models--")), *sorted((real / "hub").glob("models--*"))]
+    return next((found for folder in folders if (found := snapshot_in(folder))), None)
 
 
 def is_moved_snapshot(typed: Path, real: Path) -> bool:

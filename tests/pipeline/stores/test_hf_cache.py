@@ -76,9 +76,10 @@ def test_a_repository_of_the_cache_is_refused_and_the_snapshot_of_main_named(hub
 def test_a_whole_cache_is_refused_and_a_snapshot_in_it_named(hub: Path) -> None:
     """Whose locks and blobs would be copied as files of one model."""
     write_files(hub, {"version.txt": b"1", f".locks/{REPO}/1234.lock": b"", "datasets--a/snapshots/1/x": b""})
-    with pytest.raises(WholeCache) as refused:
-        opened(hub)
-    assert refused.value.next_step.endswith(f"such as {snapshot_of(hub)}")
+    for home in (hub, hub.parent):  # HF_HUB_CACHE, HF_HOME
+        with pytest.raises(WholeCache) as refused:
+            opened(home)
+        assert refused.value.next_step.endswith(f"such as {snapshot_of(hub)}")
 
 
 @pytest.mark.parametrize("own", ["model.safetensors", "model_index.json"])
