@@ -175,6 +175,7 @@ def test_a_fork_that_is_killed_is_inconclusive_and_the_child_stays(
     assert child_of(meta_loader) == warm
 
 
+@pytest.mark.slow
 def test_a_child_that_is_killed_is_inconclusive_and_replaced() -> None:
     with closing(MetaLoader(grace=0.5)) as meta_loader:
         warm = child_of(meta_loader)
