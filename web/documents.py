@@ -38,7 +38,7 @@ SENTENCES = {
     "see `reshard --help`": "see /api/v1/openapi.json",
 }
 NAMES = {
-    "--to": "target", "--for": "ranks", "--no-manifest": "options.manifest false",
+    "--to": "target", "--for": "options.ranks", "--no-manifest": "options.manifest false",
     "--public": "options.visibility public", "--private": "options.visibility private",
 }  # fmt: skip
 
@@ -62,8 +62,8 @@ def _as_fields(text: str) -> str:
 
 
 def _field(option: str, value: str | None) -> str:
-    name = NAMES.get(option) or option[2:].replace("-", "_")
-    name = f"options.{name}" if name in Options.model_fields else NAMES.get(option) or option
+    field = option[2:].replace("-", "_")
+    name = NAMES.get(option) or (f"options.{field}" if field in Options.model_fields else option)
     return f"{name} {value}" if value else name
 
 

@@ -347,18 +347,22 @@ def test_a_commit_whose_maker_died_is_found_although_source_and_staging_are_gone
     assert seen.published is not None and seen.published["found"] is True
 
 
+def copied_for_a_hub(bench: Bench, namespace: Namespace, patch: pytest.MonkeyPatch, pr: bool = False) -> str:
+    """The repository that the bench's job is about to be published in, which is there."""
+    patch.setenv("HF_ENDPOINT", namespace.endpoint)
+    patch.setenv("HF_TOKEN", namespace.token)
+    target = namespace.repo("target")
+    namespace.admin.create_repo(target)
+    request = Request(source=parse_place(str(bench.source)), target=Hub(repo=target), options=Options(size=SIZE, pr=pr))
+    bench.id = bench.store.submit(request).id
+    bench.to_publish()
+    return target
+
+
 def test_a_pull_request_whose_maker_died_before_it_was_shown_is_no_draft(
     bench: Bench, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", namespace.endpoint)
-    monkeypatch.setenv("HF_TOKEN", namespace.token)
-    target = namespace.repo("target")
-    namespace.admin.create_repo(target)
-    request = Request(
-        source=parse_place(str(bench.source)), target=Hub(repo=target), options=Options(size=SIZE, pr=True)
-    )
-    bench.id = bench.store.submit(request).id
-    bench.to_publish()
+    target = copied_for_a_hub(bench, namespace, monkeypatch, pr=True)
 
     def status() -> str:
         return HfApi(namespace.endpoint, namespace.token).get_discussion_details(target, 1).status
@@ -378,13 +382,7 @@ def test_a_pull_request_whose_maker_died_before_it_was_shown_is_no_draft(
 def test_a_retry_plans_anew_for_a_target_that_was_deleted(
     bench: Bench, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", namespace.endpoint)
-    monkeypatch.setenv("HF_TOKEN", namespace.token)
-    target = namespace.repo("target")
-    namespace.admin.create_repo(target)
-    request = Request(source=parse_place(str(bench.source)), target=Hub(repo=target), options=Options(size=SIZE))
-    bench.id = bench.store.submit(request).id
-    bench.to_publish()
+    target = copied_for_a_hub(bench, namespace, monkeypatch)
     HfApi(namespace.endpoint, namespace.token).delete_repo(target)
     bench.step()
     assert bench.job.state == JobState.failed and bench.job.error is not None

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import cast
 
 import pytest
 import redis
@@ -76,7 +77,7 @@ def test_one_that_lives_does_not_hang_where_the_broker_heard_nobody(store: JobSt
     others(store, PRESUMED_DEAD - 1)
     assert [found.why for found in silent(store.redis) if found.process == idle] == ["unknown"]
     announce(store.redis, process("here:1"))
-    since, lasts = float(store.redis.get(HEARD)), store.redis.pttl(HEARD)  # type: ignore[arg-type]
+    since, lasts = float(cast(bytes, store.redis.get(HEARD))), store.redis.pttl(HEARD)
     assert since < time.time() - PRESUMED_DEAD + 2 and 0 < lasts <= GAP * 1000, "each sign prolongs it"
 
 
