@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -264,8 +265,17 @@ def unread(words: str, env: dict[str, str], folder: Path, stream: str = "stdout"
     return process.returncode, out or "", re.sub(r"\x1b\[[?\w]*|\s", "", err or "")
 
 
-@pytest.mark.parametrize("command", ["up", "worker", "control"])
-@pytest.mark.parametrize("package", ["celery", "prometheus_client"])
+# Each command and each package by `make test`, all pairs of them by `make test-all`.
+QUICK = {("up", "celery"), ("worker", "prometheus_client"), ("control", "celery")}
+
+
+@pytest.mark.parametrize(
+    ("command", "package"),
+    [
+        pytest.param(*pair, marks=[] if pair in QUICK else [pytest.mark.slow])
+        for pair in product(("up", "worker", "control"), ("celery", "prometheus_client"))
+    ],
+)
 def test_without_their_packages_the_service_says_what_to_install_and_starts_nothing(
     command: str, package: str, reshard: Run, clean: dict[str, str], tmp_path: Path
 ) -> None:

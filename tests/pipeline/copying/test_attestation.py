@@ -29,7 +29,16 @@ from reshard.pipeline.verifying.verify import verify
 from tests.pipeline.conftest import Run
 from tests.support.stuck import STUCK
 
-LAYOUTS = ["fsdp1-True", "fsdp1-False", "fsdp2-flat", "fsdp2-nested", "trainer", "columns", "grid"]
+# Those that the others resemble are left to `make test-all`.
+LAYOUTS = [
+    "fsdp1-True",
+    pytest.param("fsdp1-False", marks=pytest.mark.slow),
+    "fsdp2-flat",
+    pytest.param("fsdp2-nested", marks=pytest.mark.slow),
+    "trainer",
+    pytest.param("columns", marks=pytest.mark.slow),
+    "grid",
+]
 
 
 @pytest.fixture(scope="module")

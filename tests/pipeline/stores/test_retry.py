@@ -18,6 +18,7 @@ from reshard.pipeline.stores.pace import RateLimiter, RateLimitWindow, Waits
 from reshard.pipeline.stores.retry import Retry, is_transient, own, rate_limit_window, retry_after
 from tests.pipeline.stores.conftest import Impatient
 
+UNTIL = "Wed, 21 Oct 2026 07:28:00 GMT"
 BROKEN = httpx2.ReadError("reset")
 
 
@@ -117,7 +118,12 @@ def test_progress_begins_a_new_row(pace: Impatient) -> None:
         (answer(429, RateLimit='"api";r=0;t=55'), 56.0),
         (answer(429, RateLimit='"api";r=4;t=55'), None),  # sent with every answer: not the reason of this one
         (answer(503, RateLimit='"api";r=0;t=55'), None),
-        (answer(429, **{"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}), None),
+        (answer(429, **{"Retry-After": UNTIL, "Date": "Wed, 21 Oct 2026 07:27:20 GMT"}), 40.0),
+        (answer(503, **{"Retry-After": UNTIL, "Date": "Wed, 21 Oct 2026 09:00:00 GMT"}), 0.0),
+        (answer(503, **{"Retry-After": "Wed Oct 21 07:28:00 2026", "Date": "Wed, 21 Oct 2026 07:27:59 GMT"}), 1.0),
+        (answer(503, **{"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}), 0.0),
+        (answer(503, **{"Retry-After": "Wed, 99 Oct 2026 07:28:00 GMT"}), None),
+        (answer(503, **{"Retry-After": "soon"}), None),
         (answer(429), None),
     ],
 )
