@@ -221,7 +221,7 @@ class ObjectTarget(RecordedTarget):
             # A folder that was copied here has times in its record, which are no tags of this store's.
             then = {path: (size, str(seen)) for path, (size, seen, _) in record.files.items()}
             return Remembered(self.objects.source(then, commit, record.sha256(then)), record.kept)
-        raise TargetConflict(target=str(self.place), what="someone else wrote to it")
+        raise TargetConflict(target=str(self.place), what="another run or program wrote to it")
 
     def history(self, at: str, since: str | None) -> Iterator[Commit]:
         return self._record().history(at, since)

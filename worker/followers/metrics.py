@@ -27,7 +27,7 @@ from reshard.worker.followers.notices import HOOKS
 from reshard.worker.queue.events import TOTALS
 from reshard.worker.queue.jobs import JobStore, Process
 from reshard.worker.queue.pace import lanes
-from reshard.worker.queue.scripts import PREFIX, known_fields, texts
+from reshard.worker.queue.scripts import PREFIX, full, known_fields, texts
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import PRESUMED_DEAD
 
@@ -166,6 +166,7 @@ class Metrics(Collector):
         yield _counters("hub_refused_calls", "Hub calls answered with 429.", "endpoint", refused)
 
     def _broker(self) -> Iterator[Metric]:
+        yield _gauges("broker_writable", "Whether the broker takes writes.", "", [(float(not full(self._redis)),)])
         memory = cast("Mapping[str, Any]", self._redis.info("memory"))
         yield _gauges("broker_memory_bytes", "Memory used by the broker.", "", [(memory["used_memory"],)])
         yield _gauges("broker_memory_limit_bytes", "Its memory limit; 0 means none.", "", [(memory["maxmemory"],)])

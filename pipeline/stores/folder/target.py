@@ -107,7 +107,7 @@ class FolderTarget(RecordedTarget):
             return Remembered(FolderSource(self.place, then, commit, record.sha256(then)), record.kept)
         if (kept := self._kept(record)) is not None and kept.pin.commit == commit:
             return kept
-        raise TargetConflict(target=self.place.path, what="someone else wrote to it")
+        raise TargetConflict(target=self.place.path, what="another run or program wrote to it")
 
     def history(self, at: str, since: str | None) -> Iterator[Commit]:
         record = _load(self._root)

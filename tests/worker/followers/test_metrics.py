@@ -386,6 +386,16 @@ def test_a_broker_that_is_away_is_said_and_found_again(tmp_path_factory: pytest.
         assert scrape(port).one("reshard_broker_up") == 1
 
 
+def test_a_broker_that_takes_no_more_data_is_up_and_not_writable(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with Broker(tmp_path_factory.mktemp("full")) as broker, serving(broker.url) as port:
+        with JobStore.at(broker.url) as store:
+            store.redis.config_set("maxmemory", 1)
+            seen = scrape(port)
+            assert (seen.one("reshard_broker_up"), seen.one("reshard_broker_writable")) == (1, 0)
+            store.redis.config_set("maxmemory", 0)
+        assert scrape(port).one("reshard_broker_writable") == 1
+
+
 def test_two_controls_on_one_port_and_one_of_them_answers(tmp_path_factory: pytest.TempPathFactory) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
