@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-import redis
 from pydantic import SecretStr
 
 from reshard.pipeline.errors import NoBroker, NoServer
 from reshard.worker.daemon import Daemon, make_folder
 from reshard.worker.queue.jobs import open_redis
+from reshard.worker.queue.scripts import BROKER_UNAVAILABLE
 from reshard.worker.settings import Settings
 
 HOST = "127.0.0.1"
@@ -82,7 +82,7 @@ def stop(settings: Settings) -> bool:
 
 def answers(url: str) -> bool:
     """Whether a broker is there and has loaded its data."""
-    with open_redis(url) as client, suppress(redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError):
+    with open_redis(url) as client, suppress(*BROKER_UNAVAILABLE):
         return bool(client.ping())
     return False
 

@@ -20,8 +20,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
@@ -158,6 +158,29 @@ class Broker:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+
+
+@contextmanager
+def busy(client: redis.Redis) -> Iterator[None]:
+    """Inside, a script that would run for minutes holds the client's server up, which answers all others with BUSY."""
+
+    def answers_so() -> bool:
+        try:
+            return not client.ping()
+        except redis.ResponseError as error:
+            return "busy" in str(error)
+
+    client.config_set("lua-time-limit", 1)
+    line = client.connection_pool.get_connection()
+    line.send_command("EVAL", "for _ = 1, 1e11 do end", 0)
+    wait_for(answers_so, "its being busy")
+    try:
+        yield
+    finally:
+        client.script_kill()
+        with suppress(redis.ResponseError):  # that it was killed
+            line.read_response()
+        client.connection_pool.release(line)
 
 
 class Machine:

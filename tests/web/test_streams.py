@@ -19,7 +19,7 @@ from reshard.web.auth import Scope, add_token
 from reshard.web.streams import BEHIND_MAX, READERS_OF_ONE
 from reshard.worker.queue.events import EVENTS
 from reshard.worker.queue.jobs import JobStore
-from tests.support.procs import Broker, Machine, free_port, wait_for
+from tests.support.procs import Broker, Machine, answer, busy, free_port, wait_for
 from tests.web.conftest import Site, dial, start
 from tests.worker.conftest import another, copying, plan
 
@@ -236,3 +236,14 @@ def test_a_reader_that_never_reads_is_hung_up_on_and_the_others_get_everything(o
         wait_for(lambda: open_lines(process) == 1, "the end of the silent one's connection")
         assert process.memory_info().rss - before < MEMORY
         assert httpx2.get(f"{own.url}/healthz").text == "ok\n"
+
+
+def test_a_broker_that_a_script_holds_up_is_unavailable_to_all_who_ask(site: Site, store: JobStore) -> None:
+    with busy(store.redis):
+        assert answer(int(site.url.rpartition(":")[2]), "/readyz") == (503, "the broker is not responding")
+        with site.client() as client:
+            refused = client.get("/api/v1/jobs")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "queue.unavailable")
+        done = site.machine.run("list")
+        assert done.returncode == 10 and "is not responding: BUSY" in done.stderr, done.stderr
+    assert answer(int(site.url.rpartition(":")[2]), "/readyz") == (200, "ok")

@@ -15,7 +15,7 @@ from reshard.worker.control import Control
 from reshard.worker.queue.jobs import JobStore, Process
 from reshard.worker.queue.leases import Leases
 from reshard.worker.settings import PRESUMED_DEAD, Settings
-from tests.support.procs import Broker, Machine, answer, free_port, wait_for
+from tests.support.procs import Broker, Machine, answer, busy, free_port, wait_for
 from tests.support.stuck import STUCK
 
 
@@ -39,6 +39,9 @@ def test_a_worker_and_control_are_alive_without_their_broker_and_ready_only_with
                 "the broker refuses writes: its memory is full",
             )
             client.config_set("maxmemory", 0)
+            with busy(client):
+                status, why = answer(ports["RESHARD_METRICS_PORT"], "/readyz")
+            assert status == 503 and why.startswith("the broker is not responding: BUSY "), why
         broker.kill()
         for port in ports.values():
             wait_for(lambda port=port: answer(port, "/readyz")[0] == 503, "its not being ready", 2 * PRESUMED_DEAD)

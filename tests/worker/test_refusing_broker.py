@@ -1,4 +1,4 @@
-"""A broker that answers and takes nothing: its memory or disk is full, or it became a replica. Nobody dies of it."""
+"""A broker that answers and takes nothing: it is full, became a replica, or a script holds it up. Nobody dies of it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ import pytest
 import redis
 
 from reshard.client.queue import Queue
-from reshard.pipeline.errors import BrokerFull
+from reshard.pipeline.errors import BrokerFull, BrokerUnavailable
 from reshard.pipeline.planning.model import Plan
 from reshard.worker import control as control_module
 from reshard.worker import keeper, probes
+from reshard.worker.broker import answers
 from reshard.worker.control import Control
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.keeper import LeaseKeeper
 from reshard.worker.queue.jobs import JobStore, submission
 from reshard.worker.queue.leases import Leases
-from reshard.worker.queue.scripts import BROKER_UNAVAILABLE, job_key
+from reshard.worker.queue.scripts import BROKER_UNAVAILABLE, full, job_key
 from reshard.worker.settings import Settings
-from tests.support.procs import Broker, wait_for
+from tests.support.procs import Broker, busy, wait_for
 from tests.worker.conftest import QUICK, Wakes, ask, claimed, planned, receipts, ticks_until_stopped
 from tests.worker.followers.builders import begin, definition, finish, jobs
 
@@ -65,12 +66,17 @@ def replica(client: redis.Redis, folder: Path) -> Iterator[None]:
     client.replicaof("NO", "ONE")
 
 
+def held_up(client: redis.Redis, folder: Path) -> Iterator[None]:
+    with busy(client):
+        yield
+
+
 class Refusing(NamedTuple):
     store: JobStore
     refusal: Callable[[], AbstractContextManager[None]]  # inside, the store's broker takes nothing
 
 
-@pytest.fixture(params=[memory_full, disk_full, few_replicas, replica])
+@pytest.fixture(params=[memory_full, disk_full, few_replicas, replica, held_up])
 def broken(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Refusing]:
     with Broker(tmp_path) as broker, JobStore.at(broker.url) as store:
         yield Refusing(store, lambda: contextmanager(request.param)(store.redis, tmp_path / "broker"))
@@ -120,10 +126,13 @@ def test_control_waits_until_it_takes_something_again(
         pass
 
 
-def test_a_step_for_many_jobs_is_refused_as_that_for_one(broken: Refusing) -> None:
+def test_a_step_for_many_jobs_and_a_transaction_are_refused_as_a_step_for_one(broken: Refusing) -> None:
     store, refusal = broken
-    with refusal(), pytest.raises(BROKER_UNAVAILABLE):
-        store.run.each("submit", [(*submission(ask(name)), store.most) for name in "ab"])
+    with refusal():
+        with pytest.raises(BROKER_UNAVAILABLE):
+            store.run.each("submit", [(*submission(ask(name)), store.most) for name in "ab"])
+        with pytest.raises(BROKER_UNAVAILABLE), store.redis.pipeline() as pipe:
+            pipe.set("reshard:any", 1).execute()
 
 
 def test_control_goes_on_when_it_goes_away_under_the_hands_of_a_catalog(
@@ -165,6 +174,32 @@ def test_it_is_named_by_errors_doctor_and_whoever_waits(broken: Refusing, said: 
     assert {found.error for found in probes.queue(Settings(broker_url=store.url))} == {None}
     assert "running" in str(Queue(store).waits(bulk=False))
     wait_for(lambda: not store.redis.exists("reshard:probe"), "the end of what was tried")
+
+
+@pytest.mark.parametrize("broken", [replica], indirect=True)
+def test_a_broker_that_became_a_replica_refuses_writes(broken: Refusing) -> None:
+    store, refusal = broken
+    with refusal():
+        assert "read only replica" in full(store.redis)
+    assert full(store.redis) == ""
+
+
+@pytest.mark.parametrize("broken", [held_up], indirect=True)
+def test_a_broker_that_a_script_holds_up_does_not_respond(broken: Refusing) -> None:
+    """Whatever it is asked, it says what can be done."""
+    store, refusal = broken
+    words = (
+        r"is not responding: BUSY \w+ is busy running a script\. You can only call SCRIPT KILL or SHUTDOWN NOSAVE\.$"
+    )
+    with refusal():
+        for ask_it in (JobStore.counts, JobStore.recent, lambda at: at.submit(ask()), lambda at: full(at.redis)):
+            with pytest.raises(BrokerUnavailable, match=words) as caught, JobStore.at(store.url) as at:
+                ask_it(at)
+            assert type(caught.value) is BrokerUnavailable
+        (probe,) = probes.queue(Settings(broker_url=store.url))
+        assert re.search(words, str(probe.error))
+        assert not answers(store.url)
+    assert answers(store.url)
 
 
 def test_work_goes_on_and_hears_a_cancel_afterwards(

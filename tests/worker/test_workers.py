@@ -23,7 +23,7 @@ from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.record import Job
 from reshard.worker.queue.states import JobState
 from tests.support.models import arrays, numbered, save_sharded, save_single
-from tests.support.procs import Proc, wait_for
+from tests.support.procs import Proc, busy, wait_for
 from tests.worker.sites import SIZE, Site, site
 
 __all__ = ["site"]
@@ -424,8 +424,8 @@ GARBAGE = (
 )  # fmt: skip
 
 
-def test_neither_garbage_on_the_queue_nor_a_full_broker_ends_a_worker(site: Site) -> None:
-    worker = site.machine.worker(concurrency=1)
+def test_neither_garbage_on_the_queue_nor_a_full_or_busy_broker_ends_a_worker(site: Site) -> None:
+    (control,), worker = [*site.machine.processes], site.machine.worker(concurrency=1)
     main = {worker.pid, *worker.children()}
     for message in GARBAGE:
         site.client.lpush("reshard:interactive", message)
@@ -437,6 +437,13 @@ def test_neither_garbage_on_the_queue_nor_a_full_broker_ends_a_worker(site: Site
     wait_for(lambda: "OutOfMemoryError" in worker.said(), "its being refused")
     site.client.config_set("maxmemory", 0)
     site.assert_published_once(site.submit("after-the-refusal"), "after-the-refusal")
+
+    site.client.client_kill_filter(skipme=True, _type="normal")
+    with busy(site.client):
+        for process in (worker, control):
+            wait_for(lambda said=process.said: "BUSY" in said(), "its being held up")
+    site.assert_published_once(site.submit("after-the-script"), "after-the-script")
+    assert "for an unknown reason" not in control.said()
     assert worker.alive() and main <= {worker.pid, *worker.children()}, "neither it nor its child was replaced"
 
 

@@ -36,6 +36,7 @@ from reshard.worker.queue.record import Job, LogLine, read
 from reshard.worker.queue.scripts import (
     NO_DATABASE,
     PREFIX,
+    Answers,
     Pipeline,
     Scripts,
     at_once,
@@ -398,10 +399,7 @@ def _beginning(start: str) -> tuple[str, str, str, int, int]:
 
 
 def open_redis(url: str, timeout: float = SOCKET_TIMEOUT) -> redis.Redis:
-    """A client for a broker's URL; connects at the first command.
-
-    Threads that find all its connections taken wait for one, and after ``timeout`` seconds get a ConnectionError.
-    """
+    """Connects at the first command; a thread without a connection gets a ConnectionError after ``timeout`` seconds."""
     pool = redis.BlockingConnectionPool.from_url(
         url.replace("redis+socket://", "unix://", 1),
         max_connections=CONNECTIONS,
@@ -409,6 +407,7 @@ def open_redis(url: str, timeout: float = SOCKET_TIMEOUT) -> redis.Redis:
         socket_timeout=timeout,
         socket_connect_timeout=min(timeout, CONNECT_TIMEOUT),
         health_check_interval=HEALTH_CHECK,
+        parser_class=Answers,
         protocol=2,  # the newer one shapes some answers otherwise, and redis-py changed its default
     )
     return redis.Redis.from_pool(pool)

@@ -8,11 +8,12 @@ from dataclasses import fields
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import redis
 from redis.commands.core import Script
-from redis.exceptions import NoPermissionError
+from redis.connection import DefaultParser
+from redis.exceptions import MasterDownError, NoPermissionError
 
 from reshard.pipeline.errors import BrokerFull, BrokerRefused, BrokerUnavailable, BrokerUnsupported, QueueError
 from reshard.worker.queue.states import CANCELLABLE, ENDED, JobState
@@ -31,22 +32,45 @@ Pipeline = Any
 T = TypeVar("T")
 
 
-class CannotSave(redis.ResponseError):
-    """MISCONF, NOREPLICAS: the server takes nothing that it cannot write to its disk, or to enough replicas.
+class Unwilling(redis.ResponseError):
+    """What a server says that redis-py has no class for: it does nothing of the kind for now, whoever asks."""
 
-    redis-py has no class for either.
-    """
+    def __init__(self, said: str) -> None:
+        super().__init__(said)
+        self._said = said.partition(" script: ")[0]  # without where in a step it came up
+
+    def __str__(self) -> str:
+        return self._said  # without the command, which redis-py puts before it where that is of a pipeline
 
 
-# What a step raises while the broker does not answer, or answers and takes nothing for a while: its memory or its disk
-# is full, or it became a replica.
+class CannotSave(Unwilling):
+    """MISCONF, NOREPLICAS: the server takes nothing that it cannot write to its disk, or to enough replicas."""
+
+
+class Busy(Unwilling):
+    """BUSY: the server carries out somebody's script, which does not end, and nothing else."""
+
+
+class Answers(DefaultParser):  # type: ignore[misc,valid-type]  # redis-py chooses it by what is installed
+    """Of our connections: each error has its class, however and by whom it was asked."""
+
+    UNWILLING: ClassVar = {"BUSY": Busy, "MISCONF": CannotSave, "NOREPLICAS": CannotSave}
+
+    @classmethod
+    def parse_error(cls, response: str) -> Exception:
+        kind = cls.UNWILLING.get(response.partition(" ")[0])
+        return kind(response) if kind else cast(Exception, super().parse_error(response))
+
+
+# What any command raises while the broker does not answer, or answers and takes nothing for a while: its memory or its
+# disk is full, it became a replica, or a script holds it up.
 BROKER_UNAVAILABLE = (
     redis.ConnectionError,
     redis.TimeoutError,
-    redis.BusyLoadingError,
     redis.OutOfMemoryError,
     redis.ReadOnlyError,
-    CannotSave,
+    MasterDownError,
+    Unwilling,
 )
 
 
@@ -63,10 +87,7 @@ class Scripts:
     def __call__(self, name: str, *arguments: str | bytes | int) -> Any:
         if name not in self._scripts:
             self._scripts[name] = self._client.register_script(step_text(name))
-        try:
-            return self._scripts[name](args=list(arguments))
-        except redis.ResponseError as error:
-            _raise(error)
+        return self._scripts[name](args=list(arguments))
 
     def each(self, name: str, calls: Iterable[Sequence[str | bytes | int]]) -> list[Any]:
         """What a step answers to each of these calls, BATCH in one exchange with the server; raises as one of them."""
@@ -79,7 +100,7 @@ class Scripts:
                 answers += pipe.execute(raise_on_error=False)
             for error in answers[-len(some) :]:
                 if isinstance(error, redis.ResponseError):
-                    _raise(error)
+                    raise error
         return answers
 
 
@@ -149,8 +170,7 @@ def why_full(error: redis.RedisError) -> str:
     """Why the server that raised it takes no more data; "" where that is not what it says."""
     if isinstance(error, redis.OutOfMemoryError):
         return "its memory is full"
-    said = str(error).partition(" script: ")[0]  # without where in a step it came up
-    return said if said.startswith(("MISCONF", "NOREPLICAS")) else ""
+    return str(error) if isinstance(error, CannotSave) else ""
 
 
 def told(error: redis.RedisError, url: str) -> QueueError | None:
@@ -171,15 +191,15 @@ def full(client: redis.Redis) -> str:
     """Why the server takes no more data, if so; what is written to try it is gone a second later."""
     try:
         client.set(f"{PREFIX}probe", "", px=1000)
-    except redis.ResponseError as error:  # of a user who may not write, only that is known
-        return why_full(error)
+    except NoPermissionError:  # of a user who may not write, only that is known
+        return ""
+    except redis.ReadOnlyError as error:
+        return str(error)
+    except redis.ResponseError as error:
+        if why := why_full(error):
+            return why
+        raise
     return ""
-
-
-def _raise(error: redis.ResponseError) -> NoReturn:
-    if not isinstance(error, redis.OutOfMemoryError) and why_full(error):
-        raise CannotSave(str(error)) from error
-    raise error
 
 
 @cache

@@ -36,7 +36,7 @@ from reshard.worker.queue.pace import SEEN
 from reshard.worker.queue.scripts import PREFIX, server_ms, transact
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import Settings
-from tests.support.procs import Broker, Machine, wait_for
+from tests.support.procs import Broker, Machine, busy, wait_for
 from tests.worker.conftest import Clock, Wakes, ask, claimed, followed, planned, receipts
 from tests.worker.followers.builders import DAY, begin, definition, fail, finish, jobs, nightly, rows
 from tests.worker.followers.scrapes import page, port, scrape, serving
@@ -394,6 +394,13 @@ def test_a_broker_that_takes_no_more_data_is_up_and_not_writable(tmp_path_factor
             assert (seen.one("reshard_broker_up"), seen.one("reshard_broker_writable")) == (1, 0)
             store.redis.config_set("maxmemory", 0)
         assert scrape(port).one("reshard_broker_writable") == 1
+
+
+def test_of_a_broker_that_a_script_holds_up_no_figure_is_told(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with Broker(tmp_path_factory.mktemp("busy")) as broker, serving(broker.url) as port:
+        with broker.client() as client, busy(client):
+            assert scrape(port) == {"reshard_broker_up": {(): 0}}
+        assert (scrape(port).one("reshard_broker_up"), scrape(port).one("reshard_broker_writable")) == (1, 1)
 
 
 def test_two_controls_on_one_port_and_one_of_them_answers(tmp_path_factory: pytest.TempPathFactory) -> None:

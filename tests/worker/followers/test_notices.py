@@ -43,7 +43,7 @@ from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX, server_ms
 from reshard.worker.settings import Settings, settings
-from tests.support.procs import Broker, Machine, wait_for
+from tests.support.procs import Broker, Machine, busy, wait_for
 from tests.worker.conftest import Clock, Wakes, another, ask, followed, restricted
 from tests.worker.followers.builders import DAY, begin, definition, fail, finish, jobs, nightly, rows
 
@@ -366,6 +366,28 @@ def test_what_is_refused_is_told_again_later_under_the_same_id(
     assert "attempt 1: cannot send a notification to the url: HTTP 503; trying again in 10 s" in caplog.text
     assert SECRET not in caplog.text
     assert waiting(store.redis)["url"] == 0
+
+
+def test_a_broker_that_a_script_holds_up_is_waited_for_and_said_once(
+    store: JobStore,
+    notifier: Notifier,
+    receiver: Receiver,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(notices, "NOTIFY_LOOK", 0.01)
+    looks, tell, ending = list[str](), Notifier.tell, threading.Event()
+    monkeypatch.setattr(Notifier, "tell", lambda own, hook: looks.append(hook.name) or tell(own, hook))
+    something_fails(store)
+    with busy(store.redis):
+        notifier.start(ending)
+        wait_for(lambda: len(looks) > 5, "its looking, some times")
+    wait_for(lambda: receiver.posted, "the notice")
+    wait_for(lambda: "the broker is available again" in caplog.text, "that it is said")
+    ending.set()
+    assert caplog.text.count("notifications are waiting for the broker: BUSY") == 1
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 def test_a_receiver_that_is_away_is_not_named(store: JobStore, receiver: Receiver) -> None:
