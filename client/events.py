@@ -13,6 +13,7 @@ from reshard.client.facts import happened
 from reshard.client.models.jobs import UNDER_WAY, Happened, Progress
 from reshard.client.queue import Queue
 from reshard.pipeline.errors import BrokerUnavailable
+from reshard.worker.logs import Outage
 from reshard.worker.queue import events
 from reshard.worker.queue.jobs import JobStore, broker_errors, open_redis, without_password
 
@@ -44,13 +45,15 @@ def since(queue: Queue, after: Id) -> Iterator[list[News]]:
 class Followed:
     """The events of a queue from the first look on, read by a connection of its own: its looks wait.
 
-    Each raises BrokerUnavailable and BrokerRefused; the next one goes on where the last one ended.
+    Each raises BrokerUnavailable and BrokerRefused; the next one goes on where the last one ended. Who looks again and
+    again logs by ``outage`` what they raise.
     """
 
     def __init__(self, queue: Queue) -> None:
         self._client = open_redis(queue.jobs.url)
         self._store = JobStore(self._client, queue.jobs.url)
         self._after = ""
+        self.outage = Outage(log)
 
     def look(self, wait: float) -> list[News]:
         """What came since the last look; waits up to ``wait`` seconds for it."""

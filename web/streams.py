@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import re
 import threading
 import time
@@ -32,8 +31,6 @@ from reshard.client.events import Followed, Id, News, parsed, since
 from reshard.client.models.jobs import Progress
 from reshard.client.queue import Queue
 from reshard.pipeline.errors import BrokerRefused, BrokerUnavailable, TooManyReaders
-
-log = logging.getLogger(__name__)
 
 READERS_MAX = 500  # at once; each holds a connection and what it has not taken yet
 READERS_OF_ONE = 100  # the same, of one token or of whom the proxy names; a page opens one in each tab
@@ -121,8 +118,9 @@ class Streams:
                             if told.get(job.id) != job:
                                 self._deliver(Message(None, job.id, _text("progress", job)))
                         told = now
+                    followed.outage.over()
                 except (BrokerUnavailable, BrokerRefused) as error:
-                    log.warning("cannot read events: %s", error)
+                    followed.outage.say("cannot read events", error)
                     self._ending.wait(AGAIN)
 
     def _deliver(self, message: Message) -> None:

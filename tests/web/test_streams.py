@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -11,15 +13,22 @@ from typing import Any
 import httpx2
 import psutil
 import pytest
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 
+from reshard.client.events import Followed, News
+from reshard.client.queue import Queue
+from reshard.pipeline.errors import BrokerUnavailable
 from reshard.pipeline.places import Hub
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.request import Request
+from reshard.web import streams
 from reshard.web.auth import Scope, add_token
-from reshard.web.streams import BEHIND_MAX, READERS_OF_ONE
+from reshard.web.streams import BEHIND_MAX, READERS_OF_ONE, Streams
 from reshard.worker.queue.events import EVENTS
 from reshard.worker.queue.jobs import JobStore
 from tests.support.procs import Broker, Machine, answer, busy, free_port, wait_for
+from tests.support.stuck import STUCK
 from tests.web.conftest import Site, dial, start
 from tests.worker.conftest import another, copying, plan
 
@@ -236,6 +245,32 @@ def test_a_reader_that_never_reads_is_hung_up_on_and_the_others_get_everything(o
         wait_for(lambda: open_lines(process) == 1, "the end of the silent one's connection")
         assert process.memory_info().rss - before < MEMORY
         assert httpx2.get(f"{own.url}/healthz").text == "ok\n"
+
+
+def test_a_broker_that_is_away_is_logged_once_and_once_that_it_is_back(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(streams, "AGAIN", 0.0)
+    seen = threading.Event()
+    looks = iter(["away"] * 3 + ["there"] * 2 + ["away"] * 2 + ["there"])
+
+    def look(followed: Followed, wait: float) -> list[News]:
+        if (now := next(looks, None)) is None:
+            seen.set()
+        if now == "away":
+            raise BrokerUnavailable(url="redis://there", why="it is gone")
+        return []
+
+    monkeypatch.setattr(Followed, "look", look)
+
+    async def run() -> None:
+        async with Streams(Queue(store)).running(Starlette()):
+            await run_in_threadpool(seen.wait, STUCK)
+
+    asyncio.run(run())
+    lines = ["cannot read events: ", "the broker is available again"] * 2
+    assert [line.startswith(start) for line, start in zip(caplog.messages, lines, strict=True)] == [True] * 4
 
 
 def test_a_broker_that_a_script_holds_up_is_unavailable_to_all_who_ask(site: Site, store: JobStore) -> None:
