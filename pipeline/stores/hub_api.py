@@ -178,13 +178,13 @@ class HubApi:
 
     # -------------------------------------------------------------------------------------------------- reading
 
-    def info(self, repo: str, revision: str) -> RepoInfo:
-        """The commit that ``revision`` is now; raises Refusal.
+    def info(self, repo: str, revision: str, **options: Any) -> RepoInfo:
+        """The commit that ``revision`` is now; raises Refusal. With ``options`` of its call.
 
         The revision is always named: without it, some Hubs answer with a shortened commit id.
         """
         path = f"/api/models/{repo}/revision/{quote(revision, safe='')}"
-        return self.data(RepoInfo, "GET", path, params={"expand": ["sha", "private", "gated"]})
+        return self.data(RepoInfo, "GET", path, params={"expand": ["sha", "private", "gated"]}, **options)
 
     def visibility(self, repo: str) -> Visibility:
         """The visibility of a repository, also of one without commits; raises Refusal."""

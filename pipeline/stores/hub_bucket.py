@@ -38,6 +38,7 @@ from reshard.pipeline.stores.credentials import elsewhere
 from reshard.pipeline.stores.hub_api import HubApi
 from reshard.pipeline.stores.hub_target import UNTOLD
 from reshard.pipeline.stores.objects import OWN, ObjectTarget
+from reshard.pipeline.stores.observed import MAY_LACK
 from reshard.pipeline.stores.record import Listing, digest_of
 from reshard.pipeline.stores.refusal import Refusal, meaning
 from reshard.pipeline.stores.xet import XetSink, XetSource, installed
@@ -83,8 +84,8 @@ class _Bucket:
         self.path = f"/api/buckets/{place.bucket}"
         self._prefix = f"{place.path}/" if place.path else ""
 
-    def visibility(self) -> Visibility:
-        return "private" if self.api.data(BucketInfo, "GET", self.path).private else "public"
+    def visibility(self, extensions: Mapping[str, Any] | None = None) -> Visibility:
+        return "private" if self.api.data(BucketInfo, "GET", self.path, extensions=extensions).private else "public"
 
     def listed(self) -> Listing:
         """Raises HubRefused for more files than LISTED_MAX, and UnsafePath."""
@@ -175,7 +176,7 @@ class BucketObjects:
 
     def look(self) -> Visibility | None:
         try:
-            self._visibility = self._bucket.visibility()
+            self._visibility = self._bucket.visibility(MAY_LACK)
         except Refusal as refusal:
             if refusal.code == "RepoNotFound":
                 return None
@@ -219,7 +220,7 @@ class BucketObjects:
 
     def read(self, path: str) -> bytes | None:
         try:
-            return self._api.call("GET", self._bucket.address(path)).content
+            return self._api.call("GET", self._bucket.address(path), extensions=MAY_LACK).content
         except Refusal as refusal:
             if refusal.status == 404:
                 return None

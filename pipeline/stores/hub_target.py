@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from itertools import islice
+from typing import Any
 from urllib.parse import quote
 
 import httpx2
@@ -52,6 +53,7 @@ from reshard.pipeline.stores.credentials import elsewhere
 from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi
 from reshard.pipeline.stores.lfs import LfsSink, missing
+from reshard.pipeline.stores.observed import MAY_LACK
 from reshard.pipeline.stores.refusal import Refusal, meaning
 from reshard.pipeline.stores.retry import is_transient
 from reshard.pipeline.stores.xet import XetSink
@@ -95,7 +97,7 @@ class HubTarget:
         head = start = None
         try:
             try:
-                info = self._info()
+                info = self._info(None if self._proposes else MAY_LACK)
                 head, self._visibility = info.sha, info.visibility
             except Refusal as refusal:
                 if refusal.code != "RevisionNotFound":
@@ -116,7 +118,9 @@ class HubTarget:
     def _start(self) -> str | None:
         """The head of main, where a branch that is not there begins; raises Refusal."""
         try:
-            return None if self._ref == DEFAULT_BRANCH else self.api.info(self.place.repo, DEFAULT_BRANCH).sha
+            if self._ref == DEFAULT_BRANCH:
+                return None
+            return self.api.info(self.place.repo, DEFAULT_BRANCH, extensions=MAY_LACK).sha
         except Refusal as refusal:
             if refusal.code != "RevisionNotFound":  # another Hub's main may have another name
                 raise
@@ -126,12 +130,12 @@ class HubTarget:
     def notes(self) -> tuple[str, ...]:
         return tuple(self.api.notes)
 
-    def _info(self) -> RepoInfo:
+    def _info(self, extensions: Mapping[str, Any] | None = None) -> RepoInfo:
         """As ``HubApi.info``. A new name is followed, as the Hub's own clients do, but not into another namespace.
 
         The token was chosen for the old one, and so was the operator's leave to write there; raises TargetMoved.
         """
-        info = self.api.info(self.place.repo, self._ref)
+        info = self.api.info(self.place.repo, self._ref, extensions=extensions)
         if info.id.partition("/")[0].casefold() != self.place.namespace.casefold():
             raise TargetMoved(target=self.place.repo, name=info.id)
         return info

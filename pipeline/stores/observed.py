@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import httpx2
@@ -27,6 +28,9 @@ class Call(NamedTuple):
         """Whether it went to the Hub itself, and not to where its answers lead."""
         return "url.path" in self.facts
 
+
+# For a request's ``extensions``, where whoever makes it takes a 404 for an answer: it is no error to an observer.
+MAY_LACK = MappingProxyType({"reshard.may_lack": True})
 
 Observe = Callable[[Call], None]  # called from any thread
 
@@ -69,7 +73,8 @@ class ObservedClient(GuardedClient):
             facts["http.response.status_code"] = response.status_code
             facts["http.response.body.size"] = response.num_bytes_downloaded
             facts["reshard.request_id"] = request_id(response, self._endpoint).get("request_id")
-            if response.is_error and error is None:
+            answers = response.status_code == 404 and "reshard.may_lack" in request.extensions
+            if response.is_error and error is None and not answers:
                 facts["error.type"] = str(response.status_code)
         known = {name: value for name, value in facts.items() if value is not None}
         self._observe(Call(start, time.time_ns(), known))

@@ -9,10 +9,15 @@ import httpx2
 import pytest
 from pydantic import SecretStr
 
-from reshard.pipeline.places import Hub
+from reshard.pipeline.errors import SourceNotFound, TargetNotFound
+from reshard.pipeline.limits import MEMORY_FLOOR_XET
+from reshard.pipeline.places import Hub, HubBucket
 from reshard.pipeline.stores.credentials import Credential
 from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi
+from reshard.pipeline.stores.hub_bucket import BucketObjects
+from reshard.pipeline.stores.hub_target import HubTarget
+from reshard.pipeline.stores.lfs import LfsSink
 from reshard.pipeline.stores.network import GuardedClient
 from reshard.pipeline.stores.observed import Call
 from tests.hub.admin import HubAdmin
@@ -80,6 +85,22 @@ def test_a_call_without_an_answer_and_one_that_is_refused_are_errors(
     source.api.whoami()
     assert facts(calls, "error.type") == [("ReadError",), (None,), ("503",), (None,)]
     assert "http.response.status_code" not in calls[0].facts
+
+
+def test_a_target_that_is_not_there_yet_is_no_error_and_a_source_is(namespace: Namespace, calls: list[Call]) -> None:
+    api = HubApi(namespace.endpoint, Credential("T", SecretStr(namespace.token)), Impatient(), calls.append)
+    repo = namespace.repo("none")
+    bucket = BucketObjects(api, HubBucket(url=f"hf://buckets/{repo}"), MEMORY_FLOOR_XET, None)
+    with pytest.raises(SourceNotFound):
+        HubSource.open(api, Hub(repo=repo))
+    assert not HubTarget(api, Hub(repo=repo), "main", LfsSink).state().exists
+    with pytest.raises(TargetNotFound):
+        HubTarget(api, Hub(repo=repo), "main", LfsSink, pull_request=True).state()
+    assert bucket.look() is None and bucket.read("claim") is None
+    api.close()
+    assert facts(calls, "http.response.status_code", "error.type") == [
+        (404, "404"), (404, None), (404, "404"), (404, None), (404, None),
+    ]  # fmt: skip
 
 
 def test_without_an_observer_the_client_is_the_plain_one(namespace: Namespace) -> None:
