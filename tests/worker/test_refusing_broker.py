@@ -66,6 +66,12 @@ def replica(client: redis.Redis, folder: Path) -> Iterator[None]:
     client.replicaof("NO", "ONE")
 
 
+def stale_replica(client: redis.Redis, folder: Path) -> Iterator[None]:
+    """It answers no reads either: MASTERDOWN."""
+    client.config_set("replica-serve-stale-data", "no")
+    yield from replica(client, folder)
+
+
 def held_up(client: redis.Redis, folder: Path) -> Iterator[None]:
     with busy(client):
         yield
@@ -76,7 +82,7 @@ class Refusing(NamedTuple):
     refusal: Callable[[], AbstractContextManager[None]]  # inside, the store's broker takes nothing
 
 
-@pytest.fixture(params=[memory_full, disk_full, few_replicas, replica, held_up])
+@pytest.fixture(params=[memory_full, disk_full, few_replicas, replica, stale_replica, held_up])
 def broken(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Refusing]:
     with Broker(tmp_path) as broker, JobStore.at(broker.url) as store:
         yield Refusing(store, lambda: contextmanager(request.param)(store.redis, tmp_path / "broker"))
