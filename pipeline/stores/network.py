@@ -25,7 +25,7 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")  # RFC 6052: the last four bytes a
 # The same, as a network may have it for itself: RFC 8215, and RFC 4291's old form.
 _OWN_NAT64 = [ipaddress.ip_network(network) for network in ("64:ff9b:1::/48", "::/96")]
 # Where clouds tell a machine its secrets, beside the link-local addresses: AWS, Google, Oracle, Alibaba and Azure.
-_METADATA = [
+METADATA = [
     ipaddress.ip_network(network)
     for network in ("fd00:ec2::/32", "fd20:ce::/32", "fd00:c1::/32", "100.100.100.200/32", "168.63.129.16/32")
 ]
@@ -50,7 +50,7 @@ def _is_metadata(text: str) -> bool:
     address = _address(text)
     if any(address in network for network in _OWN_NAT64):
         address = ipaddress.IPv4Address(address.packed[-4:])
-    return address.is_link_local or any(address in network for network in _METADATA)
+    return address.is_link_local or any(address in network for network in METADATA)
 
 
 def is_public(text: str) -> bool:

@@ -5,6 +5,7 @@ There is no cluster here: pods are started as processes with the environment and
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
+from reshard.pipeline.stores import network
 from reshard.web.auth import Scope, add_token
 from reshard.worker.broker import find_server
 from tests.deploy.manifests import ALL, BASE, CHART, ROOT, Manifest, as_base, base, manifests, pod, rendered
@@ -141,6 +143,13 @@ def test_no_manifest_holds_a_secret_and_every_file_of_one_is_told_in_the_guide()
     assert files == {"broker-password", "hf-token", "web-tokens"}
     assert [file for file in files if f"secret/{file}" not in guide] == []
     assert not [found for found in FOUND if found["kind"] == "Secret"]
+
+
+def test_pods_do_not_reach_what_a_hub_must_not_lead_to() -> None:
+    (policy,) = [found for found in FOUND if name(found) == "NetworkPolicy reshard"]
+    blocks = [to["ipBlock"] for rule in policy["spec"]["egress"] for to in rule.get("to", []) if "ipBlock" in to]
+    left_out = {ipaddress.ip_network(net) for block in blocks for net in block["except"]}
+    assert left_out == {*map(ipaddress.ip_network, ("169.254.0.0/16", "fe80::/10")), *network.METADATA}
 
 
 # ------------------------------------------------------------------------------------------------------- rendered
