@@ -62,6 +62,23 @@ def test_ports_of_the_compose_file_are_those_of_the_image_and_open_to_this_machi
     assert SERVICES["control"]["ports"] == [f"127.0.0.1:{port}:{port}"]
 
 
+def size(text: str) -> int:
+    number, unit = re.fullmatch(r"(\d+)([kmg])[ib]*", text.lower()).groups()  # type: ignore[union-attr]
+    return int(number) << {"k": 10, "m": 20, "g": 30}[unit]
+
+
+def test_a_broker_refuses_jobs_long_before_its_container_would_be_killed_for_its_memory() -> None:
+    (own,) = re.findall(r"^maxmemory (\S+)$", (ROOT / "deploy/redis.conf").read_text(), re.M)
+    (limit,) = re.findall(r"{BROKER_MEMORY:-(\w+)}", SERVICES["broker"]["deploy"]["resources"]["limits"]["memory"])
+    chart = yaml.safe_load((ROOT / "deploy/helm/reshard/values.yaml").read_text())["broker"]
+    for most, killed in ((own, limit), (chart["maxmemory"], chart["resources"]["limits"]["memory"])):
+        assert 0.5 <= size(most) / size(killed) <= 0.625
+
+
+def test_a_broker_that_loads_a_long_log_is_not_given_up() -> None:
+    assert SERVICES["broker"]["healthcheck"]["start_period"] == "10m"
+
+
 def test_secrets_that_are_there_are_kept(tmp_path: Path) -> None:
     (tmp_path / "secrets").mkdir(mode=0o755)
     made = []
@@ -104,6 +121,7 @@ def test_the_broker_of_the_compose_file_lets_clients_use_the_queue_and_nothing_e
             assert store.recent() == []
             assert "this user cannot read appendfsync" in durability(store.redis, "here").warning
             assert durability(whole, "here").state == "ok"
+            assert whole.info("memory")["maxmemory"] > 0
             Fleet(store).paused()
             catalogs = Catalogs(store)
             catalogs.submit(Definition(name="mine", text="name: mine\nentries: [{repo: a/b, to: us/b}]\n"))
