@@ -422,9 +422,13 @@ def test_the_documentation_has_every_figure_and_no_other(store: JobStore, port: 
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool, of Debian's prometheus, is not on PATH")
-def test_prometheus_takes_the_alert_rules() -> None:
-    done = subprocess.run(["promtool", "check", "rules", RULES], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize(
+    "command", [("check", RULES), ("test", Path(__file__).with_name("rules.yml"))], ids=["check", "test"]
+)
+def test_prometheus_takes_the_alert_rules_and_they_fire_when_they_should(command: tuple[str, Path]) -> None:
+    verb, file = command
+    done = subprocess.run(["promtool", verb, "rules", file], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_alert_rules_have_a_summary_and_nothing_beside_it() -> None:
@@ -444,11 +448,12 @@ def test_alert_rules_ask_for_labels_that_figures_have(store: JobStore, leases: L
     families = list(text_string_to_metric_families(page(port)))
     labels = {figure(family): {name for sample in family.samples for name in sample.labels} for family in families}
     for rule in rules:
-        names = set(re.findall(r"reshard_[a-z_]+", rule["expr"]))
-        asked = {*re.findall(r'(?<=max by \()\w+|\w+(?=!?=")', rule["expr"])}
-        assert names <= labels.keys() and all(asked <= labels[name] for name in names), rule["alert"]
+        by = set(re.findall(r"(?<=max by \()\w+", rule["expr"]))
         said = {*re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])}
-        assert said <= asked, rule["alert"]
+        assert said <= by, rule["alert"]
+        for name, selector in re.findall(r"(reshard_[a-z_]+)(?:{(.*?)})?", rule["expr"]):
+            asked = by | set(re.findall(r'\w+(?=!?=")', selector))
+            assert name in labels and asked <= labels[name], rule["alert"]
 
 
 def test_the_dashboard_asks_for_figures_and_labels_that_there_are(store: JobStore, leases: Leases, port: int) -> None:
