@@ -18,6 +18,7 @@ import pytest
 
 from tests.deploy import prepare
 from tests.deploy.debian import Debian
+from tests.deploy.pages import RUNBOOKS, blocks
 from tests.hub import HubProcess
 from tests.support.models import save_model
 from tests.support.procs import free_port, wait_for
@@ -29,17 +30,7 @@ UNITS = ["reshard-control", "reshard-web", "reshard-worker@1", "reshard-worker@2
 WEIGHTS = r"^GET .*model-0000\d-of"  # reads of source weights
 TOKEN = "hf_acme"
 NOW, NEXT = "0.2.0", "0.3.0"  # the release that runs, and the one that is upgraded to: the same code
-GUIDE, RUNBOOKS = "guides/systemd.md", "runbooks.md"
-
-
-def blocks(page: str, heading: str = "", having: str = "") -> list[str]:
-    """The shell commands that a page has under a heading, or above all of them, block by block."""
-    text = (ROOT / "docs" / page).read_text()
-    start, *sections = re.split(r"^## ", text, flags=re.MULTILINE)
-    (section,) = [start] if not heading else [found for found in sections if found.startswith(f"{heading}\n")]
-    found = [block for block in re.findall(r"^```sh\n(.*?)^```", section, re.MULTILINE | re.DOTALL) if having in block]
-    assert found
-    return found
+GUIDE = "guides/systemd.md"
 
 
 class Site:
@@ -237,6 +228,7 @@ def test_a_token_is_replaced_without_a_restart(site: Site) -> None:
 
 def test_the_password_of_the_broker_is_replaced(site: Site) -> None:
     old = site.type("cat /etc/reshard/broker-password")
+    site.follow("Replace a token", "acl setuser")
     site.follow("Replace a token", "requirepass")
     assert site.type("cat /etc/reshard/broker-password") != old
     again = "redis-cli ping 2>&1 || true"
