@@ -83,7 +83,7 @@ class Settings(SubmitSettings):
     data_dir: Located = Field(default_factory=lambda: default_data_dir())
     tmpdir: Located = Field(default_factory=lambda: Path(tempfile.gettempdir()))
 
-    log_format: LogFormat = "text"  # of worker and control
+    log_format: LogFormat = "text"  # of worker, control and the page
 
     concurrency: int = Field(default=CONCURRENCY, ge=1, le=64)
     lease: float = Field(default=LEASE, gt=0)
