@@ -207,7 +207,11 @@ class Target(Protocol):
     def carried(self) -> Traffic:
         """What ``carry`` took so far; what a commit holds itself is not in it."""
 
-    def state(self) -> TargetState: ...
+    def recover(self) -> None:
+        """Finish what a dead process left half done, where ``state`` does not; raises TargetLocked if it lives."""
+
+    def state(self) -> TargetState:
+        """Raises TargetUnfinished for what ``recover`` finishes."""
 
     def leave(self, exists: bool) -> Leave:
         """Whether we may write, or create what does not exist; asks, and changes nothing."""

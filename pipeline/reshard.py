@@ -160,10 +160,11 @@ def run(
             return run(request, context, watcher, ours, jobs)
     watcher = watcher or Watcher()
     signer = Signer.open(request.options.sign, context.sign_keys, context.builder_id)
+    target = open_target(request.target, request.options, context)
+    target.recover()  # first, as it may be the source, too
     source = source_of(request, context)
     if (hidden := exposed(request, source)) is not None:
         watcher.exposing(hidden)
-    target = open_target(request.target, request.options, context)
     watcher.step("plan")
     made = plan(request, source, target, meta_loader, round(time.time() * 1000), context.disk)
     watcher.planned(made)

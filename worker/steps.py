@@ -196,7 +196,9 @@ class Step:
         steps[self._lease.kind]()
 
     def _plan(self) -> None:
-        source, target = self._source(), self._target()
+        target = self._target()
+        target.recover()  # first, as it may be the source, too
+        source = self._source()
         policy.check_exposed(pipeline.exposed(self._request, source), self._settings)
         with self._keeper.interruptible():
             plan = pipeline.plan(self._request, source, target, self._process.meta_loader(), self._lease.submitted)

@@ -158,6 +158,12 @@ class NoWeights(SourceError, code="source.no_weights", cure="check that this is 
 class NoProvenance(SourceError, code="source.no_provenance"):
     message = "{place} has neither signed provenance nor a manifest"
     hint = "publish it with `reshard run`, without --no-manifest"
+class SourceLocked(SourceError, code="source.locked", retryable=True):
+    message = "{place}: another run is publishing to it"
+    hint = "wait until it ends, then {again}"
+class SourceUnfinished(SourceError, code="source.unfinished"):
+    message = "{place}: a publication to it was interrupted, so its files can be from two versions"
+    hint = "publish to it again, which finishes that publication first; then {again}"
 class SourceChanged(SourceError, code="source.changed"):
     message = "{place} has changed since the plan was made: {what}"
     hint = "{anew} to plan from its current state"

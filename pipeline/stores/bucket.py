@@ -27,7 +27,7 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.limits import ATTEMPTS, CHUNK, CONNECT_TIMEOUT, FIRST_ATTEMPTS, LISTED_MAX, READ_TIMEOUT
 from reshard.pipeline.places import Bucket
 from reshard.pipeline.protocols import Visibility
-from reshard.pipeline.stores.objects import OWN
+from reshard.pipeline.stores.objects import OWN, refuse_unfinished
 from reshard.pipeline.stores.pace import RateLimiter
 from reshard.pipeline.stores.record import Listing, digest_of
 from reshard.pipeline.stores.retry import TRANSIENT_STATUS, Retry
@@ -114,10 +114,12 @@ class BucketSource:
     def open(cls, place: Bucket, limiter: RateLimiter, most: int = LISTED_MAX) -> BucketSource:
         """The folder as it is now, of at most so many objects.
 
-        Raises BucketNotFound, BucketRefused, CloudExtraMissing, UnsafePath, and the HubError family.
+        Raises BucketNotFound, BucketRefused, CloudExtraMissing, UnsafePath, SourceLocked, SourceUnfinished, and
+        the HubError family.
         """
         with _panics_refused(place):
             found = cls(place, limiter).listed(most)
+        refuse_unfinished(cls(place, limiter, found))
         listing = {path: seen for path, seen in found.items() if not path.startswith(OWN)}
         if not listing:
             raise _not_found(place, "no objects found")

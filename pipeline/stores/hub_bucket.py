@@ -37,7 +37,7 @@ from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.credentials import elsewhere
 from reshard.pipeline.stores.hub_api import HubApi
 from reshard.pipeline.stores.hub_target import UNTOLD
-from reshard.pipeline.stores.objects import OWN, ObjectTarget
+from reshard.pipeline.stores.objects import OWN, ObjectTarget, refuse_unfinished
 from reshard.pipeline.stores.observed import MAY_LACK
 from reshard.pipeline.stores.record import Listing, digest_of
 from reshard.pipeline.stores.refusal import Refusal, meaning
@@ -53,10 +53,12 @@ def open_source(place: HubBucket, context: Context, transport: Transport, chosen
         raise UsageError(what=f"--transport xet: {place} cannot be read over Xet here")
     with meaning(lambda refusal: refusal.as_source(str(place))):
         visibility = bucket.visibility()
-        listing = {path: seen for path, seen in bucket.listed().items() if not path.startswith(OWN)}
+        there = bucket.listed()
+    memory = None if over_http else context.memory_limit
+    refuse_unfinished(HubBucketSource(bucket, there, digest_of(there), visibility, {}, memory))
+    listing = {path: seen for path, seen in there.items() if not path.startswith(OWN)}
     if not listing:
         raise BucketNotFound(place=place, why="no files found", setting="HF_ENDPOINT")
-    memory = None if over_http else context.memory_limit
     return HubBucketSource(bucket, listing, digest_of(listing), visibility, {}, memory)
 
 
@@ -222,7 +224,7 @@ class BucketObjects:
         try:
             return self._api.call("GET", self._bucket.address(path), extensions=MAY_LACK).content
         except Refusal as refusal:
-            if refusal.status == 404:
+            if refusal.status == 404 or refusal.code == "RepoNotFound":
                 return None
             raise refusal.as_target(str(self.place)) from refusal
 

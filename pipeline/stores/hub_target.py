@@ -93,6 +93,9 @@ class HubTarget:
 
     # ------------------------------------------------------------------------------------------------- its state
 
+    def recover(self) -> None:
+        """A commit stands as a whole or not at all."""
+
     def state(self) -> TargetState:
         head = start = None
         try:

@@ -1,6 +1,6 @@
 """A target whose store has no commits: objects below one prefix, which change one by one.
 
-A change is written down whole before the first file changes; whoever comes next finishes what a crash cut off:
+A change is written down whole before the first file changes; whoever publishes next finishes what a crash cut off:
 
     .reshard/lock.json          one publication at a time, as far as the store can say so; its holder renews it
     .reshard/pending.json       the whole change: from here on it is finished, by this process or by the next
@@ -21,8 +21,18 @@ from uuid import uuid4
 
 from pydantic import ConfigDict, NonNegativeInt, ValidationError
 
-from reshard.pipeline.errors import ObjectLost, ReshardError, TargetConflict, TargetLocked, UnsafePath
-from reshard.pipeline.limits import KEPT_MAX, LOCK_AGE, LOCK_RENEW
+from reshard.pipeline.errors import (
+    ObjectLost,
+    ReshardError,
+    SourceChanged,
+    SourceLocked,
+    SourceUnfinished,
+    TargetConflict,
+    TargetLocked,
+    TargetUnfinished,
+    UnsafePath,
+)
+from reshard.pipeline.limits import KEPT_MAX, LOCK_AGE, LOCK_MAX, LOCK_RENEW
 from reshard.pipeline.places import AnyPlace
 from reshard.pipeline.protocols import Change, Commit, HeadMoved, Leave, Sink, Source, TargetState, Visibility
 from reshard.pipeline.stores.carry import send_own
@@ -171,6 +181,23 @@ class _Lock:
             self._objects.delete([LOCK])
 
 
+def refuse_unfinished(whole: Source) -> None:
+    """Refuse a folder, listed with what is reshard's own, in which files change one by one, or did until a crash.
+
+    Also one below it. Raises SourceLocked and SourceUnfinished.
+    """
+    files = whole.files()
+    for path in files:
+        if path != PENDING and not path.endswith(f"/{PENDING}"):
+            continue
+        lock = files.get(path.removesuffix(PENDING) + LOCK)
+        try:
+            held = lock is not None and _Lock.lives(b"".join(whole.read(lock, 0, min(lock.size, LOCK_MAX))))
+        except SourceChanged:  # its holder has just renewed it, or is done
+            held = True
+        raise (SourceLocked if held else SourceUnfinished)(place=str(whole.place))
+
+
 class ObjectTarget(RecordedTarget):
     """A Target of one prefix."""
 
@@ -191,7 +218,9 @@ class ObjectTarget(RecordedTarget):
         visibility = self.objects.look()
         if visibility is None:
             return TargetState(False, "private", None)
-        head = self.head()
+        if self._pending() is not None:  # whoever only looks leaves it to those who write
+            raise TargetLocked(**self._held) if self._is_locked() else TargetUnfinished(target=str(self.place))
+        head = digest_of(self._listed())
         return TargetState(True, visibility, None if head == EMPTY else head)
 
     def leave(self, exists: bool) -> Leave:
@@ -202,7 +231,7 @@ class ObjectTarget(RecordedTarget):
         return self.head()
 
     def head(self) -> str:
-        self._recover()
+        self.recover()
         return digest_of(self._listed())
 
     def _listed(self) -> Listing:
@@ -263,7 +292,7 @@ class ObjectTarget(RecordedTarget):
         )
         lock = _Lock(self.objects)
         if not lock.claim():
-            self._recover()
+            self.recover()
             self._free()
             raise HeadMoved(parent)
         with lock:
@@ -309,14 +338,14 @@ class ObjectTarget(RecordedTarget):
         text = self.objects.read(PENDING)
         return None if text is None else _Pending.parse(text, str(self.place))
 
-    def _recover(self) -> None:
+    def recover(self) -> None:
         """Finish what a dead process began; what has lost an object is given up, as others have written there since.
 
         Raises TargetLocked while the process that began it lives: to join in would change what it is about to record.
         """
         if self._pending() is None:
             return
-        lock, held = _Lock(self.objects), TargetLocked(target=str(self.place), age=round(LOCK_AGE))
+        lock, held = _Lock(self.objects), TargetLocked(**self._held)
         if not (self._free() and lock.claim()):
             raise held
         with lock:
@@ -332,12 +361,17 @@ class ObjectTarget(RecordedTarget):
                 return
         self.objects.clear(pending.stored)
 
+    @property
+    def _held(self) -> dict[str, object]:
+        return {"target": str(self.place), "age": round(LOCK_AGE)}
+
+    def _is_locked(self) -> bool:
+        text = self.objects.read(LOCK)
+        return text is not None and _Lock.lives(text)
+
     def _free(self) -> bool:
         """Break the lock of a dead process; False where its holder lives."""
-        text = self.objects.read(LOCK)
-        if text is None:
-            return True
-        if _Lock.lives(text):
+        if self._is_locked():
             return False
         self.objects.delete([LOCK])
         return True

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from reshard.pipeline.api import plan
-from reshard.pipeline.errors import FoldersNested, NothingKept, NothingToRollBack, TargetOccupied
+from reshard.pipeline.api import verify as checked
+from reshard.pipeline.errors import (
+    FoldersNested,
+    HubUnreachable,
+    NothingKept,
+    NothingToRollBack,
+    SourceUnfinished,
+    TargetOccupied,
+    TargetUnfinished,
+)
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.publishing.rollback import rollback
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores import bucket_target
+from reshard.pipeline.stores.bucket_target import StoreObjects
 from reshard.pipeline.stores.connect import Context, open_source, open_target
+from reshard.pipeline.tensors import StoredFile
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.verify import verify
 from tests.pipeline.conftest import Run, asked
@@ -90,3 +102,54 @@ def test_what_cannot_be_brought_back_is_replaced_only_on_request(bucket: S3, mod
     assert there(bucket, "runs/final") == {*files}
     report = go(url, url, size=SIZE, overwrite=True)
     assert {shard.path for shard in report.plan.shards} <= there(bucket, "runs/final")
+
+
+@pytest.mark.parametrize("before", ["another model", "nothing"])
+def test_a_publication_cut_off_in_the_middle_is_no_source_and_the_next_one_finishes_it(
+    before: str, bucket: S3, model: Path, tmp_path: Path, go: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = f"{bucket.url}/models/small"
+    if before != "nothing":
+        go(save_model(tmp_path / "another", 12, 4000, 3), out, size=SIZE)
+    with monkeypatch.context() as patch:
+        _cut_off(patch, after=2)
+        with pytest.raises(HubUnreachable):
+            go(model, out, size=SIZE, overwrite=True)
+    cut = there(bucket, "models/small")
+    looks = [
+        lambda: plan(asked(out, tmp_path / "read", size=SIZE)),
+        lambda: go(out, tmp_path / "read", size=SIZE),
+        lambda: checked(out),
+        lambda: checked(model, against=bucket.url),  # the folder above it
+    ]
+    for look in looks:
+        with pytest.raises(SourceUnfinished, match="a publication to it was interrupted"):
+            look()
+    with pytest.raises(TargetUnfinished):
+        plan(asked(model, out, size=SIZE))
+    assert there(bucket, "models/small") == cut and not (tmp_path / "read").exists()
+    assert go(model, out, size=SIZE).plan.published, "it was finished, and is what is asked for"
+    assert checked(out, against=model, deep=True).result == "passed"
+
+
+def test_a_publication_in_place_that_was_cut_off_is_finished_before_its_source_is_read(
+    bucket: S3, model: Path, go: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = bucket.put("runs/final", {path.name: path.read_bytes() for path in model.iterdir() if path.is_file()})
+    with monkeypatch.context() as patch:
+        _cut_off(patch, after=2)
+        with pytest.raises(HubUnreachable):
+            go(url, url, size=SIZE, overwrite=True)
+    go(url, url, size=SIZE, overwrite=True)
+    assert checked(url, against=model, deep=True).result == "passed"
+
+
+def _cut_off(patch: pytest.MonkeyPatch, after: int) -> None:
+    """The store is away once it has put so many files in place."""
+    put = StoreObjects.put
+
+    def failing(objects: StoreObjects, files: Sequence[StoredFile]) -> None:
+        put(objects, files[:after])
+        raise HubUnreachable(endpoint=str(objects.place), what="no response")
+
+    patch.setattr(StoreObjects, "put", failing)

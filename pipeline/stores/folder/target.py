@@ -58,6 +58,9 @@ class FolderTarget(RecordedTarget):
         what = f"{last}, kept by an earlier run, will be deleted; to keep it, move it first"
         return (what,) if last.exists() else ()
 
+    def recover(self) -> None:
+        self._swap.recover()
+
     def state(self) -> TargetState:
         self._swap.recover()
         exists = self._exists()

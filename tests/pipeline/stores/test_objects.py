@@ -10,9 +10,19 @@ from typing import Any
 
 import pytest
 
-from reshard.pipeline.errors import HubRefused, HubUnreachable, TargetConflict, TargetLocked, UnsafePath
+from reshard.pipeline.errors import (
+    HubRefused,
+    HubUnreachable,
+    SourceLocked,
+    SourceUnfinished,
+    TargetConflict,
+    TargetLocked,
+    TargetUnfinished,
+    UnsafePath,
+)
 from reshard.pipeline.limits import ANSWER_MAX, LOCK_AGE
 from reshard.pipeline.protocols import Addition, Change, HeadMoved, Target
+from reshard.pipeline.stores.connect import Context, open_source
 from reshard.pipeline.stores.objects import LOCK, OWN, PENDING, PUBLISHED, Objects, ObjectTarget
 from reshard.pipeline.stores.record import EMPTY, PUBLICATIONS, Listing
 from reshard.pipeline.tensors import StoredFile
@@ -76,7 +86,7 @@ def listed(target: Target) -> dict[str, bytes]:
     ("kind", "spared"), [("put", 0), ("put", 1), ("delete", 0), ("delete", 1), ("read", 1), ("write", 1)]
 )
 def test_what_a_kill_cuts_off_is_finished_by_whoever_finds_its_lock_old(
-    target: ObjectTarget, kind: str, spared: int
+    target: ObjectTarget, context: Context, kind: str, spared: int
 ) -> None:
     base = target.commit(change(stored(target, OLD), index=b"old", deletes=()), EMPTY)
     coming = change(stored(target, NEW, "model-2.safetensors"), index=b"new", deletes=("model-1.safetensors",))
@@ -84,12 +94,28 @@ def test_what_a_kill_cuts_off_is_finished_by_whoever_finds_its_lock_old(
     with pytest.raises(Killed):
         ObjectTarget(objects).commit(coming, base)
     before = target.objects.listed()
-    for look in (target.state, target.head, lambda: target.prepare(True), lambda: target.commit(coming, base)):
+    for look in (
+        target.state,
+        target.recover,
+        target.head,
+        lambda: target.prepare(True),
+        lambda: target.commit(coming, base),
+    ):
         with pytest.raises(TargetLocked):
             look()
     assert target.objects.listed().items() >= {path: before[path] for path in before if OWN not in path}.items()
+    with pytest.raises(SourceLocked, match="another run is publishing to it") as living:
+        open_source(target.place, context)
     age_lock(target)
+    cut = target.objects.listed()
+    with pytest.raises(SourceUnfinished, match="can be from two versions") as dead:
+        open_source(target.place, context)
+    with pytest.raises(TargetUnfinished):
+        target.state()
+    assert (living.value.retryable, dead.value.retryable) == (True, False)
+    assert target.objects.listed() == cut, "whoever only looks changes nothing"
     assert listed(target) == {INDEX: b"new", "model-2.safetensors": NEW}
+    assert open_source(target.place, context).files().keys() == {INDEX, "model-2.safetensors"}
     head = target.head()
     assert [commit.id for commit in target.history(head, None)] == [head, base]
     assert {PENDING, LOCK} & set(target.objects.listed()) == set()
