@@ -243,6 +243,9 @@ class BucketRefused(AccessError, code="access.bucket", blames_worker=True, setti
 class BucketReadOnly(BucketRefused, code="access.bucket_write"):
     message = "no permission to write to {place}: {why}"
     hint = "set credentials ({settings} variables) with list, read, write and delete permission{where}, then {again}"
+class BucketSetting(BucketRefused, code="access.bucket.setting"):
+    message = "cannot use {place}: {settings} {why}"
+    hint = "correct {settings}{where}, then {again}"
 class SignInNeeded(AccessError, code="access.sign_in"):
     message = "missing or invalid token"
     hint = "create a token with `reshard token NAME`; send it as `Authorization: Bearer TOKEN`, or sign in with it"

@@ -18,6 +18,7 @@ import httpx2
 from reshard.pipeline.errors import (
     BucketNotFound,
     BucketRefused,
+    BucketSetting,
     CloudExtraMissing,
     HubRefused,
     ReshardError,
@@ -33,12 +34,19 @@ from reshard.pipeline.stores.record import Listing, digest_of
 from reshard.pipeline.stores.retry import TRANSIENT_STATUS, Retry
 from reshard.pipeline.tensors import Pin, StoredFile
 from reshard.pipeline.text import counted, unsafe_path
+from reshard.pipeline.urls import is_http
 
 # Where the environment names another endpoint than the store's own.
 _ENDPOINTS = {
-    "s3": ("AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "s3": ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3"),
     "gs": ("GOOGLE_BASE_URL",),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+# What becomes part of a request. Keys of Google's are JSON, which may have several lines.
+_SENT = {
+    "s3": ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
+    "gs": (),
+    "az": ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_KEY"),
 }
 _PREFIXES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
 # obstore has some answers as classes of their own, and names the status of all others in its text.
@@ -55,7 +63,7 @@ _CODE = re.compile(r"<Code>(\w{1,64})</Code>")  # the store's own word for it, i
 def opened(place: Bucket, timeout: float = READ_TIMEOUT, retries: int = 0) -> tuple[Any, Any]:
     """The module obstore, and its store of ``place``; nothing is asked of it yet.
 
-    Raises BucketRefused, CloudExtraMissing.
+    Raises BucketRefused, BucketSetting, CloudExtraMissing.
     """
     try:
         import obstore
@@ -64,6 +72,7 @@ def opened(place: Bucket, timeout: float = READ_TIMEOUT, retries: int = 0) -> tu
     except ImportError as error:
         raise CloudExtraMissing(place=place) from error
     kind, rest = _kind(place), place.url.partition("://")[2]
+    _check_environment(place)
     bucket, _, prefix = rest.partition("/")
     plain = any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS[kind])
     options: dict[str, Any] = {
@@ -73,7 +82,7 @@ def opened(place: Bucket, timeout: float = READ_TIMEOUT, retries: int = 0) -> tu
         **({"allow_http": True} if plain else {}),
     }
     kinds = {"s3": stores.S3Store, "gs": stores.GCSStore, "az": stores.AzureStore}
-    with _panics_refused(place):
+    with panics_refused(place):
         try:
             store = kinds[kind](
                 bucket, prefix=prefix or None, client_options=options, retry_config={"max_retries": retries}
@@ -117,8 +126,7 @@ class BucketSource:
         Raises BucketNotFound, BucketRefused, CloudExtraMissing, UnsafePath, SourceLocked, SourceUnfinished, and
         the HubError family.
         """
-        with _panics_refused(place):
-            found = cls(place, limiter).listed(most)
+        found = cls(place, limiter).listed(most)
         refuse_unfinished(cls(place, limiter, found))
         listing = {path: seen for path, seen in found.items() if not path.startswith(OWN)}
         if not listing:
@@ -138,12 +146,13 @@ class BucketSource:
         retry, at = self._retry(), start
         while at < stop:
             try:
-                for chunk in self._chunks(file.path, at, stop):
-                    for first in range(0, len(chunk), CHUNK):
-                        view = chunk[first : first + CHUNK]
-                        at += len(view)
-                        retry.progress()
-                        yield view
+                with panics_refused(self.place):
+                    for chunk in self._chunks(file.path, at, stop):
+                        for first in range(0, len(chunk), CHUNK):
+                            view = chunk[first : first + CHUNK]
+                            at += len(view)
+                            retry.progress()
+                            yield view
                 if at < stop:
                     retry.after(httpx2.RemoteProtocolError(f"the response ended {stop - at:,} bytes early"))
             except self._refusals as error:
@@ -163,7 +172,8 @@ class BucketSource:
         retry, unheard = self._retry(), self._retry(FIRST_ATTEMPTS)
         while True:
             try:
-                found = self._listed(most)
+                with panics_refused(self.place):
+                    found = self._listed(most)
                 break
             except self._refusals as error:
                 self._go_on(retry if _status(error) else unheard, error, "")
@@ -197,18 +207,27 @@ class BucketSource:
         retry.after(httpx2.Response(status) if status else httpx2.TransportError(told(error)))
 
 
+def _check_environment(place: Bucket) -> None:
+    """Refuse what obstore panics at, which is known beforehand; raises BucketSetting."""
+    kind = _kind(place)
+    for name in _ENDPOINTS[kind]:
+        value = os.environ.get(name)
+        if value is not None and (not is_http(value) or re.search(r"\s", value)):
+            raise BucketSetting(place=place, settings=name, why="is not a URL such as http://localhost:9000")
+    for name in _SENT[kind]:
+        if not os.environ.get(name, "").isprintable():
+            raise BucketSetting(place=place, settings=name, why="has a line break or another control character")
+
+
 @contextmanager
-def _panics_refused(place: Bucket) -> Iterator[None]:
-    """obstore panics, in Rust, where no request can be made of what the environment says; raises BucketRefused."""
+def panics_refused(place: Bucket) -> Iterator[None]:
+    """Around each call of obstore, which panics, in Rust, where it can make no request; raises BucketRefused."""
     try:
         yield
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # of PyO3, which no module exports
             raise
-        prefix = _PREFIXES[_kind(place)]
-        odd = [n for n, value in sorted(os.environ.items()) if n.startswith(prefix) and not value.isprintable()]
-        such = f" ({odd[0]} has a line break or another control character)" if odd else ""
-        why = f"cannot make a request with the region, endpoint and credentials in the environment{such}"
+        why = "cannot make a request with the region, endpoint and credentials in the environment"
         raise _refused(place, why) from None
 
 

@@ -40,7 +40,7 @@ from reshard.pipeline.limits import (
 from reshard.pipeline.places import Bucket
 from reshard.pipeline.protocols import Leave, Source, Traffic, Visibility
 from reshard.pipeline.request import Options
-from reshard.pipeline.stores.bucket import BucketSource, meaning, opened, told
+from reshard.pipeline.stores.bucket import BucketSource, meaning, opened, panics_refused, told
 from reshard.pipeline.stores.carry import SinkOf, check_written
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.lane import Lane
@@ -76,7 +76,8 @@ class StoreObjects:
     def writing(self) -> Iterator[None]:
         """Inside, what obstore raises is what it means that the store cannot be written."""
         try:
-            yield
+            with panics_refused(self.place):
+                yield
         except (self._obstore.exceptions.BaseError, OSError) as error:
             meant: ReshardError = meaning(error, self.place) or HubUnreachable(endpoint=self.place, what=told(error))
             if type(meant) is BucketRefused:

@@ -24,7 +24,7 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.installed import to_add
 from reshard.pipeline.limits import ATTEMPTS, FIRST_ATTEMPTS
 from reshard.pipeline.places import Bucket
-from reshard.pipeline.protocols import Addition, Change, Source
+from reshard.pipeline.protocols import Addition, Change, Source, Target
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores import bucket_target
 from reshard.pipeline.stores.bucket import BucketSource
@@ -85,21 +85,47 @@ def test_a_folder_of_too_many_objects_is_refused(odd: Source, pace: Impatient) -
     ("name", "value", "why"),
     [
         ("AWS_ACCESS_KEY_ID", "AKIA\n", "AWS_ACCESS_KEY_ID has a line break"),
-        ("AWS_ENDPOINT_URL", "not a url", "cannot make a request with the region, endpoint"),
+        ("AWS_REGION", "us-east-1\n", "AWS_REGION has a line break"),
+        ("AWS_ENDPOINT_URL", "localhost:9000", "AWS_ENDPOINT_URL is not a URL such as http://localhost:9000"),
+        ("AWS_ENDPOINT_URL", "", "AWS_ENDPOINT_URL is not a URL"),
+        ("AWS_ENDPOINT", "http://host:99999", "AWS_ENDPOINT is not a URL"),
+        ("AWS_ENDPOINT_URL", "http://127.0.0.1:9/<", "cannot make a request with the region, endpoint"),
     ],
 )
 def test_an_environment_that_obstore_panics_at_is_an_error(
-    name: str, value: str, why: str, bucket: S3, context: Context, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    value: str,
+    why: str,
+    bucket: S3,
+    context: Context,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
+    """Wherever it is met, and what is known of it beforehand without the lines that Rust prints."""
+    listed = opened(bucket.put("run", {"a.bin": b"1"}), context)
     monkeypatch.setenv(name, value)
-    with pytest.raises(BucketRefused, match=why):
-        opened(bucket.url, context)
+
+    def target() -> Target:
+        return open_target(Bucket(url=bucket.url), Options(), context)
+
+    for call in (
+        lambda: opened(bucket.url, context),
+        lambda: target().state(),
+        lambda: target().prepare(private=True),
+        lambda: target().sink("t").batch([]).open("a.bin", 0).finish(),
+        lambda: read(BucketSource(Bucket(url=bucket.url), Impatient(), {"a.bin": (1, "etag")}), "a.bin"),
+    ):
+        with pytest.raises(BucketRefused, match=why) as refused:
+            call()
+        assert name in refused.value.next_step or "panic" in capfd.readouterr().err
+    assert read(listed, "a.bin") == b"1", "what is open stays so"
+    assert "panic" not in capfd.readouterr().err
 
 
 def test_a_key_in_several_lines_is_no_mistake(bucket: S3, context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", '{\n "type": "service_account"\n}\n')
     assert opened(bucket.put("run", {"a.bin": b"1"}), context).files().keys() == {"a.bin"}
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "not a url")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9/<")
     with pytest.raises(BucketRefused) as refused:
         opened(bucket.url, context)
     assert "GOOGLE" not in str(refused.value)
@@ -216,7 +242,7 @@ def test_a_store_that_answers_badly_is_asked_as_often_as_any(odd: Source, odd_st
 @pytest.mark.parametrize(
     ("url", "settings", "more"),
     [
-        ("s3://odd/m", "AWS_*", {"AWS_ACCESS_KEY_ID": "AKIA\n"}),
+        ("s3://odd/m", "AWS_*", {"AWS_CONDITIONAL_PUT": "sometimes"}),
         ("gs://odd/m", "GOOGLE_*", {"GOOGLE_SERVICE_ACCOUNT": "/nowhere"}),
         ("az://odd/m", "AZURE_*", {}),  # without an account
     ],
