@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from accelerate import infer_auto_device_map
 from accelerate.utils import get_balanced_memory
@@ -13,6 +14,8 @@ from reshard.pipeline.tensors import size_in_bytes
 from reshard.pipeline.text import counted
 from reshard.pipeline.verifying.child.model import Specs, load_report, parameters_of, resolve
 from reshard.pipeline.verifying.named import NotChecked
+
+T = TypeVar("T")
 
 
 def devices(
@@ -73,6 +76,28 @@ def devices(
 def uncovered(model: Any, placed: Mapping[str, object]) -> list[str]:
     """The parameters and buffers to which a device map gives no device."""
     return [name for name in model.state_dict() if _block_of(name, placed) is None]
+
+
+def spelled_out(model: Any, placed: Mapping[str, T]) -> dict[str, T]:
+    """A map that says the same with modules, as few as can be, for "": no loader takes that beside the disk."""
+    if "" not in placed or len(placed) == 1:
+        return dict(placed)
+    found = {name: device for name, device in placed.items() if name}
+    taken = {above for name in found for above in _prefixes(name)}
+    tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    for name, _ in tensors:
+        if _block_of(name, placed) == "":
+            found[next(above for above in _prefixes(name) if above not in taken)] = placed[""]
+    return found
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    """Every module above what has this ``name``, and itself.
+
+    >>> list(_prefixes("model.layers.0"))
+    ['model', 'model.layers', 'model.layers.0']
+    """
+    return accumulate(name.split("."), "{}.{}".format)
 
 
 def _inferred(model: Any, max_memory: Mapping[str, int], name: str, no_split: list[str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from accelerate import init_empty_weights, load_checkpoint_and_dispatch
 from safetensors import safe_open
 
 from reshard.pipeline.text import counted
-from reshard.pipeline.verifying.child.devices import uncovered
+from reshard.pipeline.verifying.child.devices import spelled_out, uncovered
 from reshard.pipeline.verifying.child.model import LOADING, quantization_method, resolve
 from reshard.pipeline.verifying.named import NotChecked
 
@@ -62,6 +62,7 @@ def load(
         # transformers itself lets an incomplete map pass as long as it names one device only.
         if names := uncovered(empty, device_map):
             return {"result": "incomplete", "parameters": names}
+        device_map = spelled_out(empty, device_map)
     limits = {_device(device): size for device, size in max_memory.items()} if max_memory else None
     where = {"device_map": device_map, "max_memory": limits, "offload_folder": str(offload)}
     start = _by_transformers if loader == "transformers" else _by_accelerate

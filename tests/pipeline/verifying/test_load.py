@@ -68,6 +68,11 @@ def test_the_same_model_in_other_files_answers_the_same(
     [
         ("transformers", {"device_map": {"": "disk"}}),
         ("transformers", {"device_map": {**APART, "model.layers.1": "disk"}}),
+        *(
+            (loader, {"device_map": {"model.layers.0": one, "": rest}})
+            for loader in ("transformers", "accelerate")
+            for one, rest in (("disk", "cpu"), ("cpu", "disk"))
+        ),
         ("transformers", {"max_memory": {"cpu": 60_000}}),
         ("transformers", {"device_map": "sequential", "max_memory": {"cpu": 60_000}}),
         ("accelerate", {"device_map": {"": "cpu"}}),
