@@ -302,7 +302,7 @@ class ObjectTarget(RecordedTarget):
             made = self._finish(pending, lock)
         if made is None:
             raise HeadMoved(parent)  # where it is found, once another has finished it
-        self.objects.clear(pending.stored)
+        self._clear(pending)
         return made
 
     def _finish(self, pending: _Pending, lock: _Lock) -> str | None:
@@ -359,7 +359,12 @@ class ObjectTarget(RecordedTarget):
                 log.warning("gave up an interrupted publication: %s", error)
                 self.objects.delete([PENDING])
                 return
-        self.objects.clear(pending.stored)
+        self._clear(pending)
+
+    def _clear(self, pending: _Pending) -> None:
+        """Also what was staged again of files that had their place before, and so is no part of the change."""
+        placed = [StoredFile(path, size, sha256=digest) for path, (size, _, digest) in self._record().files.items()]
+        self.objects.clear([*pending.stored, *placed])
 
     @property
     def _held(self) -> dict[str, object]:

@@ -202,6 +202,13 @@ def test_what_was_stored_twice_after_a_kill_leaves_no_copy_behind(target: Object
     assert {path for path in target.objects.listed() if path.startswith(OWN)} <= {OWN + PUBLICATIONS}
 
 
+def test_what_was_staged_and_stands_there_already_leaves_no_copy_behind(target: ObjectTarget) -> None:
+    base = target.commit(change(stored(target, OLD)), EMPTY)
+    stored(target, OLD)  # of a file that is carried again, and so no part of the change
+    target.commit(change(index=b"newer"), base)
+    assert {path for path in target.objects.listed() if path.startswith(OWN)} <= {OWN + PUBLICATIONS}
+
+
 def test_what_others_put_beside_staged_files_ends_no_commit(target: ObjectTarget) -> None:
     strange = [f"{OWN}objects/{name}" for name in ("notes.txt", "ab/12", f"{'0' * 64}/many/name")]
     for path in strange:
