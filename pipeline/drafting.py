@@ -288,8 +288,11 @@ def _found(source: Source, options: Options) -> Found:
 
 
 def _transport(request: Request, target: Target, state: TargetState) -> str:
-    """How weights would reach the target; "" where that shows only once it is there, or ours to write."""
-    if state.head is None and request.target.local is None and request.options.transport != "http":
+    """How weights would reach the target; "" where that shows only once it is there, or ours to write.
+
+    Only a repository has two ways; what has no branches is none.
+    """
+    if state.head is None and request.target.branch and request.options.transport != "http":
         return ""
     try:
         return target.transport

@@ -98,7 +98,7 @@ def of_our_own(plan: Plan) -> dict[str, int]:
 
 # --------------------------------------------------------------------------- memory, disk, calls, history
 
-# Calls of one job, counted on the Hub of the tests; tests/pipeline/planning/test_needs.py counts them again.
+# Calls of one job, counted on the Hub of the tests; tests/pipeline/planning/test_estimate_needs.py counts them again.
 _SOURCE_CALLS, _TARGET_CALLS = 3, 8  # info, listings, history, the commit: whatever the size of the model
 _LISTINGS = 5  # of source and target, each of which has pages
 _LFS_CALLS = 3  # for a shard: where to put it, whether it arrived, whether it is still there

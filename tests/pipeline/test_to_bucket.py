@@ -19,6 +19,7 @@ from reshard.pipeline.errors import (
     TargetUnfinished,
 )
 from reshard.pipeline.places import parse_place
+from reshard.pipeline.planning.estimate import forecast, needs
 from reshard.pipeline.publishing.rollback import rollback
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores import bucket_target
@@ -74,6 +75,13 @@ def test_another_cut_replaces_ours_and_leaves_others_alone(bucket: S3, model: Pa
     assert "notes.txt" in files and there(bucket, "models/small-not") == {"config.json"}
     with pytest.raises(NothingToRollBack, match="no earlier version was kept"):
         rollback(open_target(parse_place(out), Options(), Context.from_env()), report.published.commit)
+
+
+def test_a_plan_into_a_new_folder_speaks_of_no_hub(bucket: S3, model: Path) -> None:
+    made = plan(asked(model, f"{bucket.url}/models/new", size=SIZE))
+    wanted = needs(made, {})
+    assert made.transports.target == "http" and not forecast(made).at_most
+    assert (wanted.disk, wanted.api_calls, wanted.resolver_calls) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("command", ["run", "plan"])
