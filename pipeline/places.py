@@ -197,21 +197,21 @@ class Hub(_Place):
 # Container names of Azure, bucket names of S3 and of Google, which allows the most.
 _BUCKET = r"(?:s3|gs|az)://[a-z0-9](?:[a-z0-9._-]{1,220})[a-z0-9]"
 _FOLDERS = r"(?:/(?!\.{1,2}(?:/|$))[^/?#\\\x00-\x1f]+)*"
-_BUCKET_FOLDER = _BUCKET + _FOLDERS
 
 
-def _folder_url(url: str, form: str, example: str) -> str:
-    """``url`` without the slash at its end if it has this ``form``, else ValueError."""
+def _folder_url(url: str, bucket: str, example: str) -> str:
+    """``url`` without the slash at its end if it is a ``bucket`` and folders in it, else ValueError."""
     url = url.rstrip("/")
     if len(url) > URL_MAX:
         raise ValueError(f"its URL can have at most {URL_MAX} characters")
-    if not re.fullmatch(form, url):
-        raise ValueError(f"use {example}, without empty parts, lone dots, ?, # or backslashes")
+    if not re.fullmatch(bucket + _FOLDERS, url):
+        named = re.match(rf"{bucket}(?=[/?#]|$)", url)
+        raise ValueError("a folder has no empty parts, lone dots, ?, #, \\ or tabs" if named else f"use {example}")
     return url
 
 
 def check_bucket(url: str) -> str:
-    return _folder_url(url, _BUCKET_FOLDER, "s3://bucket/folder, gs:// or az://")
+    return _folder_url(url, _BUCKET, "lowercase s3://bucket, gs:// or az://; bucket has 3 or more of a-z, 0-9 and ._-")
 
 
 class Bucket(_Place):
@@ -220,7 +220,7 @@ class Bucket(_Place):
     store = "reshard.pipeline.stores.bucket_target"
     noun = "an object store"
     example = "s3://, gs://, az://"
-    form = _BUCKET_FOLDER
+    form = _BUCKET + _FOLDERS
     keeps = False
     kind: Literal["bucket"] = "bucket"
     url: Annotated[str, AfterValidator(check_bucket), WithJsonSchema(_text(form, URL_MAX))]
@@ -272,11 +272,11 @@ class Folder(_Place):
 
 
 _HUB_BUCKET = "hf://buckets/"
-_HUB_BUCKET_FOLDER = rf"{_HUB_BUCKET}{_REPO}{_FOLDERS}"
+_IN_HUB = rf"{_HUB_BUCKET}{_REPO}"
 
 
 def check_hub_bucket(url: str) -> str:
-    return _folder_url(url, _HUB_BUCKET_FOLDER, "hf://buckets/user/bucket/folder")
+    return _folder_url(url, _IN_HUB, "hf://buckets/user/bucket/folder")
 
 
 class HubBucket(_Place):
@@ -286,7 +286,7 @@ class HubBucket(_Place):
     noun = "a bucket"
     hub_noun = "bucket"
     example = "hf://buckets/user/bucket"
-    form = _HUB_BUCKET_FOLDER
+    form = _IN_HUB + _FOLDERS
     keeps = False
     kind: Literal["hub_bucket"] = "hub_bucket"
     url: Annotated[str, AfterValidator(check_hub_bucket), WithJsonSchema(_text(form, URL_MAX))]

@@ -24,8 +24,13 @@ def is_http(url: str) -> bool:
 
 
 def shown(text: str) -> str:
-    """A place for messages: of a URL neither a password nor the query, which may be a signature."""
-    return redacted(text.partition("?")[0]) if "://" in text else text
+    """A place for messages: of a URL neither a password nor the query, which may be a signature.
+
+    >>> shown("s3://bucket/a?sig=secret")
+    's3://bucket/a?...'
+    """
+    path, mark, _ = text.partition("?")
+    return redacted(path) + (mark and "?...") if "://" in text else text
 
 
 def redacted(url: str) -> str:

@@ -264,7 +264,12 @@ def meaning(error: Exception, place: Bucket, path: str = "") -> ReshardError | N
     if status == 404:
         return _not_found(place, told(error))
     # Nothing follows a redirect: S3 answers so of a bucket in another region.
-    if "redirect" in told(error) or (status is not None and status not in TRANSIENT_STATUS):
+    if "redirect" in told(error) or status in (301, 307):
+        if _kind(place) == "s3":
+            why = f"is not the region of the bucket ({told(error)})"
+            return BucketSetting(place=place, settings="AWS_REGION", why=why)
+        return _refused(place, told(error))
+    if status is not None and status not in TRANSIENT_STATUS:
         return _refused(place, told(error))
     return None
 

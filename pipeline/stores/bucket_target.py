@@ -18,10 +18,12 @@ from uuid import uuid4
 from xxhash import xxh3_128
 
 from reshard.pipeline.errors import (
+    BucketNotFound,
     BucketReadOnly,
     BucketRefused,
     HubUnreachable,
     NoConditionalWrites,
+    NoTargetBucket,
     ObjectLost,
     ReshardError,
     SourceChanged,
@@ -80,9 +82,8 @@ class StoreObjects:
                 yield
         except (self._obstore.exceptions.BaseError, OSError) as error:
             meant: ReshardError = meaning(error, self.place) or HubUnreachable(endpoint=self.place, what=told(error))
-            if type(meant) is BucketRefused:
-                meant = BucketReadOnly(**meant.facts)
-            raise meant from error
+            kinds = {BucketRefused: BucketReadOnly, BucketNotFound: NoTargetBucket}
+            raise kinds.get(type(meant), type(meant))(**meant.facts) from error
 
     def look(self) -> Visibility | None:
         return "private" if any(not path.startswith(OWN) for path in self.listed()) else None
@@ -91,17 +92,24 @@ class StoreObjects:
         return Leave(None, "checked when the run starts")
 
     def prepare(self, private: bool) -> None:
-        probe = f"{OWN}probe-{uuid4().hex}"
+        # By one name, as whoever may not delete leaves it there; another run may remove it between the two writes.
+        if not any(self._guards(f"{OWN}probe{own}") for own in ("", f"-{uuid4().hex}")):
+            raise NoConditionalWrites(target=str(self.place))
+
+    def _guards(self, probe: str) -> bool:
+        """Whether the store writes ``probe`` only where there is none."""
         try:
             guarded = self.claim(probe, b"1") and not self.claim(probe, b"2")
         except NotImplementedError:  # where a setting of obstore's says that the store has none
             guarded = False
         self.delete([probe])
-        if not guarded:
-            raise NoConditionalWrites(target=str(self.place))
+        return guarded
 
     def listed(self) -> Listing:
-        return self._reader.listed()
+        try:
+            return self._reader.listed()
+        except BucketNotFound as error:
+            raise NoTargetBucket(**error.facts) from error
 
     def read(self, path: str) -> bytes | None:
         with self.writing():

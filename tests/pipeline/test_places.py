@@ -98,6 +98,21 @@ def test_what_names_no_place_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("az://c/x", "bucket has 3 or more"),
+        ("S3://own1/up", "use lowercase s3://"),
+        ("s3://own1/q?x", r"s3://own1/q\?\.\.\.: .*\?"),
+        ("s3://own1/a//b", "no empty parts"),
+        ("hf://buckets/user", "use hf://buckets/user/bucket/folder"),
+    ],
+)
+def test_what_names_no_folder_of_a_bucket_is_told_what_is_wrong(text: str, why: str) -> None:
+    with pytest.raises(BadPlace, match=why):
+        parse_place(text)
+
+
+@pytest.mark.parametrize(
     ("text", "why", "works"),
     [
         ("http://hub/u/r/tree/main/sub", "a folder or file in a repository", "http://hub/u/r/tree/main"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Sequence
 
 import pytest
 
@@ -16,6 +17,7 @@ from reshard.pipeline.errors import (
     HubRefused,
     HubUnreachable,
     NoConditionalWrites,
+    NoTargetBucket,
     RateLimited,
     ReshardError,
     SourceChanged,
@@ -262,7 +264,10 @@ def test_a_refusal_is_not_tried_again_and_none_of_its_text_is_repeated(
     status: int, odd: Source, odd_store: OddStore, context: Context, pace: Impatient
 ) -> None:
     odd_store.listing = status
-    with pytest.raises(BucketRefused, match=f"no permission to read s3://odd: .*({status}|region)") as listing:
+    why = (
+        "AWS_REGION is not the region of the bucket" if status == 301 else f"no permission to read s3://odd: .*{status}"
+    )
+    with pytest.raises(BucketRefused, match=why) as listing:
         opened("s3://odd", context)
     odd_store.faults = [("status", status)]
     with pytest.raises(BucketRefused) as reading:
@@ -275,6 +280,25 @@ def test_nothing_there_is_told_with_the_place(bucket: S3, context: Context) -> N
         opened("s3://no-such-bucket/x", context)
     with pytest.raises(BucketNotFound, match=f"{bucket.url}/empty: .*no objects found"):
         opened(f"{bucket.url}/empty", context)
+    target = open_target(Bucket(url="s3://no-such-bucket/x"), Options(), context)
+    for look in (target.state, target.head, lambda: target.prepare(private=True)):
+        with pytest.raises(NoTargetBucket, match=r"s3://no-such-bucket/x: bucket not found .HTTP 404") as missing:
+            look()
+        assert "AWS_ENDPOINT_URL" in missing.value.next_step
+
+
+def test_who_may_not_delete_leaves_one_probe_however_often_a_run_is_tried(bucket: S3) -> None:
+    class Kept(StoreObjects):
+        def delete(self, paths: Sequence[str]) -> None:
+            raise BucketReadOnly(place=self.place, why="HTTP 403")
+
+    place = Bucket(url=f"{bucket.url}/run")
+    for _ in range(2):
+        with pytest.raises(BucketReadOnly):
+            Kept(place, Impatient()).prepare(private=True)
+    assert len(StoreObjects(place, Impatient()).listed()) == 1
+    StoreObjects(place, Impatient()).prepare(private=True)
+    assert not StoreObjects(place, Impatient()).listed()
 
 
 @pytest.mark.parametrize("key", ["a/../b", "a//b", "a/./b", "a\x1b[2Jb", "a\nb", "a\\b", "x" * 300])
