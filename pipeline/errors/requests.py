@@ -161,9 +161,9 @@ class NoProvenance(SourceError, code="source.no_provenance"):
 class SourceLocked(SourceError, code="source.locked", retryable=True):
     message = "{place}: another run is publishing to it"
     hint = "wait until it ends, then {again}"
-class SourceUnfinished(SourceError, code="source.unfinished"):
+class SourceUnfinished(SourceError, code="source.unfinished", retryable=True):
     message = "{place}: a publication to it was interrupted, so its files can be from two versions"
-    hint = "publish to it again, which finishes that publication first; then {again}"
+    hint = "publish to it again, which finishes that publication first; then {anew}"
 class SourceChanged(SourceError, code="source.changed"):
     message = "{place} has changed since the plan was made: {what}"
     hint = "{anew} to plan from its current state"

@@ -30,7 +30,7 @@ class TargetLocked(TargetError, code="target.locked", retryable=True):
     hint = "wait until it ends, then {again}; if it died, that continues its publication {age} s after it stopped"
 class TargetUnfinished(TargetError, code="target.unfinished", retryable=True):
     message = "{target}: a publication to it was interrupted, and its files can be from two versions"
-    hint = "publish to it: `reshard run` and jobs finish that publication first, which a plan does not"
+    hint = "publish to it: `reshard run` and jobs finish that publication first"
 class TargetDrifted(TargetError, code="target.drift", since="after reshard last published to it"):
     message = "{target} was changed {since}: {what}"
     hint = "move anything you want to keep; to replace or repair the target, {replace}"

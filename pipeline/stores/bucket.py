@@ -21,6 +21,7 @@ from reshard.pipeline.errors import (
     BucketSetting,
     CloudExtraMissing,
     HubRefused,
+    HubUnreachable,
     ReshardError,
     SourceChanged,
     UnsafePath,
@@ -213,7 +214,8 @@ def _check_environment(place: Bucket) -> None:
     for name in _ENDPOINTS[kind]:
         value = os.environ.get(name)
         if value is not None and (not is_http(value) or re.search(r"\s", value)):
-            raise BucketSetting(place=place, settings=name, why="is not a URL such as http://localhost:9000")
+            why = "is not a URL such as http://localhost:9000" if value else "is empty: unset it"
+            raise BucketSetting(place=place, settings=name, why=why)
     for name in _SENT[kind]:
         if not os.environ.get(name, "").isprintable():
             raise BucketSetting(place=place, settings=name, why="has a line break or another control character")
@@ -237,6 +239,10 @@ def _kind(place: Bucket) -> str:
 
 def _refused(place: Bucket, why: str) -> BucketRefused:
     return BucketRefused(place=place, why=why, settings=f"{_PREFIXES[_kind(place)]}*")
+
+
+def unreachable(place: Bucket, what: str) -> HubUnreachable:
+    return HubUnreachable(endpoint=place, what=what, setting=_ENDPOINTS[_kind(place)][0])
 
 
 def _not_found(place: Bucket, why: str) -> BucketNotFound:

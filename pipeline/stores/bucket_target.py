@@ -21,7 +21,6 @@ from reshard.pipeline.errors import (
     BucketNotFound,
     BucketReadOnly,
     BucketRefused,
-    HubUnreachable,
     NoConditionalWrites,
     NoTargetBucket,
     ObjectLost,
@@ -42,7 +41,7 @@ from reshard.pipeline.limits import (
 from reshard.pipeline.places import Bucket
 from reshard.pipeline.protocols import Leave, Source, Traffic, Visibility
 from reshard.pipeline.request import Options
-from reshard.pipeline.stores.bucket import BucketSource, meaning, opened, panics_refused, told
+from reshard.pipeline.stores.bucket import BucketSource, meaning, opened, panics_refused, told, unreachable
 from reshard.pipeline.stores.carry import SinkOf, check_written
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.lane import Lane
@@ -81,7 +80,7 @@ class StoreObjects:
             with panics_refused(self.place):
                 yield
         except (self._obstore.exceptions.BaseError, OSError) as error:
-            meant: ReshardError = meaning(error, self.place) or HubUnreachable(endpoint=self.place, what=told(error))
+            meant: ReshardError = meaning(error, self.place) or unreachable(self.place, told(error))
             kinds = {BucketRefused: BucketReadOnly, BucketNotFound: NoTargetBucket}
             raise kinds.get(type(meant), type(meant))(**meant.facts) from error
 

@@ -224,7 +224,7 @@ class BucketObjects:
         try:
             return self._api.call("GET", self._bucket.address(path), extensions=MAY_LACK).content
         except Refusal as refusal:
-            if refusal.status == 404 or refusal.code == "RepoNotFound":
+            if refusal.status == 404:
                 return None
             raise refusal.as_target(str(self.place)) from refusal
 

@@ -195,7 +195,8 @@ def refuse_unfinished(whole: Source) -> None:
             held = lock is not None and _Lock.lives(b"".join(whole.read(lock, 0, min(lock.size, LOCK_MAX))))
         except SourceChanged:  # its holder has just renewed it, or is done
             held = True
-        raise (SourceLocked if held else SourceUnfinished)(place=str(whole.place))
+        folder = f"{whole.place}/{path.removesuffix(PENDING)}".rstrip("/")
+        raise (SourceLocked if held else SourceUnfinished)(place=folder)
 
 
 class ObjectTarget(RecordedTarget):
@@ -218,8 +219,7 @@ class ObjectTarget(RecordedTarget):
         visibility = self.objects.look()
         if visibility is None:
             return TargetState(False, "private", None)
-        if self._pending() is not None:  # whoever only looks leaves it to those who write
-            raise TargetLocked(**self._held) if self._is_locked() else TargetUnfinished(target=str(self.place))
+        self._refuse_unfinished()
         head = digest_of(self._listed())
         return TargetState(True, visibility, None if head == EMPTY else head)
 
@@ -231,7 +231,7 @@ class ObjectTarget(RecordedTarget):
         return self.head()
 
     def head(self) -> str:
-        self.recover()
+        self._recover()
         return digest_of(self._listed())
 
     def _listed(self) -> Listing:
@@ -292,7 +292,7 @@ class ObjectTarget(RecordedTarget):
         )
         lock = _Lock(self.objects)
         if not lock.claim():
-            self.recover()
+            self._recover()
             self._free()
             raise HeadMoved(parent)
         with lock:
@@ -338,7 +338,20 @@ class ObjectTarget(RecordedTarget):
         text = self.objects.read(PENDING)
         return None if text is None else _Pending.parse(text, str(self.place))
 
+    def _refuse_unfinished(self) -> None:
+        """Whoever only looks leaves it to those who write."""
+        if self._pending() is None:
+            return
+        if self._is_locked():
+            raise TargetLocked(**self._held)
+        if self._pending() is not None:  # its holder may have ended well just now
+            raise TargetUnfinished(target=str(self.place))
+
     def recover(self) -> None:
+        if self.objects.look() is not None:  # as the first look does, which says soon and rightly what is in its way
+            self._recover()
+
+    def _recover(self) -> None:
         """Finish what a dead process began; what has lost an object is given up, as others have written there since.
 
         Raises TargetLocked while the process that began it lives: to join in would change what it is about to record.

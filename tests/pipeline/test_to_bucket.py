@@ -131,7 +131,7 @@ def test_a_publication_cut_off_in_the_middle_is_no_source_and_the_next_one_finis
         lambda: checked(model, against=bucket.url),  # the folder above it
     ]
     for look in looks:
-        with pytest.raises(SourceUnfinished, match="a publication to it was interrupted"):
+        with pytest.raises(SourceUnfinished, match=f"^{out}: a publication to it was interrupted"):
             look()
     with pytest.raises(TargetUnfinished):
         plan(asked(model, out, size=SIZE))

@@ -32,6 +32,7 @@ from reshard.pipeline.stores import bucket_target
 from reshard.pipeline.stores.bucket import BucketSource
 from reshard.pipeline.stores.bucket_target import StoreObjects
 from reshard.pipeline.stores.connect import Context, open_source, open_target
+from reshard.pipeline.stores.objects import ObjectTarget
 from reshard.pipeline.tensors import StoredFile
 from tests.pipeline.stores.conftest import Impatient, noise, read
 from tests.support.s3 import S3, OddStore
@@ -89,7 +90,7 @@ def test_a_folder_of_too_many_objects_is_refused(odd: Source, pace: Impatient) -
         ("AWS_ACCESS_KEY_ID", "AKIA\n", "AWS_ACCESS_KEY_ID has a line break"),
         ("AWS_REGION", "us-east-1\n", "AWS_REGION has a line break"),
         ("AWS_ENDPOINT_URL", "localhost:9000", "AWS_ENDPOINT_URL is not a URL such as http://localhost:9000"),
-        ("AWS_ENDPOINT_URL", "", "AWS_ENDPOINT_URL is not a URL"),
+        ("AWS_ENDPOINT_URL", "", "AWS_ENDPOINT_URL is empty: unset it"),
         ("AWS_ENDPOINT", "http://host:99999", "AWS_ENDPOINT is not a URL"),
         ("AWS_ENDPOINT_URL", "http://127.0.0.1:9/<", "cannot make a request with the region, endpoint"),
     ],
@@ -233,6 +234,12 @@ def test_a_dead_endpoint_is_given_up_soon_and_told_with_its_own_setting(
         BucketSource.open(Bucket(url=url), pace)
     assert gone.value.next_step.startswith(f"check the network and {setting}, then ")
     assert len(pace.slept) == FIRST_ATTEMPTS - 1 and sum(pace.slept) < 3
+    objects = StoreObjects(Bucket(url=url), pace)
+    for look in (ObjectTarget(objects).recover, lambda: objects.read("a")):
+        with pytest.raises(HubUnreachable) as gone:
+            look()
+        assert gone.value.next_step.startswith(f"check the network and {setting}, then ")
+    assert len(pace.slept) == 2 * (FIRST_ATTEMPTS - 1), "a run into it gives up as soon"
 
 
 def test_a_store_that_answers_badly_is_asked_as_often_as_any(odd: Source, odd_store: OddStore, pace: Impatient) -> None:

@@ -112,7 +112,7 @@ def test_what_a_kill_cuts_off_is_finished_by_whoever_finds_its_lock_old(
         open_source(target.place, context)
     with pytest.raises(TargetUnfinished):
         target.state()
-    assert (living.value.retryable, dead.value.retryable) == (True, False)
+    assert living.value.retryable and dead.value.retryable, "the job that published may still finish it"
     assert target.objects.listed() == cut, "whoever only looks changes nothing"
     assert listed(target) == {INDEX: b"new", "model-2.safetensors": NEW}
     assert open_source(target.place, context).files().keys() == {INDEX, "model-2.safetensors"}
@@ -120,6 +120,25 @@ def test_what_a_kill_cuts_off_is_finished_by_whoever_finds_its_lock_old(
     assert [commit.id for commit in target.history(head, None)] == [head, base]
     assert {PENDING, LOCK} & set(target.objects.listed()) == set()
     assert target.commit(change(index=b"newer"), head) == target.head()
+
+
+def test_a_publication_that_ends_while_it_is_looked_at_is_not_called_interrupted(target: ObjectTarget) -> None:
+    base = target.commit(change(stored(target, OLD), index=b"old"), EMPTY)
+    objects: Any = Mortal(target.objects, "write", spared=1)
+    with pytest.raises(Killed):
+        ObjectTarget(objects).commit(change(index=b"new"), base)
+
+    class Ending:
+        def __getattr__(self, name: str) -> object:
+            return getattr(target.objects, name)
+
+        def read(self, path: str) -> bytes | None:
+            if path == LOCK:
+                target.objects.delete([PENDING, LOCK])
+            return target.objects.read(path)
+
+    ending: Any = Ending()
+    assert ObjectTarget(ending).state().exists
 
 
 def test_a_kill_after_the_publication_leaves_nothing_to_finish(target: ObjectTarget) -> None:
