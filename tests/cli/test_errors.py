@@ -238,7 +238,9 @@ def test_an_error_that_cannot_be_said_is_an_exit_code(streams: str, clean: dict[
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-@pytest.mark.parametrize("env", [{}, {"FORCE_COLOR": "1"}], ids=["plain", "rich"])
+@pytest.mark.parametrize(
+    "env", [pytest.param({}, id="plain", marks=pytest.mark.slow), pytest.param({"FORCE_COLOR": "1"}, id="rich")]
+)
 def test_a_closed_stream_is_an_empty_one(closed: str, env: dict[str, str], clean: dict[str, str], model: Path) -> None:
     done = in_shell(f"run model --to out {closed}", clean | env, model.parent)
     assert done.returncode == 0 and "error" not in done.stderr

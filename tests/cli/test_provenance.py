@@ -57,7 +57,9 @@ def exported(reshard: Run, place: str | Path, form: str, env: dict[str, str]) ->
     return answer
 
 
-@pytest.mark.parametrize("signed", [True, False], ids=["signed", "by its manifest"])
+@pytest.mark.parametrize(
+    "signed", [pytest.param(True, id="signed"), pytest.param(False, id="by its manifest", marks=pytest.mark.slow)]
+)
 def test_it_is_told_in_the_forms_of_others(
     reshard: Run, bare: Path, pair: Pair, namespace: Namespace, signed: bool
 ) -> None:

@@ -118,7 +118,9 @@ def held(clean: dict[str, str], state: Path, namespace: Namespace, tmp_path: Pat
     return Held(source, tmp_path / "out", space, clean)
 
 
-@pytest.mark.parametrize("number, kept, jobs", [pytest.param(1, 0, 1, marks=pytest.mark.slow), (2, 4, 1), (1, 4, 2)])
+@pytest.mark.parametrize(
+    "number, kept, jobs", [*(pytest.param(*row, marks=pytest.mark.slow) for row in ((1, 0, 1), (2, 4, 1))), (1, 4, 2)]
+)
 def test_ctrl_c_says_what_is_kept_and_what_to_type(number: int, kept: int, jobs: int, reshard: Run, held: Held) -> None:
     """The Hub holds the bytes of the first or of the second file back, once it is planned."""
     weights = f"^GET /_cdn/.*model-0000{number}-of"
@@ -137,7 +139,7 @@ def test_ctrl_c_while_it_is_planned_says_that_nothing_was_copied(held: Held) -> 
     assert "Interrupted: nothing was copied" in held.interrupt(f"^GET /api/models/{held.source}/")
 
 
-@pytest.mark.parametrize("command", ["doctor", "plan", "verify"])
+@pytest.mark.parametrize("command", ["plan", *(pytest.param(c, marks=pytest.mark.slow) for c in ("doctor", "verify"))])
 def test_ctrl_c_while_something_is_only_looked_at_says_so(command: str, held: Held) -> None:
     said = held.interrupt(f"^GET /api/models/{held.source}/", command=command)
     assert said.splitlines()[-1] == "Interrupted; nothing changed"

@@ -6,8 +6,8 @@ import pytest
 
 from tests.formats.cases import CASES
 
-# One of each way to save, place, cast and error of a loader, but for what other tests of `make test` read as well.
-QUICK = {"t5-ties", "gpt2", "chatglm-int4", "mistral", "sentence-transformers", "zero-3", "bucket"}
+# One of each way to save, place and error of a loader, but for what other tests of `make test` read as well.
+QUICK = {"t5-ties", "chatglm-int4", "sentence-transformers", "zero-3", "bucket"}
 EACH_CASE = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
 )

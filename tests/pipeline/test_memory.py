@@ -24,7 +24,7 @@ def model_of(folder: Path, size: int) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("size", [300 * MB, 600 * MB])
+@pytest.mark.parametrize("size", [pytest.param(300 * MB, marks=pytest.mark.slow), 600 * MB])
 def test_a_copy_between_folders_stays_under_the_floor(tmp_path: Path, size: int) -> None:
     model_of(tmp_path / "model", size)
     cost = measured(f"{JOBS}:do_run", str(tmp_path / "model"), str(tmp_path / "out"), {"size": 100 * MB})
@@ -32,7 +32,7 @@ def test_a_copy_between_folders_stays_under_the_floor(tmp_path: Path, size: int)
     assert cost.peak <= MEMORY_FLOOR
 
 
-@pytest.mark.parametrize("size", [300 * MB, 600 * MB])
+@pytest.mark.parametrize("size", [pytest.param(300 * MB, marks=pytest.mark.slow), 600 * MB])
 def test_a_copy_over_http_and_lfs_stays_under_the_floor(tmp_path: Path, namespace: Namespace, size: int) -> None:
     folder = model_of(tmp_path / "model", size)
     repo = namespace.repo("large")

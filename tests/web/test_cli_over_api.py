@@ -152,6 +152,7 @@ def test_jobs_are_deleted_over_the_api(both: Both, api: Run, site: Site, store: 
     assert refused.code == 4 and refused.err.startswith("error[access.scope]: ")
 
 
+@pytest.mark.slow
 def test_the_fleet_is_steered_over_the_api(both: Both, api: Run, store: JobStore) -> None:
     process = Process("box", "worker", "1", "box", 1, 3, 0.0, False)
     store.redis.sadd(f"{PREFIX}processes", "box")
@@ -209,6 +210,7 @@ def test_a_catalog_is_carried_through_over_the_api(both: Both, api: Run, store: 
             assert both("catalog", command, name, code=10)[0]["error"]["code"] == "queue.no_catalog"
 
 
+@pytest.mark.slow
 def test_a_schedule_is_kept_over_the_api(both: Both, api: Run, store: JobStore, tmp_path: Path) -> None:
     file = tmp_path / "mirror.yaml"
     file.write_text(CATALOG)

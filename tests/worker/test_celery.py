@@ -132,6 +132,7 @@ def test_a_worker_with_the_queue_of_one_class_leaves_the_jobs_of_the_other(site:
     assert other.alive()
 
 
+@pytest.mark.slow
 def test_reshard_worker_takes_one_class_of_jobs_and_until_idle_waits_for_that_alone(site: Site) -> None:
     bulk, quick = site.submit("bulk", priority="bulk"), site.submit("quick")
     done = site.machine.run("worker", "--priority", "bulk", "--until-idle")
@@ -223,6 +224,7 @@ def test_a_step_whose_event_cannot_be_sent_is_carried_out(site: Site) -> None:
 QUIET = "from reshard.worker.app import app\napp.conf.worker_send_task_events = False\n"
 
 
+@pytest.mark.slow
 def test_a_worker_without_events_sends_none(site: Site) -> None:
     (site.machine.folder / "quiet.py").write_text(QUIET)
     site.machine.start("worker", [sys.executable, "-m", "celery", "-A", "quiet", "worker"])
@@ -268,6 +270,7 @@ def test_wakes_that_are_purged_are_sent_again(site: Site) -> None:
     site.assert_published_once(job)
 
 
+@pytest.mark.slow
 def test_workers_answer_neither_inspect_nor_control(site: Site) -> None:
     worker = typed(site)
     for command in (("inspect", "active"), ("control", "shutdown"), ("control", "revoke", "x"), ("status",)):

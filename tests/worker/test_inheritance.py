@@ -75,7 +75,8 @@ def site(tmp_path: Path) -> Iterator[Site]:
         yield Site(tmp_path, broker, store, machine)
 
 
-@pytest.mark.parametrize("end", [pytest.param("stopped", marks=pytest.mark.slow), "its main process killed"])
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["stopped", "its main process killed"])
 def test_a_reload_child_outlives_its_owner_that_grew_and_never_its_worker(site: Site, end: str) -> None:
     first = site.ask_about("llama")
     site.replace_child()

@@ -387,6 +387,7 @@ def test_a_worker_keeps_its_few_connections_however_many_jobs_it_does(site: Site
     assert len(site.client.client_list()) - others <= 6 + 6 + of_control
 
 
+@pytest.mark.slow
 def test_what_an_operator_may_delete_after_a_clock_jumped_back_harms_no_job(site: Site) -> None:
     """docs/failures.md names the keys."""
     _, job = site.copier()
@@ -447,6 +448,7 @@ def test_neither_garbage_on_the_queue_nor_a_full_or_busy_broker_ends_a_worker(si
     assert worker.alive() and main <= {worker.pid, *worker.children()}, "neither it nor its child was replaced"
 
 
+@pytest.mark.slow
 def test_interactive_jobs_go_before_bulk_jobs_and_each_is_finished_before_the_next_is_begun(site: Site) -> None:
     bulk = [site.submit(f"bulk{i}", priority="bulk") for i in range(3)]
     wait_for(lambda: site.store.waiting()["bulk"] == 3, "the bulk wakes")

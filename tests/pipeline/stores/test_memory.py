@@ -22,7 +22,7 @@ def sparse(folder: Path, size: int) -> Path:
     return folder / "model.safetensors"
 
 
-@pytest.mark.parametrize("kind", ["hub", "folder", "bucket"])
+@pytest.mark.parametrize("kind", ["hub", *(pytest.param(k, marks=pytest.mark.slow) for k in ("folder", "bucket"))])
 def test_moving_a_large_file_takes_little_memory(
     kind: str, hub: HubAdmin, namespace: Namespace, odd_store: OddStore, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 
@@ -44,6 +45,15 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_SEQ2SEQ, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1},
     ),
 }
+
+# By `make test` those whose tensors are tied, named, transposed or stacked unlike the others'.
+EACH_CONFIG = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in {"llama-tied", "t5", "gpt2", "mixtral"} else pytest.mark.slow)
+        for name in CONFIGS
+    ],
+)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import transformers
 from reshard.pipeline.errors import DeviceMapIncomplete
 from reshard.pipeline.verifying.devices import plan_devices
 from reshard.pipeline.verifying.meta_load import MetaLoader
-from tests.pipeline.verifying.models import CONFIGS, Saved, Specs, layout
+from tests.pipeline.verifying.models import CONFIGS, EACH_CONFIG, Saved, Specs, layout
 
 GetSaved = Callable[..., Saved]
 
@@ -26,7 +26,7 @@ def total(specs: Specs) -> int:
     return sum(4 * prod(shape) for _, shape in specs.values())
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@EACH_CONFIG
 def test_every_stored_byte_has_one_device_and_every_file_is_needed(
     name: str, saved: GetSaved, meta_loader: MetaLoader
 ) -> None:

@@ -24,7 +24,7 @@ from reshard.pipeline.limits import MB
 from reshard.pipeline.verifying.child.load import excuse
 from reshard.pipeline.verifying.load import LoadOptions, compare_loads, load
 from reshard.pipeline.verifying.meta_load import MetaLoader
-from tests.pipeline.verifying.models import CONFIGS, Saved
+from tests.pipeline.verifying.models import EACH_CONFIG, Saved
 
 GetSaved = Callable[..., Saved]
 INDEX = "model.safetensors.index.json"
@@ -55,7 +55,7 @@ def resaved(saved: GetSaved, tmp_path: Path) -> Callable[[str], tuple[Path, Path
     return get
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@EACH_CONFIG
 def test_the_same_model_in_other_files_answers_the_same(
     name: str, resaved: Callable[[str], tuple[Path, Path]], meta_loader: MetaLoader
 ) -> None:

@@ -35,8 +35,18 @@ def test_an_honest_model_is_clean_and_its_class_is_named(name: str, saved: GetSa
     assert found.peak_rss > 100_000_000
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("fault", ["dropped", "renamed", "reshaped"])
+FAULTS = ("dropped", "renamed", "reshaped")
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        # Each model has one fault by `make test`, and each of them by `make test-all`.
+        pytest.param(name, fault, marks=() if number % len(FAULTS) == FAULTS.index(fault) else pytest.mark.slow)
+        for number, name in enumerate(CONFIGS)
+        for fault in FAULTS
+    ],
+)
 def test_one_required_tensor_wrong_fails_and_is_named(
     name: str, fault: str, saved: GetSaved, meta_loader: MetaLoader
 ) -> None:

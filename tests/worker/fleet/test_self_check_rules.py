@@ -114,6 +114,7 @@ def test_a_fault_that_a_try_sees_lets_it_rest_until_the_fault_is_gone(machine: M
     assert machine.fleet.resting() == {}
 
 
+@pytest.mark.slow
 def test_a_fault_that_no_try_sees_lets_it_rest_the_second_time_and_longer_each_time(
     machine: Machine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,7 +140,13 @@ def test_what_runs_out_is_the_machine_s_fault_and_other_errors_are_not(number: i
     assert not self_check.named(OSError(errno.EBADF, "a bug"), tmp_path).blames_worker
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOMEM, "no memory"), OSError(errno.EAGAIN, "no pid"), MemoryError()])
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOMEM, "no memory"),
+        *(pytest.param(e, marks=pytest.mark.slow) for e in (OSError(errno.EAGAIN, "no pid"), MemoryError())),
+    ],
+)
 def test_a_machine_that_cannot_start_a_try_rests_and_tries_later(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
