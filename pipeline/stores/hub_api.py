@@ -13,7 +13,7 @@ import os
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property, partial
 from importlib.metadata import version
 from itertools import count
@@ -178,13 +178,13 @@ class HubApi:
 
     # -------------------------------------------------------------------------------------------------- reading
 
-    def info(self, repo: str, revision: str, **options: Any) -> RepoInfo:
-        """The commit that ``revision`` is now; raises Refusal. With ``options`` of its call.
+    def info(self, repo: str, revision: str, extensions: Mapping[str, Any] | None = None) -> RepoInfo:
+        """The commit that ``revision`` is now; raises Refusal. With ``extensions`` of its request.
 
         The revision is always named: without it, some Hubs answer with a shortened commit id.
         """
         path = f"/api/models/{repo}/revision/{quote(revision, safe='')}"
-        return self.data(RepoInfo, "GET", path, params={"expand": ["sha", "private", "gated"]}, **options)
+        return self.data(RepoInfo, "GET", path, params={"expand": ["sha", "private", "gated"]}, extensions=extensions)
 
     def visibility(self, repo: str) -> Visibility:
         """The visibility of a repository, also of one without commits; raises Refusal."""

@@ -63,7 +63,7 @@ def test_ports_of_the_compose_file_are_those_of_the_image_and_open_to_this_machi
 
 
 def size(text: str) -> int:
-    number, unit = re.fullmatch(r"(\d+)([kmg])[ib]*", text.lower()).groups()  # type: ignore[union-attr]
+    ((number, unit),) = re.findall(r"^(\d+)([kmg])[ib]*$", text.lower())
     return int(number) << {"k": 10, "m": 20, "g": 30}[unit]
 
 

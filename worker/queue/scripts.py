@@ -8,15 +8,24 @@ from dataclasses import fields
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import redis
 from redis.commands.core import Script
-from redis.connection import DefaultParser
 from redis.exceptions import MasterDownError, NoPermissionError
 
 from reshard.pipeline.errors import BrokerFull, BrokerRefused, BrokerUnavailable, BrokerUnsupported, QueueError
 from reshard.worker.queue.states import CANCELLABLE, ENDED, JobState
+
+if TYPE_CHECKING:
+
+    class DefaultParser:
+        """What we use of redis-py's, which is chosen by what is installed, and so is no type."""
+
+        @classmethod
+        def parse_error(cls, response: str) -> Exception: ...
+else:
+    from redis.connection import DefaultParser
 
 PREFIX = "reshard:"  # of every key that this service writes
 # The steps of a worker that has a unit; owned.lua begins them.
@@ -51,7 +60,7 @@ class Busy(Unwilling):
     """BUSY: the server carries out somebody's script, which does not end, and nothing else."""
 
 
-class Answers(DefaultParser):  # type: ignore[misc,valid-type]  # redis-py chooses it by what is installed
+class Answers(DefaultParser):
     """Of our connections: each error has its class, however and by whom it was asked."""
 
     UNWILLING: ClassVar = {"BUSY": Busy, "MISCONF": CannotSave, "NOREPLICAS": CannotSave}
@@ -59,7 +68,7 @@ class Answers(DefaultParser):  # type: ignore[misc,valid-type]  # redis-py choos
     @classmethod
     def parse_error(cls, response: str) -> Exception:
         kind = cls.UNWILLING.get(response.partition(" ")[0])
-        return kind(response) if kind else cast(Exception, super().parse_error(response))
+        return kind(response) if kind else super().parse_error(response)
 
 
 # What any command raises while the broker does not answer, or answers and takes nothing for a while: its memory or its
