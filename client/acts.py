@@ -29,6 +29,7 @@ def roll_back(queue: Queue, job: Job, published: Published, context: Context) ->
 def roll_back_target(place: AnyPlace, context: Context) -> RolledBack:
     """Undo our last commit to ``place``, whoever asked for it, unless that is done; raises NothingToRollBack."""
     target = open_target(place, Options(), context)
+    target.recover()
     try:
         state = target.state()
     except TargetNotFound:  # which it raises where a pull request is named

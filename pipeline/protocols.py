@@ -208,7 +208,7 @@ class Target(Protocol):
         """What ``carry`` took so far; what a commit holds itself is not in it."""
 
     def recover(self) -> None:
-        """Finish what a dead process left half done, where ``state`` does not; raises TargetLocked if it lives."""
+        """Finish what a dead process left half done; raises TargetLocked if it lives."""
 
     def state(self) -> TargetState:
         """Raises TargetUnfinished for what ``recover`` finishes."""

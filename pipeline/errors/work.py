@@ -29,7 +29,7 @@ class TargetLocked(TargetError, code="target.locked", retryable=True):
     message = "{target}: another run is publishing to it"
     hint = "wait until it ends, then {again}; if it died, that continues its publication {age} s after it stopped"
 class TargetUnfinished(TargetError, code="target.unfinished", retryable=True):
-    message = "{target}: a publication to it was interrupted, and its files can be from two versions"
+    message = "{target}: a publication to it was interrupted halfway"
     hint = "publish to it: `reshard run` and jobs finish that publication first"
 class TargetDrifted(TargetError, code="target.drift", since="after reshard last published to it"):
     message = "{target} was changed {since}: {what}"

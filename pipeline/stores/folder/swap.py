@@ -140,6 +140,13 @@ class Swap:
         for folder in self._asides():
             remove_tree(folder)
 
+    def half_done(self) -> bool:
+        """Whether neither state is in its place, as the process that was exchanging them is dead; changes nothing."""
+        if self.root.exists() or not self._intent.exists():
+            return False
+        with self.lock(wait=True):  # a living one needs but a moment
+            return self._intent.exists()
+
     def recover(self) -> None:
         """Complete and tidy up what a killed commit left, unless a living one is at it."""
         begun = self._intent.exists()  # a living committer is at its end then

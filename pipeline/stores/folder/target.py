@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from stat import S_ISREG
 
-from reshard.pipeline.errors import FolderNotWritable, ObjectLost, TargetConflict, UnsafePath
+from reshard.pipeline.errors import FolderNotWritable, ObjectLost, TargetConflict, TargetUnfinished, UnsafePath
 from reshard.pipeline.limits import RECORD_MAX
 from reshard.pipeline.places import Folder, resolved
 from reshard.pipeline.protocols import Addition, Change, Commit, HeadMoved, Leave, Source, TargetState
@@ -62,7 +62,8 @@ class FolderTarget(RecordedTarget):
         self._swap.recover()
 
     def state(self) -> TargetState:
-        self._swap.recover()
+        if self._swap.half_done():
+            raise TargetUnfinished(target=self.place.path)
         exists = self._exists()
         return TargetState(exists, "private", self._now() if exists else None)
 

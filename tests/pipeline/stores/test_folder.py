@@ -26,6 +26,7 @@ from reshard.pipeline.errors import (
     TargetConflict,
     TargetFilled,
     TargetFull,
+    TargetUnfinished,
     UnsafePath,
     UsageError,
 )
@@ -389,7 +390,7 @@ def test_a_link_where_the_journal_lies_changes_no_file_of_anybody(
 def test_a_commit_killed_anywhere_is_complete_or_absent(tmp_path: Path, how: str, takes: bool) -> None:
     """And what was kept before is there until then; what it took from others, from then on."""
     whole = {**NEW, "w.safetensors": b"abc"}
-    finished = set()
+    finished, halfway = set(), set()
     for kill_at in range(1, 60):
         root = tmp_path / str(kill_at) / "model"
         write_files(root, OLD)
@@ -398,7 +399,11 @@ def test_a_commit_killed_anywhere_is_complete_or_absent(tmp_path: Path, how: str
         child.start()
         child.join(30)
         assert child.exitcode in (0, -signal.SIGKILL)
-        target = FolderTarget(Folder(path=str(root)))
+        target, left = FolderTarget(Folder(path=str(root))), contents(root.parent)
+        with nullcontext() if root.exists() else pytest.raises(TargetUnfinished):
+            target.state()
+        halfway.add(not root.exists())
+        assert contents(root.parent) == left, "whoever only looks changes nothing"
         head = target.prepare(private=True)
         target.discard("t")
         assert contents(root) in (OLD, whole), f"killed at {kill_at}"
@@ -413,6 +418,7 @@ def test_a_commit_killed_anywhere_is_complete_or_absent(tmp_path: Path, how: str
     else:
         pytest.fail("the commit never came to its end")
     assert finished == {True, False}
+    assert halfway == ({True, False} if how == "journal" else {False})
 
 
 @pytest.mark.parametrize("journal", ["", "ke", "keep 1:a", "swap 1:a", "swap\n"])
