@@ -141,6 +141,19 @@ def test_a_step_for_many_jobs_and_a_transaction_are_refused_as_a_step_for_one(br
             pipe.set("reshard:any", 1).execute()
 
 
+def test_a_transaction_that_is_refused_at_its_end_says_why(broken: Refusing) -> None:
+    """Its commands were taken, so only the answer to EXEC tells."""
+    store, refusal = broken
+    line = store.redis.connection_pool.get_connection()
+    for command in (["MULTI"], ["SET", "reshard:any", "1"]):
+        line.send_command(*command)
+        line.read_response()
+    with refusal():
+        line.send_command("EXEC")
+        with pytest.raises(BROKER_UNAVAILABLE):
+            line.read_response()
+
+
 def test_control_goes_on_when_it_goes_away_under_the_hands_of_a_catalog(
     store: JobStore, leases: Leases, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -64,9 +64,11 @@ class Answers(DefaultParser):
     """Of our connections: each error has its class, however and by whom it was asked."""
 
     UNWILLING: ClassVar = {"BUSY": Busy, "MISCONF": CannotSave, "NOREPLICAS": CannotSave}
+    ABORTED: ClassVar = "EXECABORT Transaction discarded because of: "  # where EXEC itself is refused
 
     @classmethod
     def parse_error(cls, response: str) -> Exception:
+        response = response.removeprefix(cls.ABORTED)
         kind = cls.UNWILLING.get(response.partition(" ")[0])
         return kind(response) if kind else super().parse_error(response)
 
