@@ -20,7 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from reshard.worker.fleet import rate_limit
-from reshard.worker.fleet.fleet import RESTING
+from reshard.worker.fleet.fleet import FLEET, RESTING
 from reshard.worker.followers import catalogs, notices, schedules
 from reshard.worker.followers.counters import BUCKETS, MOVED, moved_key
 from reshard.worker.followers.notices import HOOKS
@@ -92,7 +92,8 @@ class Metrics(Collector):
                 pipeline.pttl(f"{PREFIX}process:{name}")
                 pipeline.hgetall(moved_key(name))
             pipeline.hkeys(RESTING)
-            (seconds, _), *answers, resting = pipeline.execute()
+            pipeline.hget(FLEET, "paused")
+            (seconds, _), *answers, resting, paused = pipeline.execute()
         told = zip(answers[::3], answers[1::3], answers[2::3], strict=True)
         found = [(known_fields(Process, data), left, _numbers(moved)) for data, left, moved in told if data]
         alive = [process for process, _, _ in found]
@@ -112,6 +113,9 @@ class Metrics(Collector):
         yield _counters("worker_bytes", "Bytes read, uploaded and deduplicated by a process.", "process moved", by)
         faulty = len({process.name for process in alive}.intersection(texts(resting)))
         yield _gauges("workers_resting", "Workers that paused themselves after errors.", "", [(faulty,)])
+        about = "When the fleet was paused; absent while it is not."
+        since = [(float(paused) / 1000,)] if paused else []
+        yield _gauges("fleet_paused_timestamp_seconds", about, "", since)
         about = "Last heartbeat of any process of this kind."
         yield _gauges("heartbeat_timestamp_seconds", about, "kind", newest.items())
 

@@ -22,6 +22,7 @@ from reshard.pipeline.errors import HubUnreachable, NoWeights, SourceNotFound
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.stores.pace import RateLimitWindow
 from reshard.worker.control import Control
+from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.fleet.rate_limit import WINDOWS, rate_limiters
 from reshard.worker.followers import cursor
@@ -321,6 +322,15 @@ def test_a_catalog_that_is_expanded_again_is_counted_once(
     }  # fmt: skip
 
 
+def test_a_pause_of_the_fleet_says_when_it_began(store: JobStore, port: int) -> None:
+    fleet = Fleet(store)
+    assert scrape(port)["reshard_fleet_paused_timestamp_seconds"] == {}
+    fleet.pause("alice")
+    assert now(store) - 60 < scrape(port).one("reshard_fleet_paused_timestamp_seconds") <= now(store) + 1
+    fleet.resume()
+    assert scrape(port)["reshard_fleet_paused_timestamp_seconds"] == {}
+
+
 def test_processes_give_signs_of_life(store: JobStore, leases: Leases, port: int) -> None:
     began = now(store)
     assert scrape(port)["reshard_processes"] == {("control",): 0, ("worker",): 0}
@@ -448,11 +458,11 @@ def test_alert_rules_ask_for_labels_that_figures_have(store: JobStore, leases: L
     families = list(text_string_to_metric_families(page(port)))
     labels = {figure(family): {name for sample in family.samples for name in sample.labels} for family in families}
     for rule in rules:
-        by = set(re.findall(r"(?<=max by \()\w+", rule["expr"]))
+        figures = re.findall(r"(?:max by \((\w+)\) \()?(reshard_[a-z_]+)(?:{(.*?)})?", rule["expr"])
         said = {*re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])}
-        assert said <= by, rule["alert"]
-        for name, selector in re.findall(r"(reshard_[a-z_]+)(?:{(.*?)})?", rule["expr"]):
-            asked = by | set(re.findall(r'\w+(?=!?=")', selector))
+        assert said <= {by for by, _, _ in figures}, rule["alert"]
+        for by, name, selector in figures:
+            asked = {*filter(None, [by])} | set(re.findall(r'\w+(?=!?=")', selector))
             assert name in labels and asked <= labels[name], rule["alert"]
 
 
