@@ -1,4 +1,8 @@
-"""Every case of the table, by every loader; and the table in the documentation is the one of this run."""
+"""Every case of the table, by every loader; and the table in the documentation is the one of this run.
+
+Loaders are left to `make test-all`, but for those of tests/pipeline/verifying/test_load.py; bytes and checks of some
+cases are read by tests/verification/test_honest.py.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import pytest
 
 from tests.formats.cases import CASES
 from tests.formats.gguf_rows import gguf_rows
-from tests.formats.quick import EACH_CASE, QUICK, named
+from tests.formats.quick import named
 from tests.formats.refused import refusals
 from tests.formats.run import COLUMNS, EQUAL, Row, judged, run_cases
 from tests.formats.table import between, cells_of, falls, rendered, replaced
@@ -27,7 +31,7 @@ def rows(
     request: pytest.FixtureRequest, hub_process: HubProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Row]:
     """The lines of the cases whose tests are in this run."""
-    asked = named(request) or QUICK
+    asked = named(request)
     if any(item.name == test_the_page_holds_the_table_of_this_run.__name__ for item in request.session.items):
         asked = CASES.keys()
     admin: HubAdmin = hub_process.admin
@@ -39,7 +43,8 @@ def rows(
     return {row.name: row for row in found}
 
 
-@EACH_CASE
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("column", COLUMNS)
 def test_equal_or_the_error_that_the_source_gives_too(rows: dict[str, Row], name: str, column: str) -> None:
     assert column not in rows[name].wrong, rows[name].wrong[column]
@@ -52,6 +57,7 @@ def test_the_page_holds_the_table_of_this_run(rows: dict[str, Row]) -> None:
     assert between(PAGE.read_text()) == text, "run `python -m tests.formats --write docs/formats.md`"
 
 
+@pytest.mark.slow
 def test_no_line_of_the_page_is_better_than_this_run(rows: dict[str, Row]) -> None:
     page, found = cells_of(between(PAGE.read_text())), cells_of(rendered(list(rows.values()), []))
     assert page.keys() == CASES.keys() and found
@@ -61,6 +67,7 @@ def test_no_line_of_the_page_is_better_than_this_run(rows: dict[str, Row]) -> No
     )
 
 
+@pytest.mark.slow
 def test_tensors_and_tokenizers_are_never_anything_but_equal(rows: dict[str, Row]) -> None:
     assert {row.cells[column] for row in rows.values() for column in ("tensors", "tokenizer")} == {EQUAL}
 
@@ -94,6 +101,7 @@ def test_a_cell_that_falls_and_a_case_that_goes_are_told() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_table_that_was_written_reads_back(rows: dict[str, Row]) -> None:
     text = rendered(list(rows.values()), [])
     found = cells_of(between(replaced("before\n" + PAGE.read_text(), text)))

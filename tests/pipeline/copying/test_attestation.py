@@ -31,12 +31,9 @@ from tests.support.stuck import STUCK
 
 # Those that the others resemble are left to `make test-all`.
 LAYOUTS = [
-    "fsdp1-True",
-    pytest.param("fsdp1-False", marks=pytest.mark.slow),
-    "fsdp2-flat",
-    pytest.param("fsdp2-nested", marks=pytest.mark.slow),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("fsdp1-True", "fsdp1-False", "fsdp2-flat")),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("fsdp2-nested", "columns")),
     "trainer",
-    pytest.param("columns", marks=pytest.mark.slow),
     "grid",
 ]
 
