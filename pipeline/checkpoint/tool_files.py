@@ -13,6 +13,8 @@ from posixpath import basename
 FOLDERS = (".git", ".cache/huggingface", ".reshard")
 # What git is told about the repository that these are in; a target has its own.
 FILES = (".gitattributes", ".gitignore")
+# What a signature leaves to tools: model-signing reads none of git's or GitHub's files unless it is told to.
+UNSIGNED = (*FILES, *FOLDERS, ".github")
 
 
 def is_tool_folder(path: str) -> bool:
@@ -25,12 +27,12 @@ def is_tool_file(path: str) -> bool:
 
 
 def passed_over(path: str) -> bool:
-    """Whether a signature leaves ``path`` to tools: it names their paths from the top, and no others of the same name.
+    """Whether a signature leaves ``path`` to tools: paths from the top of UNSIGNED, and no others of the same name.
 
     >>> passed_over(".git/config"), passed_over("code/.git/config")
     (True, False)
     """
-    return path in (*FILES, *FOLDERS) or path.startswith(tuple(f"{folder}/" for folder in FOLDERS))
+    return any(f"{path}/".startswith(f"{tools}/") for tools in UNSIGNED)
 
 
 # May hold passwords, tokens or keys, which a copy must not publish. Also left out of a Hub repository: its readers may

@@ -22,7 +22,7 @@ from reshard.pipeline.planning.model import CARD, PROVENANCE, SIGNATURE, Plan, R
 from reshard.pipeline.planning.ranges import parts
 from reshard.pipeline.protocols import Addition, Source, Target
 from reshard.pipeline.publishing.manifest import Manifest
-from reshard.pipeline.publishing.signing import BUNDLE, STATEMENT, UNSIGNED, Signer
+from reshard.pipeline.publishing.signing import BUNDLE, STATEMENT, Signer, is_covered
 from reshard.pipeline.request import LAYOUT
 from reshard.pipeline.stores.connect import UNNAMED_BUILDER
 from reshard.pipeline.tensors import Attestation, Pin, StoredFile
@@ -46,8 +46,8 @@ def signatures(
     ``additions`` are put on top of ``there``. What others put there is not covered.
     """
     added = {addition.path: addition for addition in additions}
-    ours = {*added, *(file.path for file in plan.carried), *plan.reused} - {*UNSIGNED}
-    files = {path: _sha256(added.get(path), there, path) for path in sorted(ours)}
+    ours = sorted(filter(is_covered, {*added, *(file.path for file in plan.carried), *plan.reused}))
+    files = {path: _sha256(added.get(path), there, path) for path in ours}
     name = name_of(there)
     if not plan.options.force and _stand(there, files, name, signer):
         return []

@@ -20,7 +20,7 @@ from shlex import quote
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reshard.pipeline.checkpoint.tool_files import FILES, FOLDERS
+from reshard.pipeline.checkpoint.tool_files import UNSIGNED, passed_over
 from reshard.pipeline.errors import BadSignature, BadSignKey, CertificateExpired, SignExtraMissing
 from reshard.pipeline.planning.model import CARD, SIGNATURE
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # What is no part of it, or is changed after it by a repository's owner, git, a download and a folder's record. The
 # signature names them, and verifiers pass over them.
-UNSIGNED = (SIGNATURE, CARD, *FILES, *FOLDERS)
+_LEFT_OUT = (SIGNATURE, CARD, *UNSIGNED)
 BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 STATEMENT = "https://in-toto.io/Statement/v1"
 _PAYLOAD = "application/vnd.in-toto+json"
@@ -38,6 +38,11 @@ _PAYLOAD = "application/vnd.in-toto+json"
 _SCHEMES = {f"secp{n}r1": f"ecdsa-sha2-nistp{n}" for n in (256, 384, 521)}
 _PACKAGES = ("cryptography", "model_signing", "OpenSSL", "securesystemslib")  # of the extra `sign`, as imported
 _PEM_MAX = 1_000_000  # bytes; a key and its certificates have some thousand
+
+
+def is_covered(path: str) -> bool:
+    """Whether a signature of the files around it is also of this one."""
+    return path not in (SIGNATURE, CARD) and not passed_over(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,7 @@ class Signer:
             """What the package asks for the hashes of a folder's files."""
 
             def hash(self, model_path: str) -> manifest.Manifest:
-                how = {"method": "files", "hash_type": "sha256", "allow_symlinks": False, "ignore_paths": UNSIGNED}
+                how = {"method": "files", "hash_type": "sha256", "allow_symlinks": False, "ignore_paths": _LEFT_OUT}
                 kind = manifest.SerializationType.from_args(how)
                 digest = manifest.hashing.Digest
                 items = [kind.new_item(path, digest("sha256", bytes.fromhex(files[path]))) for path in files]

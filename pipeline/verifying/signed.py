@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from reshard.pipeline.check import Check, Result, first, some
-from reshard.pipeline.checkpoint.tool_files import FOLDERS, is_tool_file, is_tool_folder, passed_over
+from reshard.pipeline.checkpoint.tool_files import FOLDERS, is_tool_file, is_tool_folder
 from reshard.pipeline.errors import BadSignature, NotSigned, SignedElsewhere
-from reshard.pipeline.planning.model import CARD, PROVENANCE, SIGNATURE
+from reshard.pipeline.planning.model import PROVENANCE, SIGNATURE
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.publishing.provenance import PREDICATE, evidence, sha256_of
-from reshard.pipeline.publishing.signing import BUNDLE, Signed, Trusted
+from reshard.pipeline.publishing.signing import BUNDLE, Signed, Trusted, is_covered
 from reshard.pipeline.text import counted, printable
 
 _MODEL = "https://model_signing/signature/v1.0"  # what the package calls the signature of a model
@@ -33,7 +33,7 @@ def check_signatures(output: Source, trusted: Trusted, builder: str | None, deep
         raise BadSignature(file=SIGNATURE, why="it is another statement, not a model signature")
     if output.pin.named not in (None, name):
         raise SignedElsewhere(file=SIGNATURE, place=output.pin.named, name=name)
-    listed = {path: file for path, file in output.files().items() if _is_covered(path)}
+    listed = {path: file for path, file in output.files().items() if is_covered(path)}
     findings = [f"{path} was signed but is missing" for path in sorted(signed.keys() - listed.keys())]
     unsigned = (listed.keys() | _unlisted(output)) - signed.keys()
     findings += [f"{printable(path)} is not signed" for path in sorted(unsigned)]
@@ -47,10 +47,6 @@ def check_signatures(output: Source, trusted: Trusted, builder: str | None, deep
     figures = {"files": len(signed), "by_the_hub": len(known)}
     check = Check("signature", "failed" if findings else "passed", _FILES, reason, figures, some(findings))
     return [check, _provenance(output, trusted, builder, signed)]
-
-
-def _is_covered(path: str) -> bool:
-    return path not in (SIGNATURE, CARD) and not passed_over(path)
 
 
 def _unlisted(output: Source) -> set[str]:
@@ -75,7 +71,7 @@ def _unlisted(output: Source) -> set[str]:
                         found.add(path)
         except OSError:
             found.add(above.rstrip("/") or ".")
-    return {path for path in found if _is_covered(path)} - output.files().keys()
+    return {path for path in found if is_covered(path)} - output.files().keys()
 
 
 def _provenance(output: Source, trusted: Trusted, builder: str | None, signed: Mapping[str, str]) -> Check:

@@ -91,7 +91,19 @@ def test_each_file_that_is_not_as_signed_is_named(
     assert looked(signed, pair)[0].findings == (finding,)
 
 
-TOOLS = [".reshard/x.py", ".git/x.py", ".cache/huggingface/x.py", ".gitignore", ".gitattributes"]
+def test_workflows_of_a_source_are_published_and_not_signed_as_the_package_does_not_look_at_them(
+    model: Path, tmp_path: Path, go: Run, pair: Pair
+) -> None:
+    workflow = model / ".github" / "workflows" / "ci.yml"
+    workflow.parent.mkdir(parents=True)
+    workflow.write_text("on: push")
+    go(model, tmp_path / "out", size=SIZE, sign=str(pair.private))
+    assert (tmp_path / "out" / workflow.relative_to(model)).read_text() == "on: push"
+    assert refusal(tmp_path / "out", pair) == ""
+    assert {check.result for check in looked(tmp_path / "out", pair)} == {"passed"}
+
+
+TOOLS = [".reshard/x.py", ".git/x.py", ".github/x.py", ".cache/huggingface/x.py", ".gitignore", ".gitattributes"]
 
 
 @pytest.mark.parametrize("folder", ["", "sub/"])
