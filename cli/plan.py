@@ -63,5 +63,5 @@ def plan(
         text = "\n".join([text, *map(device_text, document.device_maps)])
     output.result(document, text, "\n".join(file.path for file in document.files))
     if request.target != NOWHERE and not made.published:
-        refuse_without_disk(made, target, context.disk)
+        refuse_without_disk(made, context.disk)
         refuse_without_room(made, target)

@@ -121,7 +121,7 @@ def plan(
         return made
     refuse_to_drop_the_original(made, target, source)
     if disk is not None:
-        refuse_without_disk(made, target, disk)
+        refuse_without_disk(made, disk)
     head = target.prepare(private=is_private(request, source))
     known = replace(known, transports=Transports(source.transport, target.transport))  # it is there, and ours to write
     if head == made.base:
@@ -427,7 +427,7 @@ def refuse_without_room(made: Plan, target: Target) -> None:
         raise TargetFull(path=str(target.place), needed=need, free=room)
 
 
-def refuse_without_disk(made: Plan, target: Target, disk: ScratchSpace) -> None:
+def refuse_without_disk(made: Plan, disk: ScratchSpace) -> None:
     """Raises DiskFull where ``disk`` has not what copying the shards of ``made`` needs at least; nothing is read."""
     need = needs(made, {}).least_disk
     if need > disk.room():

@@ -271,8 +271,8 @@ class Folder(_Place):
         return self.path
 
 
-_HUB_BUCKET = "hf://buckets/"
-_IN_HUB = rf"{_HUB_BUCKET}{_REPO}"
+HUB_BUCKET = "hf://buckets/"
+_IN_HUB = rf"{HUB_BUCKET}{_REPO}"
 
 
 def check_hub_bucket(url: str) -> str:
@@ -293,7 +293,7 @@ class HubBucket(_Place):
 
     @classmethod
     def typed(cls, text: str) -> Self | None:
-        return cls(url=check_hub_bucket(text)) if text.startswith(_HUB_BUCKET) else None
+        return cls(url=check_hub_bucket(text)) if text.startswith(HUB_BUCKET) else None
 
     @property
     def bucket(self) -> str:

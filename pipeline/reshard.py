@@ -170,7 +170,7 @@ def run(
     watcher.planned(made)
     if made.published is not None:
         return Report(made, Published(made.published, target.branch, found=True), (), {}, Moved())
-    refuse_without_disk(made, target, context.disk)
+    refuse_without_disk(made, context.disk)
     refuse_without_room(made, target)
 
     journal = Journal.open(context.state_dir, journal_key(made, source.place.local, address(target)))

@@ -216,7 +216,7 @@ class Step:
         shards = self._keeper.patiently(lambda: self._leases.shards(self._job, group.shards))
         held = self._keeper.held(shards.values())
         todo = tuple(shard for shard in shards.values() if shard.digest not in held)
-        pipeline.refuse_without_disk(replace(plan, shards=todo), target, self._context.disk)
+        pipeline.refuse_without_disk(replace(plan, shards=todo), self._context.disk)
         token, keeper = self._lease.token, self._keeper
         source, sink = self._source(plan), target.sink(token)
         try:

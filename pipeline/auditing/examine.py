@@ -130,8 +130,8 @@ class CachedHeads(Over):
         if len(head) < stop:
             head = b"".join(self.own.read(file, 0, stop))
             with self._lock:
+                self._room -= len(head) - len(self._heads.get(file.path, b""))
                 self._heads[file.path] = head
-                self._room -= len(head)
         yield memoryview(head)[:stop]
 
 

@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +30,7 @@ from reshard.pipeline.stores.credentials import Reference, Use
 from reshard.pipeline.stores.hub_api import HubApi
 from reshard.pipeline.stores.pace import RateLimiter
 from reshard.pipeline.stores.refusal import Refusal
-from reshard.pipeline.stores.retry import describe
+from reshard.pipeline.stores.retry import describe, http_date
 from reshard.pipeline.stores.scratch import FULL
 from reshard.pipeline.stores.xet import installed
 
@@ -65,7 +64,7 @@ def this_machine(context: Context) -> Iterator[Probe]:
     yield _model_check()
     yield _xet()
     yield _memory(context.memory_limit)
-    yield _disk("temporary files", context.tmpdir)
+    yield _disk(context.tmpdir)
 
 
 def _model_check() -> Probe:
@@ -110,7 +109,8 @@ def available_memory(groups: Path = CONTROL_GROUPS) -> int:
     return free
 
 
-def _disk(name: str, folder: Path) -> Probe:
+def _disk(folder: Path) -> Probe:
+    name = "temporary files"
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"x")
@@ -154,7 +154,8 @@ def probe_hub(reference: Reference, now: Callable[[], float]) -> Probe:
         return Probe(name, what, error=error)
     finally:
         api.close()
-    skew = _skew(answer.headers.get("date"), now())
+    told = http_date(answer.headers.get("date", ""))
+    skew = 0.0 if told is None else now() - told  # seconds that this machine's clock is ahead
     late = f"the clocks differ by {skew:.0f} s; signed URLs and tokens could be rejected"
     late = late if abs(skew) > CLOCK_SKEW_MAX else ""
     if credential is None or account is None:
@@ -165,14 +166,6 @@ def probe_hub(reference: Reference, now: Callable[[], float]) -> Probe:
     warning = late or ("" if writes or use == "read" else "it cannot publish anything")
     facts = {"endpoint": endpoint, "account": account.name, "rights": rights, "reads": reads, "writes": writes}
     return Probe(name, f"{what} ({account.name}) {rights}", warning, facts=facts)
-
-
-def _skew(date: str | None, now: float) -> float:
-    """Seconds that this machine's clock is ahead of the one that wrote an HTTP date; 0 when there is none."""
-    try:
-        return 0.0 if date is None else now - parsedate_to_datetime(date).timestamp()
-    except (ValueError, OverflowError):
-        return 0.0
 
 
 ROLES = ("read", "write")  # of tokens that read whatever their owner may; others are fine-grained

@@ -28,7 +28,7 @@ from typing import Literal
 from pydantic import SecretStr, ValidationError, model_validator
 
 from reshard.pipeline.errors import BadCredentials, BadSetting, CredentialScope, CredentialUnknown
-from reshard.pipeline.places import CredentialName
+from reshard.pipeline.places import HUB_BUCKET, CredentialName
 from reshard.pipeline.text import printable
 from reshard.pipeline.urls import is_http, redacted
 from reshard.pipeline.validation import Strict, first_problem
@@ -205,7 +205,7 @@ class Credentials:
 
 def elsewhere(endpoint: str, repo: str = "", use: Use = "write") -> dict[str, str]:
     """How a token is given to a call that went without, unless HF_TOKEN does it: a fact of errors."""
-    how = Credentials.from_env().sign_in(endpoint, repo.partition("/")[0], use)
+    how = Credentials.from_env().sign_in(endpoint, repo.removeprefix(HUB_BUCKET).partition("/")[0], use)
     return {"sign_in": how} if how else {}
 
 

@@ -24,11 +24,10 @@ from reshard.pipeline.errors import (
     TokenMissing,
     TokenRefused,
 )
+from reshard.pipeline.places import HUB_BUCKET
 from reshard.pipeline.stores.answers import Account
 from reshard.pipeline.stores.credentials import Credential, elsewhere
 from reshard.pipeline.stores.retry import own, request_id
-
-BUCKETS = "hf://buckets/"
 
 
 @contextmanager
@@ -124,7 +123,7 @@ class Refusal(Exception):
 
     def _token(self, repo: str, pr: bool) -> dict[str, str]:
         """Whose token it was, in words, and what to do about it; asked only now that it was refused."""
-        named = repo.removeprefix(BUCKETS)  # a bucket takes no pull requests
+        named = repo.removeprefix(HUB_BUCKET)  # a bucket takes no pull requests
         no_other_way = pr or named != repo
         cure = {"cure": "use a token with write access, or choose another target"} if no_other_way else {}
         try:

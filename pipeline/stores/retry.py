@@ -112,16 +112,16 @@ def retry_after(response: httpx2.Response) -> float | None:
     after = response.headers.get("retry-after", "")
     if after.isdecimal():
         return float(after[-9:])  # more digits are not a number of seconds
-    if until := _http_date(after):
+    if until := http_date(after):
         # By the clock of whoever said it, where the answer has that: ours may be another.
-        return max(0.0, until - (_http_date(response.headers.get("date", "")) or time.time()))
+        return max(0.0, until - (http_date(response.headers.get("date", "")) or time.time()))
     limits = _rate_limit(response) if response.status_code == 429 else None
     if limits is not None and limits.remaining == 0:
         return limits.reset_in_seconds + 1.0  # whole seconds, rounded down by the server
     return None
 
 
-def _http_date(text: str) -> float | None:
+def http_date(text: str) -> float | None:
     """Seconds since 1970, of a date in one of the three forms of RFC 9110 (5.6.7), of which one names no zone."""
     try:
         return parsedate_to_datetime(text).replace(tzinfo=UTC).timestamp()

@@ -27,6 +27,7 @@ from reshard.pipeline.limits import (
     BACKOFF_FIRST,
     CHUNK,
     CONNECT_TIMEOUT,
+    HEAP_TRIMMED,
     PRIME,
     PRIME_MIN,
     PULSE,
@@ -40,7 +41,7 @@ from reshard.pipeline.places import Hub
 from reshard.pipeline.protocols import Source, Traffic, Visibility
 from reshard.pipeline.stores.answers import Reconstruction
 from reshard.pipeline.stores.carry import check_written
-from reshard.pipeline.stores.heap import return_blocks
+from reshard.pipeline.stores.heap import keep_freed
 from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi
 from reshard.pipeline.stores.lfs import missing
@@ -71,7 +72,7 @@ def session(memory_limit: int) -> Any:
     if key not in _sessions:
         import hf_xet
 
-        return_blocks()
+        keep_freed(HEAP_TRIMMED)
         _sessions.setdefault(key, hf_xet.XetSession(hf_xet.XetConfig().with_config(settings(memory_limit))))
     return _sessions[key]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, tee
 from operator import attrgetter, eq
 from posixpath import normpath
 from types import MappingProxyType
@@ -105,16 +105,12 @@ def signature(headers: Mapping[str, Header]) -> dict[str, Kind]:
 
 
 def signature_of(names: Iterable[str], kinds: Iterable[Kind]) -> dict[str, Kind]:
-    """That of tensors by name and (dtype, shape), in C: there may be 500,000."""
-    return dict(zip(names, map(_Shared().__getitem__, kinds), strict=True))
+    """That of tensors by name and (dtype, shape), in C: there may be 500,000.
 
-
-class _Shared(dict[Kind, Kind]):
-    """One pair for all that are equal: nearly every tensor is like another."""
-
-    def __missing__(self, kind: Kind) -> Kind:
-        self[kind] = kind
-        return kind
+    One pair stands for all that are equal: nearly every tensor is like another.
+    """
+    shared: dict[Kind, Kind] = {}
+    return dict(zip(names, map(shared.setdefault, *tee(kinds)), strict=True))
 
 
 def are_of(headers: Mapping[str, Header], wanted: Signature) -> bool:

@@ -275,6 +275,7 @@ def test_a_token_in_place_of_its_reference_is_never_printed(
         ("env = 'hf_verysecrettoken'", "put the name of a variable into `env` in RESHARD_CREDENTIALS, where a token"),
         ("file = 'empty'", "put the token into {folder}/empty (RESHARD_CREDENTIALS refers to it, and it is empty)"),
         ("env = 'NOT_THERE'\nnamespace = 'other'", "add a [[credential]] for {hub} to the RESHARD_CREDENTIALS file"),
+        ("env = 'NOT_THERE'\nnamespace = 'org'", "set NOT_THERE (RESHARD_CREDENTIALS refers to it, and it is not set)"),
         ("env = 'NOT_THERE'\nuse = 'write'", "add a [[credential]] for {hub} to the RESHARD_CREDENTIALS file"),
     ],
 )
@@ -287,7 +288,8 @@ def test_a_call_without_a_token_is_told_of_the_entry_that_has_none(
     monkeypatch.setenv("RESHARD_CREDENTIALS", str(tmp_path / "own.toml"))
     monkeypatch.setenv("BLANK", " ")
     assert Credentials.from_env().find(hub, "org", "read") is None
-    assert elsewhere(hub, "org/model", "read")["sign_in"].startswith(how.format(folder=tmp_path, hub=hub))
+    for of_org in ("org/model", "hf://buckets/org/runs"):
+        assert elsewhere(hub, of_org, "read")["sign_in"].startswith(how.format(folder=tmp_path, hub=hub))
     assert elsewhere(DEFAULT_ENDPOINT, "org/model", "read") == {}
 
 
