@@ -152,14 +152,13 @@ class _Follower:
             return None
 
     def _report(self, event: Happened) -> None:
+        unit = event.fields.get("unit")
         if self._output.json:
             self._output.document(Event(event=event))
         elif event.kind in {"trouble", "voided"} and event.error:
-            self._bar.say(f"{event.fields['unit']}: {event.error.message}; retrying")
+            self._bar.say(f"{unit}: {event.error.message}; retrying")
         elif event.kind == "lost":
-            self._bar.say(
-                f"{event.fields['unit']}: lost worker {event.fields['worker']}; another worker will take over"
-            )
+            self._bar.say(f"{unit}: lost worker {event.fields.get('worker')}; another worker will take over")
 
 
 class CatalogFollower:

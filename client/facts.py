@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from reshard.client.models.jobs import Happened, Job
@@ -38,6 +39,15 @@ def happened(fields: Mapping[str, str]) -> Happened:
             for name, text in fields.items()
         }
     )
+
+
+def readable(events: Iterable[Mapping[str, str]]) -> list[Happened]:
+    """All but those that others wrote who reach the broker."""
+    found = []
+    for fields in events:
+        with suppress(ValueError, RecursionError):
+            found.append(happened(fields))
+    return found
 
 
 def into(request: Request) -> str:

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
 from pydantic.fields import FieldInfo
 
 from reshard.pipeline.arguments import ACCESS, FILES, FLAGS, PUBLISHING, WEIGHTS, as_option, in_python
-from reshard.pipeline.errors import RequestTooLarge, UsageError, shortened
+from reshard.pipeline.errors import BadBody, RequestTooLarge, UsageError, shortened
 from reshard.pipeline.limits import (
     ASKED_BY_MAX,
     DEFAULT_SIZE,
@@ -369,6 +369,14 @@ class Request(Strict):
         with in_python():
             goal = NOWHERE if target is None else parse_place(target)
             return cls(source=parse_place(source), target=goal, options=Options.of(**options))
+
+    def with_one_ref(self) -> Request:
+        """Itself; raises BadBody where a body names a branch in the target, or beside a pull request."""
+        if self.target != self.target.at(None):
+            raise BadBody(where="target", why="a target cannot have a revision; use the option branch for a branch")
+        if self.options.branch and self.options.pr:
+            raise BadBody(where="options.branch", why="branch and pr cannot be used together")
+        return self
 
     def submitted_for(self, what: str) -> Request:
         """This, as ``what``, a schedule or a catalog, submits it again and again."""

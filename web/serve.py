@@ -82,5 +82,5 @@ def serve(queue: Queue, session: Callable[[str], Served], own: WebSettings) -> N
             log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=END,
             h11_max_incomplete_event_size=16_384,
         )  # fmt: skip
-        log.info("serving the page on http://%s:%s", own.address, own.port)
+        log.info("serving the page on %s", url(own))
         Server(config, web.streams, lambda peer: is_proxy(peer, own)).run(sockets=[listening])

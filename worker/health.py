@@ -48,7 +48,8 @@ def serve(
         log.warning("cannot serve health on %s:%s: %s", address, port, error.strerror)
         return None
     threading.Thread(target=server.serve_forever, name="reshard-health", daemon=True).start()
-    log.info("health%s on http://%s:%s", " and metrics" if metrics else "", address, port)
+    host = f"[{address}]" if ":" in address else address
+    log.info("health%s on http://%s:%s", " and metrics" if metrics else "", host, port)
     return server
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import ConfigDict, Field, ValidationError
 
 from reshard.client import PAGE_MAX
-from reshard.client.facts import happened
+from reshard.client.facts import readable
 from reshard.client.files import files_of
 from reshard.client.models import jobs
 from reshard.client.models.plans import Plan, Planned
@@ -80,11 +80,8 @@ class JobRequest(Body):
 
     def request(self, asked_by: str) -> Request:
         """Raises BadBody for what no job can do."""
-        if self.target != self.target.at(None):
-            raise BadBody(where="target", why="a target cannot have a revision; use the option branch for a branch")
-        if self.options.branch and self.options.pr:
-            raise BadBody(where="options.branch", why="branch and pr cannot be used together")
-        return Request(**{name: getattr(self, name) for name in type(self).model_fields}, asked_by=asked_by)
+        named = {name: getattr(self, name) for name in type(self).model_fields}
+        return Request(**named, asked_by=asked_by).with_one_ref()
 
     @classmethod
     def of(cls, request: Request) -> JobRequest:
@@ -368,9 +365,10 @@ def changes(session: InProcess, job: str, query: Since) -> jobs.Changes:
     """Show what has happened to a job since an earlier response, and its current state."""
     store = session.queue.jobs
     events = store.events(job, query.after)
-    told = [happened(fields) for _, fields in events]
     last = events[-1][0] if events else query.after
-    return jobs.Changes(events=told, next=last, job=now(session.queue, store.get(job)))
+    return jobs.Changes(
+        events=readable(fields for _, fields in events), next=last, job=now(session.queue, store.get(job))
+    )
 
 
 @operation("POST", "/jobs/{job}/cancel")

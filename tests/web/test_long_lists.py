@@ -19,6 +19,7 @@ from reshard.worker.followers.catalogs import TROUBLE
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.records import Definition
 from reshard.worker.followers.schedules import ALL, Schedule, Schedules
+from reshard.worker.queue.events import KINDS
 from reshard.worker.queue.jobs import PAGE_BYTES, JobStore, new_id, submission
 from reshard.worker.queue.scripts import job_key
 from tests.web.conftest import Site, signed_in
@@ -224,6 +225,19 @@ def test_a_damaged_record_is_said_and_hides_no_other(site: Site, store: JobStore
     assert [job.id for job in store.recent()] == [last, first]
     with pytest.raises(JobUnreadable, match=odd):
         store.get(odd)
+
+
+def test_what_others_write_among_the_events_of_a_job_hides_none_of_them(site: Site, store: JobStore) -> None:
+    job = ask(store, 0)
+    for fields in ({"x": "y"}, {"kind": "state", "at": "soon"}, *({"kind": k, "at": "1"} for k in KINDS)):
+        store.redis.xadd(job_key(job, "events"), fields)
+    store.cancel(job)
+    told = [event["kind"] for event in site.get(f"{ROOT}/jobs/{job}/changes")["events"]]
+    assert told == ["state", *KINDS, "state"]
+    with signed_in(site) as browser:
+        assert browser.get(f"/jobs/{job}").status_code == 200
+    watched = site.machine.run("watch", job)
+    assert "Traceback" not in watched.stderr and "cancelled" in watched.stderr, watched.stderr
 
 
 def test_the_command_lists_the_others_and_deletes_the_damaged_one(site: Site, store: JobStore) -> None:

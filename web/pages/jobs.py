@@ -158,7 +158,7 @@ def _drawn(queue: Queue, id: str, digest: str) -> Drawing | None:
 
 def _states(events: Sequence[Happened], job: JobNow) -> list[dict[str, Any]]:
     """Each state that it was in, since when and for how long."""
-    seen = [(e.fields["state"], e.at) for e in events if e.kind == "state"] or [(job.state, job.since)]
+    seen = [(e.fields.get("state", ""), e.at) for e in events if e.kind == "state"] or [(job.state, job.since)]
     ends = [*(at for _, at in seen[1:]), None]
     return [{"state": state, "at": at, "lasted": end and end - at} for (state, at), end in zip(seen, ends, strict=True)]
 
@@ -167,10 +167,10 @@ def _told(event: Happened) -> str:
     unit, fields, error = event.fields.get("unit", ""), event.fields, event.error
     match event.kind:
         case "state":
-            return str(fields["state"]).replace("_", " ")
+            return str(fields.get("state", "")).replace("_", " ")
         case "claimed":
             again = f", attempt {event.attempt}" if (event.attempt or 1) > 1 else ""
-            return f"{fields['worker']} started {unit}{again}"
+            return f"{fields.get('worker')} started {unit}{again}"
         case "sealed":
             return f"{unit}: stored a {human_bytes(event.bytes or 0)} file"
         case "finished":
@@ -178,7 +178,7 @@ def _told(event: Happened) -> str:
         case "lost":
             return f"{fields.get('worker') or 'its worker'} lost {unit}"
         case "ended" if error is None:
-            return str(fields["state"]).replace("_", " ")
+            return str(fields.get("state", "")).replace("_", " ")
     told = f"{error.code}: {error.message}" if error else ""
     return ": ".join(filter(None, (unit, told)))
 

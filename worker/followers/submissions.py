@@ -112,7 +112,9 @@ class Submission(Strict):
     callback: Callback | None = None
 
     def request(self) -> Request:
-        return Request(**{name: getattr(self, name) for name in Request.model_fields if hasattr(self, name)})
+        """Raises BadBody for what no job can do."""
+        named = {name: getattr(self, name) for name in Request.model_fields if hasattr(self, name)}
+        return Request(**named).with_one_ref()
 
 
 class Outcome(NamedTuple):
@@ -188,7 +190,7 @@ class Submissions:
         if why == "busy":
             raise TargetBusy(job=job, target=str(request.target))
         if why == "full":
-            raise TooManyQueued(name=request.asked_by, most=self._store.most, job=job)
+            raise TooManyQueued(name=request.asked_by or "an unnamed submitter", most=self._store.most, job=job)
         job = job or submitted[0]
         writes: list[Write] = [lambda pipe: pipe.set(_key(key), f"{job} {submitted[1]}", ex=KEY_KEPT)]
         if why == "same":

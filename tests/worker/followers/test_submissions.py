@@ -194,6 +194,8 @@ def test_messages_of_each_of_celerys_priorities_are_carried_out(
         ({"options": {"include": ["x" * 200] * 400}}, "usage.body", "options.include"),
         ({"key": "k" * (KEY_MAX + 1)}, "usage.body", "key"),
         ({"recurring": True}, "usage.body", "recurring"),
+        ({"target": "you/model@x"}, "usage.body", "target: a target cannot have a revision"),
+        ({"options": {"branch": "x", "pr": True}}, "usage.body", "options.branch: branch and pr cannot be used"),
     ],
     ids=str,
 )
