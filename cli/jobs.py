@@ -18,7 +18,7 @@ from reshard.client.facts import into
 from reshard.client.models.jobs import Acted, Deleted, JobNow, JobsPage, ProcessNow
 from reshard.client.operations import jobs as operations
 from reshard.client.operations.jobs import RETRIABLE
-from reshard.client.operations.table import Session, read
+from reshard.client.operations.table import Session, pages, read
 from reshard.client.queue import missing, state_text, worker_state
 from reshard.pipeline.arguments import ACCESS
 from reshard.pipeline.errors import UsageError
@@ -148,15 +148,16 @@ def _listed(session: Session, filter_: dict[str, Any], limit: int) -> JobsPage:
     """The newest jobs, on one page however many; its counts and why nothing is begun are the last ones'."""
     jobs: list[JobNow] = []
     unreadable: dict[str, str] = {}
-    after: str | None = None
-    while True:
+
+    def ask(query: operations.JobsQuery) -> JobsPage:
         left = min(PAGE_MAX, limit - len(jobs) - len(unreadable))
-        query = read(operations.JobsQuery, filter_ | {"limit": left}, "the options")
-        # What a service says of its next page goes back to it as it is.
-        page = operations.list_jobs(session, query.model_copy(update={"after": after}))
-        jobs, unreadable, before, after = jobs + page.jobs, unreadable | page.unreadable, after, page.next
-        if after in {None, "", before} or len(jobs) + len(unreadable) >= limit:
-            return page.model_copy(update={"jobs": jobs, "unreadable": unreadable})
+        return operations.list_jobs(session, query.model_copy(update={"limit": left}))
+
+    for page in pages(ask, read(operations.JobsQuery, filter_, "the options")):
+        jobs, unreadable = jobs + page.jobs, unreadable | page.unreadable
+        if len(jobs) + len(unreadable) >= limit:
+            break
+    return page.model_copy(update={"jobs": jobs, "unreadable": unreadable})
 
 
 def row(job: JobNow) -> tuple[str, ...]:

@@ -125,10 +125,6 @@ class Queue:
         why = full(self.jobs.redis) if missing({process.kind for process in processes}) else ""
         return f"the broker refuses writes: {why}" if why else None
 
-    def works(self) -> bool:
-        """Whether any worker is alive."""
-        return any(process.kind == "worker" for process in self.jobs.processes())
-
     def silent(self) -> list[Silent]:
         """The workers and controls that give no sign of life and did not end in order."""
         from reshard.worker.fleet.heartbeat import silent
@@ -157,7 +153,8 @@ def outlooks(queue: Queue, jobs: Sequence[Job]) -> Iterator[Outlook]:
     from reshard.worker.queue.pace import places
 
     bulk = {job.id: job.request.priority == "bulk" for job in jobs if not job.state.ended}
-    reason, works = cache(queue.waits), cache(queue.works)
+    reason = cache(queue.waits)
+    works = cache(lambda: any(process.kind == "worker" for process in queue.jobs.processes()))
     found, rate = places(queue.jobs.redis, [(job.id, bulk[job.id]) for job in jobs if job.state == "queued"])
     for job in jobs:
         if job.id not in bulk:
@@ -178,7 +175,7 @@ def catalog_left(queue: Queue, state: str | None, jobs: Collection[str], todo: i
 
 
 def waits(reason: Callable[[bool], str | None], job: Job, works: Callable[[], bool]) -> str | None:
-    """Why nothing of this job moves now; ``reason`` and ``works`` as in ``Queue``."""
+    """Why nothing of this job moves now; ``reason`` as ``Queue.waits``, and ``works``: whether any worker is alive."""
     if job.claims and works():  # a worker that died has what it claimed until its lease ends
         held_up = [f"{claim.unit}: {claim.waits}" for claim in job.claims if claim.waits]
         return held_up[0] if len(held_up) == len(job.claims) else None

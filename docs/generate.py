@@ -101,14 +101,15 @@ def answers() -> str:
         " with [its code](errors.md).",
         "| command | documents |\n| --- | --- |\n" + "\n".join(rows),
     ]
-    return NOTE + "\n\n".join([*page, *_objects({**models, "Failed": Failed})]) + "\n"
+    return NOTE + "\n\n".join([*page, *_objects({**models, "Failed": Failed}).values()]) + "\n"
 
 
 def api() -> str:
     """Every endpoint of the HTTP API, and the objects that no command writes."""
     rows = []
     for one in operations():
-        takes = _link(one.body.__name__) if one.body else ", ".join(f"`{name}`" for name in _parameters(one.query))
+        named = one.query.model_fields if one.query else ()
+        takes = _link(one.body.__name__) if one.body else ", ".join(f"`?{name}`" for name in named)
         rows.append(
             f"| `{one.method} {one.path}` | {one.scope} | {takes} | {_link(one.answer.__name__)} | {one.summary} |"
         )
@@ -132,28 +133,17 @@ def api() -> str:
     models = {kind.__name__: kind for one in operations() for kind in (one.body, one.answer) if kind} | {
         "Pushed": Pushed
     }
-    known = _names({kind.__name__: kind for kinds in ANSWERS.values() for kind in kinds} | {"Failed": Failed})
-    objects = [text for name, text in _named_objects(models) if name not in known]
+    known = _objects({kind.__name__: kind for kinds in ANSWERS.values() for kind in kinds} | {"Failed": Failed})
+    objects = [text for name, text in _objects(models).items() if name not in known]
     text = NOTE + "\n\n".join([*page, *objects]) + "\n"
     return re.sub(
         r"\[(\w+)\]\(#(\w+)\)", lambda link: f"[{link[1]}](json.md#{link[2]})" if link[1] in known else link[0], text
     )
 
 
-def _parameters(query: type[BaseModel] | None) -> list[str]:
-    return [f"?{name}" for name in query.model_fields] if query else []
-
-
-def _names(models: dict[str, type[BaseModel]]) -> set[str]:
-    return {name for name, _ in _named_objects(models)}
-
-
-def _objects(models: dict[str, type[BaseModel]]) -> list[str]:
-    """Each object that these documents have, once, with its fields."""
-    return [text for _, text in _named_objects(models)]
-
-
-def _named_objects(models: dict[str, type[BaseModel]]) -> Iterator[tuple[str, str]]:
+def _objects(models: dict[str, type[BaseModel]]) -> dict[str, str]:
+    """By name: each object that these documents have, with its fields."""
+    found = {}
     said, taken = _schemas(models, "serialization"), _schemas(models, "validation")
     for name, object in sorted(said.items()):
         if "properties" not in object:
@@ -166,7 +156,8 @@ def _named_objects(models: dict[str, type[BaseModel]]) -> Iterator[tuple[str, st
             for field, kind in object["properties"].items()
         ]
         table = "\n".join(["| field | type | |", "| --- | --- | --- |", *rows])
-        yield name, "\n\n".join(filter(None, [f"## {name}", text, table]))
+        found[name] = "\n\n".join(filter(None, [f"## {name}", text, table]))
+    return found
 
 
 def _schemas(models: dict[str, type[BaseModel]], mode: Literal["serialization", "validation"]) -> dict[str, Any]:

@@ -50,15 +50,11 @@ def document(data: Mapping[str, Any], status: int = 200) -> Response:
 
 def failed(error: ReshardError, status: int | None = None) -> Response:
     """The document of an error, which names fields of a request where a command has options."""
-    error.told = _as_fields
+    error.told = lambda text: retold(text, SENTENCES, _field)
     response = document({"error": error.to_dict()}, status or status_of(error))
     if isinstance(error, SignInNeeded):
         response.headers["WWW-Authenticate"] = "Bearer"
     return response
-
-
-def _as_fields(text: str) -> str:
-    return retold(text, SENTENCES, _field)
 
 
 def _field(option: str, value: str | None) -> str:

@@ -34,8 +34,6 @@ from dataclasses import asdict
 from typing import NamedTuple, TypeVar, cast
 from uuid import uuid4
 
-import redis
-
 from reshard.pipeline.catalogs.definition import parse
 from reshard.pipeline.errors import CatalogNotFound, CatalogState, ReshardError
 from reshard.worker.followers import records
@@ -105,7 +103,7 @@ class Snapshot(NamedTuple):
             name, server_ms(pipe), state, run or "", started, since, expander or "", until,
             failures, read, schedule or "", paused_from or "", note, empty or "[]",
             pipe.hlen(key(name, "entries")), pipe.zcard(key(name, "todo")), pipe.hlen(key(name, "active")),
-            Counter({what: int(number) for what, number in hash_of(pipe, key(name, "counts")).items()}),
+            Counter({what: int(number) for what, number in decoded(pipe.hgetall(key(name, "counts"))).items()}),
         )  # fmt: skip
 
     @property
@@ -211,7 +209,7 @@ class Catalogs:
         if not fields:
             raise CatalogNotFound(name=name)
         fields, outcomes = decoded(fields), {what: int(number) for what, number in decoded(counts).items()}
-        at_work = sorted(active.items(), key=_numbered)
+        at_work = sorted(active.items(), key=lambda item: int(item[0]))
         rows, more = self._ended(name, sorted(number for one in numbers if (number := int(one)) > after))
         state, why = records.shown(cast(State, fields["state"]), outcomes.get("failed", 0), entries)
         return CatalogStatus(
@@ -273,7 +271,7 @@ class Catalogs:
         return self._moments(TROUBLE)
 
     def _moments(self, key: str) -> dict[str, float]:
-        return {name: int(ms) / 1000 for name, ms in sorted(hash_of(self._redis, key).items())}
+        return {name: int(ms) / 1000 for name, ms in sorted(decoded(self._redis.hgetall(key)).items())}
 
     def nights(self, name: str) -> list[tuple[float, dict[str, tuple[str, str]]]]:
         """Its last runs, the newest first: when each began, and how each model ended, with the code of its error."""
@@ -321,7 +319,7 @@ class Catalogs:
             if now.state is not None and "expanding" in {now.state, now.paused_from}:
                 raise CatalogState(name=name, state=now.state, why="it has not been expanded yet")
             again: dict[str, Ended] = {}
-            for number, kept in hash_of(pipe, key(name, "ended")).items():
+            for number, kept in decoded(pipe.hgetall(key(name, "ended"))).items():
                 ended = known_fields(Ended, kept)
                 if ended.error is not None and not ended.in_file and only in {None, ended.error["code"]}:
                     again[number] = ended
@@ -372,7 +370,9 @@ class Catalogs:
         self._redis.hset(key(name, "record"), entry.request.key(), json.dumps([entry.source, entry.target]))
 
     def _record(self, name: str) -> dict[str, list[str]]:
-        return {request: json.loads(data) for request, data in hash_of(self._redis, key(name, "record")).items()}
+        return {
+            request: json.loads(data) for request, data in decoded(self._redis.hgetall(key(name, "record"))).items()
+        }
 
     def _turn(self, name: str, state: State, why: str, note: str = "", *expander: str) -> bool:
         """``expander`` is the run and the token of who expands it, perhaps one that was begun anew meanwhile."""
@@ -427,10 +427,6 @@ def start(pipe: Pipeline, definition: Definition, now: Snapshot, schedule: str =
     now.enter(pipe, "expanding")
 
 
-def _numbered(item: tuple[bytes, bytes]) -> int:
-    return int(item[0])
-
-
 def asked_by(name: str) -> str:
     """What its jobs say of who asked for them."""
     return f"{_OF_CATALOGS}{name}"
@@ -439,10 +435,6 @@ def asked_by(name: str) -> str:
 def catalog_of(by: str) -> str:
     """The catalog whose jobs say that of who asked for them, or nothing."""
     return by.removeprefix(_OF_CATALOGS) if by.startswith(_OF_CATALOGS) else ""
-
-
-def hash_of(client: redis.Redis, key: str) -> dict[str, str]:
-    return decoded(client.hgetall(key))
 
 
 def key(name: str, part: str | None = None) -> str:

@@ -25,12 +25,12 @@ from reshard.pipeline.errors import (
     WrongState,
 )
 from reshard.worker.followers import records
-from reshard.worker.followers.catalogs import LOOKED_AT, Catalogs, Snapshot, asked_by, catalog_of, hash_of, key
+from reshard.worker.followers.catalogs import LOOKED_AT, Catalogs, Snapshot, asked_by, catalog_of, key
 from reshard.worker.followers.contained import Contained
 from reshard.worker.followers.records import UNDER_WAY, Definition, Ended, Entry, Limits, State
 from reshard.worker.queue.events import Event, Reader
 from reshard.worker.queue.jobs import ACTIVE, JobStore, enqueue, in_the_way, submission
-from reshard.worker.queue.scripts import Pipeline, at_once, job_key, known_fields, ms, texts
+from reshard.worker.queue.scripts import Pipeline, at_once, decoded, job_key, known_fields, ms, texts
 from reshard.worker.queue.states import JobState
 
 log = logging.getLogger(__name__)
@@ -163,7 +163,7 @@ class Cursor(Catalogs):
         limits, state, run = self._run(name)
         if state == "expanding":
             return
-        active = hash_of(self._redis, key(name, "active"))
+        active = decoded(self._redis.hgetall(key(name, "active")))
         mine = {number: id for number, id in active.items() if job in {None, id}}
         ended = self._collect(limits, run, mine)
         if state == "running":

@@ -339,7 +339,8 @@ class Schedules:
         return self._read(name, Schedule.model_validate_json)
 
     def _read(self, name: str, parsed: Callable[[bytes], Schedule]) -> Schedule:
-        stored = self._stored(name)
+        if (stored := cast("bytes | None", self._redis.hget(ALL, name))) is None:
+            raise ScheduleNotFound(name=name)
         try:
             return parsed(stored)
         except ValidationError as error:
@@ -347,11 +348,6 @@ class Schedules:
             raise ScheduleUnreadable(name=name, where=problem.where or "its record", why=problem.why) from error
         except (ReshardError, ValueError) as error:
             raise ScheduleUnreadable(name=name, where="its record", why=shortened(str(error))) from error
-
-    def _stored(self, name: str) -> bytes:
-        if (stored := cast("bytes | None", self._redis.hget(ALL, name))) is None:
-            raise ScheduleNotFound(name=name)
-        return stored
 
 
 def _keep(pipe: Pipeline, schedule: Schedule) -> None:

@@ -8,7 +8,17 @@ from typing import NamedTuple
 
 import redis
 
-from reshard.worker.queue.scripts import FADES, NOT_BEGUN, PREFIX, at_once, decoded, job_key, server_ms
+from reshard.worker.queue.scripts import (
+    FADES,
+    NOT_BEGUN,
+    PREFIX,
+    Pipeline,
+    at_once,
+    decoded,
+    for_each,
+    job_key,
+    server_ms,
+)
 from reshard.worker.queue.states import ENDED, JobState
 from reshard.worker.queue.wakes import QUEUES
 
@@ -36,22 +46,21 @@ class Place(NamedTuple):
 def lanes(client: redis.Redis) -> dict[str, Lane]:
     """By queue; of more than SEEN jobs in one, those that come first are counted, and of the others a unit each."""
     now = server_ms(client)
-    with client.pipeline(transaction=False) as pipeline:
+
+    def ask(pipe: Pipeline) -> None:
         for queue in QUEUES:
-            pipeline.zrange(f"{queue}:order", 0, SEEN - 1)
-            pipeline.zrangebyscore(f"{queue}:due", "-inf", now, 0, SEEN)
+            pipe.zrange(f"{queue}:order", 0, SEEN - 1)
+            pipe.zrangebyscore(f"{queue}:due", "-inf", now, 0, SEEN)
             for line, last in ((f"{queue}:waked", "+inf"), (f"{queue}:due", now)):
-                pipeline.zcount(line, "-inf", last)
-                pipeline.zrangebyscore(line, "-inf", last, 0, 1, withscores=True)
-        answers = pipeline.execute()
-    found = {}
+                pipe.zcount(line, "-inf", last)
+                pipe.zrangebyscore(line, "-inf", last, 0, 1, withscores=True)
+
+    answers, found = at_once(client, ask), {}
     for number, queue in enumerate(QUEUES):
         first, then, waked, longest, due, longest_due = answers[6 * number : 6 * number + 6]
         seen = [*first, *then]
-        with client.pipeline(transaction=False) as pipeline:
-            for job in seen:
-                pipeline.zcount(job_key(job.decode(), "todo"), "-inf", now)
-            units = waked + due - len(seen) + sum(pipeline.execute())
+        todo = for_each(client, seen, lambda pipe, job: pipe.zcount(job_key(job.decode(), "todo"), "-inf", now))
+        units = waked + due - len(seen) + sum(todo)
         oldest = max([0.0, *(now - since for _, since in [*longest, *longest_due])]) / 1000
         found[queue.removeprefix(PREFIX)] = Lane(units, oldest)
     return found

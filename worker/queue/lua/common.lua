@@ -48,13 +48,9 @@ local function publish_at(t, kind, ...)
   if type(answer) == 'table' and answer.err then redis.call('XADD', PREFIX .. 'told', unpack(said)) end
 end
 
-local function publish(kind, ...)
-  publish_at(now(), kind, ...)
-end
-
 local function event(id, kind, ...)
   redis.call('XADD', key(id, 'events'), 'MAXLEN', '~', JOB_MAX, '*', 'kind', kind, 'at', now(), ...)
-  publish(kind, 'job', id, ...)
+  publish_at(now(), kind, 'job', id, ...)
 end
 
 local function set_state(id, state, t)

@@ -11,7 +11,7 @@ for i = 7, #ARGV, 3 do
 end
 if news > 0 or #ARGV < 7 then -- and not the second answer to one question
   for i, what in ipairs({ 'read', 'uploaded', 'deduplicated' }) do redis.call('HINCRBY', key(id), what, ARGV[3 + i]) end
-  publish('moved', 'job', id, 'by', get(id, 'asked_by') or '', 'worker', process(unit(id, name, 'worker')), 'read', ARGV[4], 'uploaded', ARGV[5],
+  publish_at(now(), 'moved', 'job', id, 'by', get(id, 'asked_by') or '', 'worker', process(unit(id, name, 'worker')), 'read', ARGV[4], 'uploaded', ARGV[5],
     'deduplicated', ARGV[6])
 end
 if news > 0 then
