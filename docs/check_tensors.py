@@ -70,7 +70,7 @@ def problems(source, output):
         if told["files"][n].get("sha256", now := sha256_of((files[n], 0, 1 << 62))) != now:
             yield f"{paths[n]}: another sha256 than in the list"
         lost = (name for name, one in tensors.items() if (n, name, str(one[0])) not in used)
-        yield from (f"{name}: in {paths[n]}, but not so in the output" for name in sorted(lost))
+        yield from (f"{name}: in {paths[n]}, but not in that file in the output" for name in sorted(lost))
 
 
 if __name__ == "__main__":

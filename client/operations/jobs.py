@@ -328,7 +328,7 @@ def report_of(job: jobs.Job) -> jobs.JobReport:
 
 @operation("GET", "/jobs/{job}/plan")
 def show_plan(session: InProcess, job: str) -> Plan:
-    """Show a job's plan; available until an hour after the job ends."""
+    """Show a job's plan; available until an hour after the job is done."""
     from reshard.client.plan import document_of  # which a client that only submits need not wait for
 
     found, plan = session.queue.jobs.get(job), session.queue.jobs.plan(job)
@@ -356,7 +356,7 @@ def log(session: InProcess, job: str) -> jobs.JobLog:
 
 @operation("GET", "/jobs/{job}/attested")
 def attested(session: InProcess, job: str) -> jobs.AttestedFiles:
-    """Show how each source file of a job was checked; available until an hour after the job ends."""
+    """Show how each source file of a job was checked; available until an hour after the job is done."""
     return jobs.AttestedFiles(attested=session.queue.jobs.attested(job))
 
 

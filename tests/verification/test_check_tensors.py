@@ -103,7 +103,7 @@ def test_renamed_tensors_are_told(made: Path) -> None:
     output = publish(made, "renamed", rename=[("^norm", "scale")])
     assert checked(made / "source", output) == [
         "scale.half: not the source's tensor of that name, shape and dtype, or there twice",
-        "norm.half: in model-00002-of-00002.safetensors, but not so in the output",
+        "norm.half: in model-00002-of-00002.safetensors, but not in that file in the output",
     ]
 
 
