@@ -92,12 +92,7 @@ class RangeHasher(Generic[K]):
         self._open = still
 
 
-class Range(NamedTuple):
-    """Range number ``number`` of a tensor of shard number ``shard``."""
-
-    shard: int
-    name: str
-    number: int
+Range = tuple[int, str, int]  # the number of a shard, a tensor of it, and the number of one of that tensor's ranges
 
 
 class Compared(NamedTuple):

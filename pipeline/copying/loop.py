@@ -146,7 +146,7 @@ def file_hashers(
     own: dict[int, list[Record]] = {number: [] for number in ranges}
     for cut in cuts:
         if cut.file in ranges:
-            ranges[cut.file].append(HashedRange(cut.start, cut.stop, Range(cut.shard, cut.name, cut.number)))
+            ranges[cut.file].append(HashedRange(cut.start, cut.stop, (cut.shard, cut.name, cut.number)))
     for record in records:
         if record.file in own:
             own[record.file].append(record)

@@ -13,6 +13,8 @@ from tests.chaos.service import TRANSPORTS, Service, Transport, servers
 from tests.hub.process import HubProcess
 from tests.support.procs import Broker
 
+REPEATED = {"after the last receipt", "confirming"}  # which `make test` leaves out: their neighbours show the same
+
 
 def by_server() -> list[object]:
     """The servers of this machine; those that it lacks are skipped with a word why."""
@@ -22,7 +24,10 @@ def by_server() -> list[object]:
     ]
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    "moment",
+    [pytest.param(name, marks=pytest.mark.slow if name in REPEATED else ()) for name in MOMENTS],
+)
 def test_a_worker_is_killed(whole: Service, moment: str) -> None:
     scenarios.worker_killed(whole, "http", MOMENTS[moment])
 

@@ -1,4 +1,4 @@
-"""A whole job over Xet on 600 MB of noise, and on ten times that: what it uploads, writes to the disk, and refuses."""
+"""A whole job over Xet on noise, and on 6 GB: what it uploads, writes to the disk, and refuses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from tests.support.models import save_single
 
 __all__ = ["hub_process"]  # of its own: other files would leave chunks there, and what is sent is counted
 
-SIZE = 200 * MB
 SEAM = 150_000  # bytes that a seam may cost
 DISK = 4 * MB  # bytes that one file of the process may have: caches and lists, and no weights
 
@@ -54,7 +53,7 @@ class Site:
             "RESHARD_TMPDIR": str(home),
         }
         self.space.admin.log(reset=True)
-        options = {"size": SIZE, "transport": "xet"}
+        options = {"size": self.size // 3, "transport": "xet"}
         return measured(f"tests.pipeline.jobs:{what}", *limits, self.repo, self.space.repo(target), options, env=env)
 
     def uploaded(self) -> int:
@@ -63,9 +62,9 @@ class Site:
         return up
 
 
-@pytest.fixture
-def site(tmp_path: Path, namespace: Namespace) -> Site:
-    return publish(noise(24, 12_500_000), tmp_path, namespace)
+@pytest.fixture(params=[4_000_000, pytest.param(12_500_000, marks=pytest.mark.slow)], ids=["192MB", "600MB"])
+def site(request: pytest.FixtureRequest, tmp_path: Path, namespace: Namespace) -> Site:
+    return publish(noise(24, request.param), tmp_path, namespace)
 
 
 @pytest.fixture

@@ -108,6 +108,7 @@ def test_a_killed_child_is_replaced_and_the_job_goes_on(site: Site) -> None:
     site.assert_published_once(job)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_followed_by_another_machines(site: Site) -> None:
     worker, job = site.copier()
     worker.kill()
@@ -134,6 +135,7 @@ def test_sigterm_hands_a_copy_back_without_burning_an_attempt(site: Site) -> Non
     assert not any(e["kind"] == "lost" for _, e in site.store.events(job))
 
 
+@pytest.mark.slow
 def test_sigterm_to_every_process_of_a_worker_hands_back_as_well(site: Site) -> None:
     """As systemd does by default, and a terminal's Ctrl-C."""
     worker, job = site.copier()

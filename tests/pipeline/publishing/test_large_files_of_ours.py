@@ -50,6 +50,7 @@ def test_manifest_index_and_edited_config_go_as_objects_where_a_commit_does_not_
     )
 
 
+@pytest.mark.slow
 def test_a_manifest_and_an_index_beyond_what_a_commit_takes_are_published(
     on_hub: Namespace, tmp_path: Path, go: Run
 ) -> None:
