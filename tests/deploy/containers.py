@@ -201,7 +201,8 @@ class Trial:
 
     def _processes(self, container: str) -> dict[str, str]:
         """The pids of all that runs there, each with its state."""
-        listed = self.docker("exec", container, "sh", "-c", "cat /proc/[0-9]*/stat").splitlines()
+        # One that ends between its listing and its reading is gone, and no error.
+        listed = self.docker("exec", container, "sh", "-c", "cat /proc/[0-9]*/stat 2>/dev/null || true").splitlines()
         return {line.split()[0]: line.rpartition(")")[2].split()[0] for line in listed}
 
     def upgrade(self, index: str) -> None:
