@@ -150,12 +150,14 @@ def read_request(
     return Request(
         source=_by("--credential", credential, _source(source, revision)),
         target=_by("--to-credential", to_credential, _target(to, options.get("branch"), options.get("pr", False))),
-        options=Options.of(
+        options=Options.called(
             as_option,
-            **_cut(size, for_, single),
-            visibility="public" if public else "private" if private else "as-source",
-            manifest=not no_manifest,
-            **read_options(**options),
+            {
+                **_cut(size, for_, single),
+                "visibility": "public" if public else "private" if private else "as-source",
+                "manifest": not no_manifest,
+                **read_options(**options),
+            },
         ),
         asked_by=asked_by(),
     )

@@ -24,7 +24,7 @@ FINDINGS_SHOWN = 10  # lines of one check; --json has them all
 
 def read_expected(**typed: Any) -> Options:
     """How the source is to be changed before the checkpoint is held against it."""
-    return Options.of(as_option, **read_options(**typed))
+    return Options.called(as_option, read_options(**typed))
 
 
 EXPECTED = [name for name in Options.model_fields if Options.declared(name).expect]

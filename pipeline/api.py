@@ -40,7 +40,7 @@ def plan(request: Request, context: Context | None = None) -> Plan:
     Raises the SourceError, AccessError, CheckpointError, TargetError and UsageError families.
     """
     with in_python():
-        _check(request)
+        _check(request, context)
         context = context or Context.from_env()
         target = open_target(request.target, request.options, context)
         return draft(request, source_of(request, context), target)
@@ -57,11 +57,14 @@ def run(
 ) -> Report:
     """`reshard.pipeline.reshard.run`; with ``progress`` a bar shows how far it is, on terminals and in notebooks."""
     with in_python(), ExitStack() as stack:
-        _check(request)
+        _check(request, context)
+        _refuse(
+            (isinstance(watcher, Watcher | None), "watcher", "a Watcher", watcher),
+            (isinstance(meta_loader, MetaLoader | None), "meta_loader", "a MetaLoader", meta_loader),
+            (jobs is None or (type(jobs) is int and jobs > 0), "jobs", "at least 1, or None", jobs),
+        )
         if request.target == NOWHERE:
             raise NoTarget
-        if jobs is not None and (type(jobs) is not int or jobs < 1):
-            raise UsageError(what=f"jobs must be at least 1, or None, not {jobs!r}")
         watcher = watcher or Watcher()
         if progress:
             from reshard.pipeline.bar import shown  # rich takes a while to import
@@ -70,9 +73,17 @@ def run(
         return carry_out(request, context, watcher, meta_loader, jobs)
 
 
-def _check(request: Request) -> None:
+def _check(request: Request, context: Context | None) -> None:
     if not isinstance(request, Request):  # a place, as `verify` takes it
         raise UsageError(what=f"Request.of(source, target) makes a request; {shortened(repr(request))} is none")
+    _refuse((isinstance(context, Context | None), "context", "a Context", context))
+
+
+def _refuse(*arguments: tuple[bool, str, str, object]) -> None:
+    """Raises UsageError for the first that does not fit: it would be taken for something else, or for nothing."""
+    for fits, argument, words, given in arguments:
+        if not fits:
+            raise UsageError(what=f"{argument} must be {words}, not {shortened(repr(given))}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +129,7 @@ def verify(
     """
     keys = [signed_by] if isinstance(signed_by, str | os.PathLike) else signed_by
     named = isinstance(keys, Sequence | None) and all(isinstance(key, str | os.PathLike) for key in keys or ())
-    for fits, argument, words, given in (
+    _refuse(
         (isinstance(deep, bool), "deep", "True or False", deep),
         (isinstance(changes, Options | None), "changes", "Options.of(...)", changes),
         (isinstance(load, LoadOptions | None), "load", "LoadOptions()", load),
@@ -126,9 +137,7 @@ def verify(
         (isinstance(builder, str | None), "builder", "text", builder),
         (isinstance(context, Context | None), "context", "a Context", context),
         (callable(progress), "progress", "a function", progress),
-    ):
-        if not fits:  # which would be taken for something else, or for nothing
-            raise UsageError(what=f"{argument} must be {words}, not {shortened(repr(given))}")
+    )
     if against is None and (config_from is not None or changes not in (None, Options())):
         *names, last = (as_option(name) for name in Options.model_fields if Options.declared(name).expect)
         raise UsageError(what=f"{', '.join(names)} and {last} require --against")

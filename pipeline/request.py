@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypedDict, Unpack
 
@@ -247,13 +246,14 @@ class Options(Strict):
     transport: Transport = _option("auto", "How to transfer weights; auto uses Xet where the Hub offers it.", ACCESS)
 
     @classmethod
-    def of(cls, called: Callable[[str], str] = str, /, **options: Any) -> Options:
-        """Those that are given; raises BadSize, and UsageError for others that make no sense, as ``called``."""
-        with in_python() if called is str else nullcontext():
-            return cls._of(called, options)
+    def of(cls, **options: Any) -> Options:
+        """Those that are given; raises BadSize, and UsageError for others that make no sense."""
+        with in_python():
+            return cls.called(str, options)
 
     @classmethod
-    def _of(cls, called: Callable[[str], str], options: Mapping[str, Any]) -> Options:
+    def called(cls, called: Callable[[str], str], options: Mapping[str, Any]) -> Options:
+        """As ``of``, with errors that say ``called`` of an option's name."""
         try:
             return cls(**options)
         except ValidationError as error:

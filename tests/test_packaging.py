@@ -263,6 +263,7 @@ def test_the_bare_install_is_a_client(client: Path) -> None:
 
 
 def test_the_installed_command_runs(client: Path, tmp_path: Path) -> None:
+    subprocess.run([client / "python", "-I", "-m", "reshard", "--version"], check=True, cwd=tmp_path)
     done = subprocess.run([client / "reshard", "--version"], check=True, capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout == f"reshard {PYPROJECT['project']['version']}\n"
     shown = subprocess.run([client / "reshard", "--help"], check=True, capture_output=True, text=True, cwd=tmp_path)

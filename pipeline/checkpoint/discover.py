@@ -346,9 +346,9 @@ class _Finder:
         suffixes = set(suffixes)
         pool = self._listing if among is None else among
         free = {path for path in pool if suffix_of(path) in suffixes} - self._claimed
-        indexed = {(part.name.folder, part.name.stem) for part in self._found if part.index_path}
+        indexed = {part.name for part in self._found if part.index_path}
         for (folder, stem, count, suffix), numbered in numbered_sets(free):
-            if (folder, _usual_stem(stem)) in indexed:
+            if _name(join(folder, f"{stem}{suffix}")) in indexed:
                 continue  # shards that the index no longer names are looked at one by one
             files = tuple(self._listing[path] for _, path in sorted(numbered.items()))
             if missing := {*range(1, count + 1)} - numbered.keys():

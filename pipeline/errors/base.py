@@ -80,6 +80,9 @@ class ReshardError(Exception):
     def __str__(self) -> str:
         return self._as_told(super().__str__())
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
     def _as_told(self, text: str) -> str:
         return self.told(text) if self.told else text
 

@@ -51,7 +51,7 @@ def deletes_of(
     doomed |= (before.published.keys() & before.files.keys()) - theirs
     for index, content in before.indexes.items():
         if _belongs_to(index, names):
-            doomed |= _named_by(index, content)
+            doomed |= _named_by(index, content) & before.files.keys()  # it may name what is gone
     if options.dequantize:  # of what these weights were, or those that they take the place of
         doomed |= {join(name.folder, MODELOPT) for name in names} & before.files.keys()
     doomed -= stays

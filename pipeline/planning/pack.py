@@ -426,19 +426,17 @@ def check_size(entries: Sequence[Entry], limit: int, about: About, oversize: str
         return _extent(as_dtype, shape)[1] + 6 * name + 21 * len(shape) > limit - most
 
     kinds = {(as_dtype, tensor.shape) for tensor, as_dtype, _ in entries}
-    large = [
-        entry
-        for entry in (entries if any(may_be(*kind, longest) for kind in kinds) else ())
-        if may_be(entry.as_dtype, entry.tensor.shape, len(entry.name))
-    ]
+    some = entries if any(may_be(*kind, longest) for kind in kinds) else ()
+    large = [entry for entry in some if may_be(entry.as_dtype, entry.tensor.shape, len(entry.name))]
     too_large = [entry for entry in large if file_size([entry], about) > limit]
     for entry in too_large:
         header = len(header_of([entry], about))
         if header >= limit:
             smallest = max(len(header_of([e], about)) for e in entries) + 1
             raise SizeTooSmall(size=limit, tensor=entry.name, header=header, smallest=smallest)
-        if oversize == "fail":
-            raise Oversize(tensor=entry.name, bytes=file_size([entry], about), size=limit)
+    if too_large and oversize == "fail":
+        size, name = max((file_size([entry], about), entry.name) for entry in too_large)
+        raise Oversize(tensor=name, bytes=size, size=limit)
     return too_large
 
 

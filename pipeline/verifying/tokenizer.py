@@ -10,7 +10,7 @@ import filecmp
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,15 +46,22 @@ class Behaviour:
 
 
 def check_tokenizers(
-    output: Source, source: Source | None, meta_loader: MetaLoader, tmpdir: Path | None
+    output: Source,
+    source: Source | None,
+    meta_loader: MetaLoader,
+    tmpdir: Path | None,
+    excluded: Callable[[str], bool] = lambda path: False,
 ) -> list[Check]:
-    """Of every folder with a tokenizer: whether it is the source's, or alone, whether it loads.
+    """Of every folder with a tokenizer: whether it is the source's, but for ``excluded`` files, or alone, if it loads.
 
     Equal bytes pass. Other bytes that behave the same are inconclusive, with the keys that differ, and so are those
     whose behaviour could not be looked at.
     """
-    folders = sorted({*_tokenizers(output.files()), *(_tokenizers(source.files()) if source else ())})
-    return [_check_folder(folder, output, source, meta_loader, tmpdir) for folder in folders]
+    sides = [(output, _tokenizers(output.files()))]
+    if source:
+        sides.append((source, _tokenizers(path for path in source.files() if not excluded(path))))
+    folders = sorted({folder for _, found in sides for folder in found})
+    return [_check_folder(folder, sides, meta_loader, tmpdir) for folder in folders]
 
 
 def compared_by_behaviour(theirs: Mapping[str, StoredFile], ours: Mapping[str, StoredFile]) -> set[str]:
@@ -82,12 +89,13 @@ def _tokenizers(paths: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _check_folder(
-    folder: str, output: Source, source: Source | None, meta_loader: MetaLoader, tmpdir: Path | None
+    folder: str, sides: Sequence[tuple[Source, Mapping[str, list[str]]]], meta_loader: MetaLoader, tmpdir: Path | None
 ) -> Check:
+    """Of the output, and of the source where there is one: each with the files of its tokenizers, by folder."""
     name = f"tokenizer {folder}" if folder else "tokenizer"
+    source = len(sides) > 1
     level = "same files, or same behavior" if source else "loads without remote code"
-    sides = [side for side in (output, source) if side is not None]
-    files = [{path: side.files()[path] for path in _tokenizers(side.files()).get(folder, [])} for side in sides]
+    files = [{path: side.files()[path] for path in found.get(folder, [])} for side, found in sides]
     ours, theirs = files[0], files[-1]
     figures = {"files": len(ours)}
     if not theirs:
@@ -101,7 +109,7 @@ def _check_folder(
         return Check(name, "skipped", level, reason, figures)
     with ExitStack() as stack:
         folders = []
-        for side, own in zip(sides, files, strict=True):
+        for (side, _), own in zip(sides, files, strict=True):
             wanted = (side.files().get(path) for path in (*own, join(folder, "config.json")))
             copies = fetched(side, [file for file in wanted if file], lambda count: None, tmpdir)
             folders.append(stack.enter_context(copies))

@@ -21,6 +21,7 @@ from reshard.pipeline.checkpoint.formats.gguf import SUFFIX as GGUF
 from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.errors import CheckpointError, UsageError
 from reshard.pipeline.limits import CONFIG_MAX, EXCHANGED_SHOWN
+from reshard.pipeline.planning.beside import excluded
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.publishing.history import Publication
 from reshard.pipeline.request import Options
@@ -110,7 +111,7 @@ def verify(
         same = check_headers(matched, ties, lambda: changes.ties == "source" or bool(attester()))
         checks += [_explained(same, claims, told, attester), check_files(matched.source, side, expected, deep, tick)]
     checks += [_check_model(name, verdict, alone=source is None) for name, verdict in models.items()]
-    checks += check_tokenizers(output, source, meta_loader, tmpdir)
+    checks += check_tokenizers(output, source, meta_loader, tmpdir, lambda path: excluded(changes, path))
     if deep and matched:
         theirs, ours = read_both(matched, tick, tmpdir)
         checks.append(check_bytes(matched, ties, theirs, ours, tick, tmpdir))

@@ -136,6 +136,10 @@ def test_a_plan_of_what_is_up_to_date_says_so_in_its_line(model: Path, tmp_path:
         (lambda model, given: run(given), "^Request.of(source, target) makes a request; './model' is none$"),
         (lambda model, given: run(Request.of(model, "./out"), jobs=0), "^jobs must be at least 1, or None, not 0$"),
         (lambda model, given: run(Request.of(model, "./out"), jobs=given), "^jobs must be at least 1, or None, not '"),
+        (lambda model, given: plan(Request.of(model), given), "^context must be a Context, not './model'$"),
+        (lambda model, given: run(Request.of(model, "./out"), {}), "^context must be a Context, not {}$"),
+        (lambda model, given: run(Request.of(model, "./out"), watcher=print), "^watcher must be a Watcher, not <built"),
+        (lambda model, given: run(Request.of(model, "./out"), None, None, True), "^meta_loader must be a MetaLoader,"),
         (lambda model, given: Request.of(model, size=True), "^size: must be a size, such as 200MB, not True$"),
         (lambda model, given: Options.of(dtype=given), "^dtype: must be .*, not './model'$"),
         (lambda model, given: Options.of(size="5G"), "^size=5G: unknown unit 'G'"),
@@ -186,6 +190,11 @@ def test_what_verify_could_only_ignore_is_refused(given: dict[str, Any], says: s
 def test_an_argument_that_would_be_taken_for_another_is_refused(given: dict[str, Any], says: str, model: Path) -> None:
     with pytest.raises(UsageError, match=f"^{re.escape(says)}$"):
         verify(model, **given)
+
+
+def test_options_are_given_by_name_alone() -> None:
+    with pytest.raises(TypeError, match="positional"):
+        Options.of({"dtype": "bfloat16"})  # type: ignore[call-arg]
 
 
 def test_one_key_to_verify_by_is_as_good_as_a_list(model: Path) -> None:

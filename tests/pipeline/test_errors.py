@@ -23,6 +23,7 @@ from reshard.pipeline.errors import (
     Oversize,
     ReshardError,
     TargetDrifted,
+    UsageError,
     by_code,
 )
 from reshard.pipeline.places import Folder, Hub
@@ -47,6 +48,12 @@ def test_an_error_comes_whole_from_another_process(again: Callable[[ReshardError
     found = again(lost)
     assert isinstance(found, ObjectLost) and found.lost == lost.lost and found.told is as_arguments
     assert (str(found), found.next_step, found.facts) == (str(lost), lost.next_step, lost.facts)
+
+
+def test_an_error_shows_itself_in_the_words_of_who_gets_it() -> None:
+    error = UsageError(what="--builder requires --signed-by")
+    error.told = as_arguments
+    assert repr(error) == f"UsageError({str(error)!r})" and "--" not in repr(error)
 
 
 def test_what_has_no_weights_is_named_by_a_text(tmp_path: Path) -> None:

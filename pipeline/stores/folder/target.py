@@ -214,10 +214,10 @@ def _load(root: Path) -> Record:
     try:
         number = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
-            if not S_ISREG(os.fstat(number).st_mode):
+            if not S_ISREG((status := os.fstat(number)).st_mode):
                 raise TargetConflict(target=str(root), what=f"{file} is not a file")
             with open(number, "rb", closefd=False) as opened:
-                text = opened.read(RECORD_MAX + 1)
+                text = opened.read(min(status.st_size, RECORD_MAX) + 1)  # which takes that much memory at once
         finally:
             os.close(number)
     except FileNotFoundError:

@@ -116,6 +116,17 @@ def test_numbered_files_without_an_index_are_one_set(folder: Path) -> None:
     assert names(checkpoints(folder)["model"]) == made.keys()
 
 
+def test_an_index_of_another_variant_is_none_of_the_numbered_files_beside_it(folder: Path) -> None:
+    save_sharded(folder, numbered(arrays(4, 100), 2))
+    (folder / "model.safetensors.index.json").unlink()
+    half = numbered(arrays(4, 100), 3, "model.fp16")
+    save_sharded(folder, half)
+    (folder / "model.safetensors.index.json").rename(folder / "model.safetensors.index.fp16.json")
+    found = checkpoints(folder)
+    assert found.keys() == {"model", "model.fp16"}
+    assert names(found["model"]) == names(found["model.fp16"]) == arrays(4, 100).keys()
+
+
 def test_numbered_files_without_an_index_must_be_complete(folder: Path) -> None:
     save_sharded(folder, numbered(arrays(4, 100), 3))
     (folder / "model.safetensors.index.json").unlink()

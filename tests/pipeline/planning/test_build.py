@@ -364,6 +364,14 @@ def test_prune_deletes_what_is_not_ours_but_never_what_belongs_to_the_repository
     assert plan.deletes == ("notes.txt",)
 
 
+def test_what_an_index_in_the_target_names_in_vain_is_not_deleted(model: Path) -> None:
+    path = "model.safetensors.index.json"
+    files = {name: StoredFile(name, 1) for name in (path, "odd.safetensors")}
+    named = b'{"weight_map": {"a": "odd.safetensors", "b": "model-00002-of-00002.safetensors"}}'
+    plan = planned(model, Before("head", files, {path: named}, {}), size=100_000)
+    assert plan.deletes == (path, "odd.safetensors")
+
+
 def test_a_broken_index_in_the_target_does_not_stop_its_replacement(model: Path) -> None:
     path = "model.safetensors.index.json"
     before = Before("head", {path: StoredFile(path, 1)}, {path: b"{not json"}, {})

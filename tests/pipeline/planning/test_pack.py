@@ -154,12 +154,12 @@ def test_a_file_at_least_half_full_is_closed_before_a_large_tensor() -> None:
     assert names == [["t0"], ["t1"], ["t2"]]
 
 
-def test_oversize_fail_names_the_tensor_and_the_size_that_would_do() -> None:
+def test_oversize_fail_names_the_largest_tensor_and_the_size_that_would_do() -> None:
     with pytest.raises(Oversize) as caught:
-        check_size(row(10, 5000), 4000, METADATA, "fail")
-    assert caught.value.facts["tensor"] == "t1"
+        check_size(row(10, 4500, 5000, 4800), 4000, METADATA, "fail")
+    assert caught.value.facts["tensor"] == "t2"
     enough = caught.value.facts["bytes"]
-    assert check_size(row(10, 5000), enough, METADATA, "fail") == []
+    assert check_size(row(10, 4500, 5000, 4800), enough, METADATA, "fail") == []
 
 
 def test_a_size_below_a_header_is_refused_with_the_smallest_that_works() -> None:

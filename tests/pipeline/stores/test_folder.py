@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import threading
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
@@ -314,6 +315,17 @@ def test_a_whole_state_is_on_the_disk_before_it_takes_the_place_of_the_last(
     new = {"", "notes", ".reshard", "b.txt", "config.json", "w.safetensors", ".reshard/publications.json"}
     [there] = there_when_swapped
     assert {path for path in new if (root / path).stat().st_ino not in there} == set()
+
+
+def test_a_small_record_is_read_into_little_memory(target: FolderTarget) -> None:
+    """However large one may be: a machine may allow its processes no more than they use."""
+    target.commit(change_with_weights(target), target.head())
+    tracemalloc.start()
+    try:
+        assert target.original() is None
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 # ----------------------------------------------------------------------------------------------------------- kills

@@ -18,6 +18,8 @@ import transformers
 
 from reshard.pipeline.check import Check
 from reshard.pipeline.places import Folder
+from reshard.pipeline.planning.beside import excluded
+from reshard.pipeline.request import Options
 from reshard.pipeline.stores.folder.source import FolderSource
 from reshard.pipeline.verifying.child.server import Allowed
 from reshard.pipeline.verifying.meta_load import MetaLoader
@@ -125,6 +127,20 @@ def test_the_same_settings_in_other_bytes_behave_the_same(pair: Pair, meta_loade
     found = look(meta_loader, pair[1], pair[0])
     assert (found.result, SAME in found.reason) == ("inconclusive", True), found
     assert differing(found) == {"tokenizer_config.json"}
+
+
+@pytest.mark.parametrize("left", ["tokenizer*", "special_tokens_map.json"])
+def test_files_that_were_excluded_are_not_missing(pair: Pair, meta_loader: MetaLoader, left: str) -> None:
+    source, output = pair
+    for folder in pair:
+        (folder / "special_tokens_map.json").write_text("{}")
+    for path in output.glob(left):
+        path.unlink()
+    sides = [FolderSource.open(Folder(path=str(folder))) for folder in (output, source)]
+    options = Options(exclude=(left,))
+    checks = check_tokenizers(*sides, meta_loader, None, lambda path: excluded(options, path))
+    assert {check.result for check in checks} <= {"passed"}
+    assert {check.result for check in check_tokenizers(*sides, meta_loader, None)} != {"passed"}
 
 
 def test_a_saved_again_sentencepiece_tokenizer_behaves_the_same(tmp_path: Path, meta_loader: MetaLoader) -> None:
