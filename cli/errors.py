@@ -73,7 +73,10 @@ def _run(command: Callable[[], Any], as_json: bool, name: str) -> int:
     except OutputLost:
         raise
     except Exception as unknown:  # noqa: BLE001 -- the last line of defence: no traceback on a person's terminal
-        error = ReshardError(what=f"{type(unknown).__name__}: {unknown} (traceback {_kept(unknown, name)})")
+        from reshard.pipeline.stores.scratch import of_the_machine
+
+        what = f"{type(unknown).__name__}: {unknown}"
+        error = of_the_machine(unknown, None) or ReshardError(what=f"{what} (traceback {_kept(unknown, name)})")
     if type(error) is UsageError and _is_hidden(str(error), str(error.facts["command"])):
         error.facts["help"] = "--help-all"
     if as_json:

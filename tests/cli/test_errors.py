@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -151,6 +152,20 @@ def test_an_unexpected_exception_is_one_line_that_says_where_its_traceback_is(
     (file,) = tmp_path.glob("*.traceback")
     assert str(file) in err
     assert "Traceback (most recent call last)" in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (MemoryError(), "out of memory or processes\n"),
+        (RuntimeError("can't start new thread"), "out of memory or processes: can't start new thread\n"),
+        (OSError(errno.EMFILE, "Too many open files"), "out of memory, processes or open files: Too many open files\n"),
+        (OSError(errno.ENOSPC, "No space left", "/x"), "no space left on /x: No space left\n"),
+    ],
+)
+def test_what_the_machine_lacks_is_no_bug(error: Exception, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(error) == 8
+    assert capsys.readouterr().err.startswith(f"error[resource]: {says}")
 
 
 @pytest.mark.parametrize("service", ["reshard worker", "reshard control", "reshard web"])

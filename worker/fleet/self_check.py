@@ -8,7 +8,6 @@ process of its own, so that neither a slow Hub nor a full memory stops the main 
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import mmap
@@ -28,7 +27,6 @@ from reshard.pipeline.errors import (
     DiskFull,
     PackageMissing,
     ReshardError,
-    ResourceError,
     TempDirUnusable,
     TokenMissing,
     TokenRefused,
@@ -36,7 +34,7 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.errors.base import GO_ON
 from reshard.pipeline.limits import MB
 from reshard.pipeline.stores.connect import Context
-from reshard.pipeline.stores.scratch import FULL, full_disk_errors
+from reshard.pipeline.stores.scratch import full_disk_errors, of_the_machine
 from reshard.worker.broker import broker_url
 from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.queue.jobs import open_redis
@@ -51,7 +49,6 @@ _TOKEN_ERRORS = (TokenMissing.code, TokenRefused.code)
 # What the children tell the main process: failures in a row, 1 when a unit was done since the last rest, the cause.
 shared = mmap.mmap(-1, 8192)  # anonymous and shared, as in drain.py
 _COUNT, _WELL, _CAUSE = 0, 1, 2
-_EXHAUSTED = (errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE)  # of the machine, or of the limits of its user
 _FACTS = ("needed", "endpoint")  # what a try has to know of an error
 # Errors that a request can cause on a fit machine, by a credential or a source that does not exist, and of which a try
 # sees whether the machine caused them. Of others, such as missing packages, a try may see nothing.
@@ -67,16 +64,10 @@ def named(error: Exception, tmpdir: Path | None) -> ReshardError:
         return error
     if isinstance(error, ImportError):
         return PackageMissing(what=str(error))
-    if isinstance(error, MemoryError) or "can't start new thread" in str(error):
-        return ResourceError(what=f"out of memory or processes: {error}")
-    if isinstance(error, OSError):
-        where, why = error.filename or tmpdir, error.strerror or str(error)
-        if error.errno in FULL:
-            return ResourceError(what=f"no space left on {where}: {why}")
-        if error.errno in _EXHAUSTED:
-            return ResourceError(what=f"out of memory, processes or open files: {why}")
-        if tmpdir is not None and not (tmpdir.is_dir() and os.access(tmpdir, os.W_OK | os.X_OK)):
-            return TempDirUnusable(path=str(tmpdir), why=why)
+    if exhausted := of_the_machine(error, tmpdir):
+        return exhausted
+    if isinstance(error, OSError) and tmpdir and not (tmpdir.is_dir() and os.access(tmpdir, os.W_OK | os.X_OK)):
+        return TempDirUnusable(path=str(tmpdir), why=error.strerror or str(error))
     log.error("failed for an unknown reason", exc_info=error)
     return ReshardError(what=f"{type(error).__name__}: {error}")
 
