@@ -55,7 +55,12 @@ def run(
     *,
     progress: bool = False,
 ) -> Report:
-    """`reshard.pipeline.reshard.run`; with ``progress`` a bar shows how far it is, on terminals and in notebooks."""
+    """Carry out ``request`` in this process; with ``progress`` a bar shows how far it is, also in notebooks.
+
+    Without a ``context``, tokens and limits come from the environment. ``watcher`` is told of each step, and a given
+    ``meta_loader`` stays warm. ``jobs`` source files are copied at a time, or as many as memory and disk allow; with
+    None, also as cores do. Raises ReshardError, whose families say why.
+    """
     with in_python(), ExitStack() as stack:
         _check(request, context)
         _refuse(

@@ -435,8 +435,8 @@ def check_size(entries: Sequence[Entry], limit: int, about: About, oversize: str
             smallest = max(len(header_of([e], about)) for e in entries) + 1
             raise SizeTooSmall(size=limit, tensor=entry.name, header=header, smallest=smallest)
     if too_large and oversize == "fail":
-        size, name = max((file_size([entry], about), entry.name) for entry in too_large)
-        raise Oversize(tensor=name, bytes=size, size=limit)
+        largest = max(too_large, key=lambda entry: file_size([entry], about))
+        raise Oversize(tensor=largest.name, bytes=file_size([largest], about), size=limit)
     return too_large
 
 
