@@ -227,7 +227,7 @@ def test_the_wheel_holds_every_file_of_the_tree(wheel: Path) -> None:
         for pattern in ("*.py", "*.lua", "*.html", "static/*")
         for p in (ROOT / folder).rglob(pattern)
     }
-    tree |= {"reshard/__init__.py", "reshard/py.typed"}
+    tree |= {"reshard/__init__.py", "reshard/__main__.py", "reshard/py.typed"}
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert inside == tree
 
