@@ -296,13 +296,14 @@ class Options(Strict):
         """Those of ``changed()`` that alter any of these of tensors."""
         return [name for name in self.changed() if not set(what).isdisjoint(self.declared(name).alters)]
 
-    def told(self) -> str:
-        """What was changed, in one sentence for those who find the result."""
-        given = map(self.declared, self.changed())
+    def told(self, altered: Collection[str] | None) -> str:
+        """What was changed, in one sentence for those who find the result: by those ``altered``; None: not known."""
+        given = [self.declared(name) for name in self.changed() if altered is None or name in altered]
         changes = [text for one in given if one.told and (text := one.told(self))]
         if not changes:
             return "Only the split into files changed: every tensor is identical to the source, bit for bit."
-        return f"Besides the split into files: {', '.join(changes)}. Nothing else changed."
+        most = ", at most" if altered is None else ""
+        return f"Besides the split into files{most}: {', '.join(changes)}. Nothing else changed."
 
 
 FLAGS |= {

@@ -158,6 +158,7 @@ def make_plan(known: Known) -> Plan:
     outputs: list[Output] = []
     notes = [*known.notes]
     found: list[Shares] = []
+    altered = set[str]()
     same_experts = options.experts != "keep" and bool(opened.checkpoints)
     unused = {*range(len(options.rename))} if opened.checkpoints else set()
     for checkpoint in opened.checkpoints:
@@ -167,6 +168,8 @@ def make_plan(known: Known) -> Plan:
         outputs.append(made.output)
         found.append(made.share)
         unused -= made.selection.rules_used
+        if options.altering("values", "names", "set"):
+            altered |= made.selection.altered()
         same_experts = same_experts and not made.selection.rearranged
         notes += [*checkpoint.notes, *made.notes]
     refuse_undivided(found)
@@ -235,6 +238,7 @@ def make_plan(known: Known) -> Plan:
         occupied=(others := occupied(before, known.pin, changes, pruned)),
         takes=bool(drifted or others or taken),
         pruned=tuple(sorted(taken)),
+        altered=tuple(sorted(altered)) if opened.checkpoints else None,
     )
     return replace(plan, digest=plan_digest(plan))
 

@@ -215,6 +215,7 @@ class Plan:
     takes: bool = False  # what others put or changed there goes, or in place what only the source has
     pruned: tuple[str, ...] = ()  # what others put there and --prune deletes
     submitted: int | None = None  # when, in ms since the epoch; no part of the digest
+    altered: tuple[str, ...] | None = None  # the options that changed tensors; None: not known, no header was read
 
     def __repr__(self) -> str:
         if self.published:

@@ -56,6 +56,19 @@ class Selection:
     scales: frozenset[str] = frozenset()  # what is not written because the weights are no longer quantised
     rules_used: Set[int] = frozenset()  # the numbers of the rules of --rename that changed a name
     rearranged: bool = False  # whether --experts made other tensors
+    unwrapped: bool = False  # whether --strip-prefix changed a name
+
+    def altered(self) -> set[str]:
+        """The options that changed tensors."""
+        did = {
+            "dtype": any(as_dtype != tensor.dtype for tensor, as_dtype, scale in self.entries if scale is None),
+            "dequantize": any(scale is not None for _, _, scale in self.entries),
+            "ties": bool(self.dropped),
+            "strip_prefix": self.unwrapped,
+            "experts": self.rearranged,
+            "rename": bool(self.rules_used),
+        }
+        return {name for name, done in did.items() if done}
 
 
 def select(
@@ -68,6 +81,7 @@ def select(
     BadScale, and Unsupported for a name that no safetensors file can have.
     """
     tensors, ties, notes = _unwrapped(checkpoint, options)
+    unwrapped = tensors is not checkpoint.tensors
     rearranged = False
     if options.experts != "keep":
         if options.dequantize:
@@ -96,7 +110,9 @@ def select(
         wanted = [t.dtype if t.name in fixed else cast_dtype(t.dtype, options.dtype) for t in kept]
         entries = tuple(map(Entry, kept, wanted))
         notes += _cast_notes(entries, options.dtype, fixed)
-    selection = Selection(entries, dropped, tuple(ties), tuple(notes), scales, rearranged=rearranged)
+    selection = Selection(
+        entries, dropped, tuple(ties), tuple(notes), scales, rearranged=rearranged, unwrapped=unwrapped
+    )
     if options.rename:
         selection = _renamed(selection, options.rename, str(checkpoint.name))
     if checkpoint.name.suffix == SUFFIX and any(entry.name == "__metadata__" for entry in selection.entries):
@@ -148,7 +164,9 @@ def _unwrapped(
     wrappers = shown if options.strip_prefix == AUTO else (options.strip_prefix,)
     new = unwrapped_names(names, wrappers, str(checkpoint.name))
     changed = sum(1 for old in names if new[old] != old)
-    tensors = [tensor._replace(name=new[tensor.name]) for tensor in checkpoint.tensors]
+    tensors: Sequence[Tensor] = checkpoint.tensors
+    if changed:
+        tensors = [tensor._replace(name=new[tensor.name]) for tensor in checkpoint.tensors]
     ties = [tuple(new[name] for name in tie) for tie in checkpoint.ties]
     notes = [f"removed {', '.join(wrappers)} from {changed} of {len(names)} names"] if wrappers else []
     if not wrappers and (half := half_wrapped(names, least=1)):

@@ -37,7 +37,7 @@ def block(plan: Plan) -> bytes:
     files = weight_files(plan)
     count = "one file" if files == 1 else f"{files} files of at most {plan.options.size:,} bytes each"
     alone = "" if files == 1 else "\n> (a larger tensor has its own file)"
-    text = f"> These are the weights of {plan.pin.linked()} in {count}{alone}.\n> {plan.options.told()}\n"
+    text = f"> These are the weights of {plan.pin.linked()} in {count}{alone}.\n> {plan.options.told(plan.altered)}\n"
     return _BEGIN + b"\n" + text.encode() + _END + b"\n"
 
 

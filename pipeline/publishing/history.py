@@ -86,7 +86,7 @@ def message(plan: Plan, manifest: Manifest | None = None, added: Iterable[str] =
         "manifest": manifest.root if manifest else None,
     }
     return (
-        f"Published by reshard. {plan.options.told()}\n\n"
+        f"Published by reshard. {plan.options.told(plan.altered)}\n\n"
         f"{_TRAILER}{json.dumps(facts, sort_keys=True, separators=(',', ':'))}\n"
         + (f"{_MANIFEST}{sha256_of(render(manifest))}\n" if manifest else "")
         + (f"{_SUBMITTED}{plan.submitted}\n" if plan.submitted else "")

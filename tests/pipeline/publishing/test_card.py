@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reshard.pipeline.publishing.card import CannotEdit, with_block, with_lineage, without_block
-from reshard.pipeline.request import Options
+from reshard.pipeline.checkpoint.discover import Found
+from reshard.pipeline.checkpoint.open import Opened
+from reshard.pipeline.planning.build import Known, make_plan
+from reshard.pipeline.planning.codec import decode_head, encode
+from reshard.pipeline.planning.existing import NOTHING
+from reshard.pipeline.planning.model import Keys
+from reshard.pipeline.publishing.card import CannotEdit, block, with_block, with_lineage, without_block
+from reshard.pipeline.publishing.history import message
+from tests.pipeline.planning.builders import PIN, opened_named, plan_of, request
 
 BLOCK = b"<!-- reshard:begin -->\n> ours\n<!-- reshard:end -->\n"
 NEWER = b"<!-- reshard:begin -->\n> newer, with \\1 and \\g<0> in it\n<!-- reshard:end -->\n"
@@ -89,16 +99,53 @@ def test_front_matter_that_cannot_be_added_to_is_left_alone(card: bytes) -> None
         with_lineage(card, "a/b")
 
 
+ONLY = "> Only the split into files changed: every tensor is identical to the source, bit for bit."
+BF16, F32, FP8 = ("BF16", (2, 2)), ("F32", (2, 2)), ("F8_E4M3", (2, 2))
+CAST, CONVERTED = "wider floating-point tensors were cast to bfloat16", "quantized weights were converted to bfloat16"
+STRIPPED, TIED = "wrapper prefixes were removed from names", "only one of each set of tied tensors was kept"
+TO_BF16: dict[str, Any] = {"dtype": "bfloat16"}
+
+
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "tensors", "says"),
     [
-        ({}, "every tensor is identical to the source, bit for bit"),
-        ({"dtype": "float16"}, "cast to float16. Nothing else"),
+        ({}, {"a": F32}, ONLY),
+        (TO_BF16, {"a": F32, "b": BF16}, f"> Besides the split into files: {CAST}. Nothing else changed."),
+        ({"dtype": "float32"}, {"a": BF16}, ONLY),
+        ({"strip_prefix": "auto"}, {"module.a": F32}, f"> Besides the split into files: {STRIPPED}. Nothing else"),
+        ({"strip_prefix": "auto"}, {"a": F32}, ONLY),
+        ({"strip_prefix": "auto", **TO_BF16}, {"a": F32}, f"> Besides the split into files: {CAST}. Nothing else"),
         (
-            {"strip_prefix": "auto", "ties": "source"},
-            "only one of each set of tied tensors was kept, wrapper prefixes were removed from names",
+            {"dequantize": True, **TO_BF16},
+            {"a": FP8, "a_scale": ("F32", ())},
+            f"> Besides the split into files: {CONVERTED}",
+        ),
+        ({"dequantize": True, **TO_BF16}, {"a": F32}, ONLY),
+        ({"ties": "source"}, {"a": F32, "b": F32}, ONLY),
+        (
+            {"ties": "source", **TO_BF16},
+            {"a": BF16, "tied": BF16},
+            f"> Besides the split into files: {TIED}. Nothing else",
         ),
     ],
 )
-def test_what_was_changed_is_told_as_it_is(options: dict[str, str], says: str) -> None:
-    assert says in Options.model_validate(options).told()
+def test_what_was_changed_is_told_as_it_is_and_what_was_only_asked_for_is_not(
+    options: dict[str, Any], tensors: dict[str, tuple[str, tuple[int, ...]]], says: str
+) -> None:
+    opened = opened_named(tensors, 10**6)
+    (plain,) = opened.checkpoints
+    checkpoint = replace(plain, ties=(tuple(tensors),) if "ties" in options else ())
+    known = Known(
+        request(**options), PIN, Keys("request", "weights"), Found((), frozenset()),
+        replace(opened, checkpoints=(checkpoint,)), {}, NOTHING, ties={plain.name: {"tied": "a"}},
+    )  # fmt: skip
+    plan = make_plan(known)
+    assert says in block(plan).decode() and says.removeprefix("> ") in message(plan)
+    stored = encode(plan)
+    assert block(replace(decode_head(stored.head), shards=plan.shards)) == block(plan)
+
+
+def test_of_weights_that_stay_as_they_are_is_told_what_may_have_changed() -> None:
+    stays = plan_of(Opened((), (), {}), strip_prefix="auto", **TO_BF16)
+    assert f"> Besides the split into files, at most: {CAST}, {STRIPPED}. Nothing else" in block(stays).decode()
+    assert ONLY in block(plan_of(Opened((), (), {}))).decode()
