@@ -87,7 +87,7 @@ from reshard.pipeline.planning.parameters import total_parameters
 from reshard.pipeline.planning.ranges import same_cut
 from reshard.pipeline.planning.readers import NO_SHARES, Readers, Shares, refuse_undivided, shares_of
 from reshard.pipeline.planning.scales import MODELOPT
-from reshard.pipeline.planning.select import Selection, check_prefix, edited_config, select
+from reshard.pipeline.planning.select import Selection, check_prefix, edited_config, followed, select
 from reshard.pipeline.request import LAYOUT, Options, Request, key_of
 from reshard.pipeline.tensors import Checkpoint, Name, Pin, StoredFile, size_in_bytes
 from reshard.pipeline.text import counted
@@ -274,6 +274,7 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
     options, files = known.request.options, known.opened.files
     selection = select(checkpoint, options, known.ties.get(checkpoint.name, {}), known.configs)
     check_torchao(checkpoint, selection.entries, options)
+    checkpoint = followed(checkpoint, options, selection.entries)
     entries = in_source_order(selection.entries)
     heading = Heading({"format": "pt"} | checkpoint.file_metadata, options.align)
     too_large = check_size(entries, options.size, heading, options.oversize)

@@ -8,6 +8,7 @@ from collections.abc import Container, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache
 from posixpath import dirname, join
+from typing import Any
 
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.prefixes import half_wrapped, unwrapped_name, unwrapped_names, wrappers_in
@@ -143,6 +144,44 @@ def _renamed(selection: Selection, rules: Sequence[Rule], checkpoint: str) -> Se
     )
 
 
+def followed(checkpoint: Checkpoint, options: Options, entries: Sequence[Entry]) -> Checkpoint:
+    """The same with metadata whose ties have the names that ``entries`` have, without those that are not true of them.
+
+    A tie is a name that is not stored, as key, and as value the tensor that has its bytes.
+    """
+    both = [*checkpoint.file_metadata.items(), *checkpoint.index_metadata.items()]
+    said = [(key, to) for key, to in both if isinstance(to, str) and key != "format"]
+    values = {to for _, to in said}
+    tensors = {tensor.name for tensor in checkpoint.tensors if tensor.name in values} if said else ()
+    ties = {tie for tie in said if tie[1] in tensors}
+    if not ties:
+        return checkpoint
+    wrappers = _wrappers([tensor.name for tensor in checkpoint.tensors], options.strip_prefix)
+    of, to = (_new_names({tie[n] for tie in ties}, wrappers, options, str(checkpoint.name)) for n in (0, 1))
+    written = {entry.name for entry in entries}
+
+    def follow(metadata: Mapping[str, Any]) -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        for key, value in metadata.items():
+            if not (isinstance(value, str) and (key, value) in ties):
+                made[key] = value
+            elif to[value] in written and of[key] not in written:
+                made.setdefault(of[key], to[value])
+        return made
+
+    return replace(
+        checkpoint,
+        file_metadata=follow(checkpoint.file_metadata),
+        index_metadata=follow(checkpoint.index_metadata),
+    )
+
+
+def _new_names(names: Set[str], wrappers: Sequence[str], options: Options, checkpoint: str) -> dict[str, str]:
+    plain = {name: unwrapped_name(name, wrappers) for name in sorted(names)}
+    new, _ = renamed(dict.fromkeys(plain.values()), options.rename, checkpoint)
+    return {name: new[plain[name]] for name in plain}
+
+
 def check_prefix(checkpoints: Sequence[Checkpoint], prefix: str | None) -> None:
     """Raises PrefixUnused for one that no name of any checkpoint has; ``auto`` may find none."""
     if prefix is None or prefix == AUTO:
@@ -155,13 +194,13 @@ def _unwrapped(
     checkpoint: Checkpoint, options: Options
 ) -> tuple[Sequence[Tensor], Sequence[tuple[str, ...]], list[str]]:
     names = [tensor.name for tensor in checkpoint.tensors]
-    shown = wrappers_in(names)
     if options.strip_prefix is None:
+        shown = wrappers_in(names)
         notes = (
             [f"names have a wrapper prefix ({', '.join(shown)}); remove it with --strip-prefix auto"] if shown else []
         )
         return checkpoint.tensors, checkpoint.ties, notes
-    wrappers = shown if options.strip_prefix == AUTO else (options.strip_prefix,)
+    wrappers = _wrappers(names, options.strip_prefix)
     new = unwrapped_names(names, wrappers, str(checkpoint.name))
     changed = sum(1 for old in names if new[old] != old)
     tensors: Sequence[Tensor] = checkpoint.tensors
@@ -172,6 +211,11 @@ def _unwrapped(
     if not wrappers and (half := half_wrapped(names, least=1)):
         notes = [f"no prefix removed: {half[0]} has a wrapper prefix, {half[1]} has none; use --strip-prefix PREFIX"]
     return tensors, ties, notes
+
+
+def _wrappers(names: Sequence[str], prefix: str | None) -> tuple[str, ...]:
+    """What --strip-prefix removes of these names."""
+    return wrappers_in(names) if prefix == AUTO else () if prefix is None else (prefix,)
 
 
 def quantised(tensors: Sequence[Tensor]) -> set[str]:

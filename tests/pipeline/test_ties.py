@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from reshard.pipeline.places import parse_place
@@ -59,6 +61,36 @@ def test_one_file_made_of_several_says_which_copies_were_dropped(
     one, source = (open_source(parse_place(str(p)), Context.from_env()) for p in (tmp_path / "one", tied))
     checks = {check.name: check.result for check in verify(one, source, meta_loader, deep=True)}
     assert checks["same tensors"] != "failed" and checks["same bytes"] == "passed"
+
+
+def ties_of(folder: Path) -> dict[str, str]:
+    """What an output says of its ties, in its index or in the metadata of its files."""
+    index = folder / "model.safetensors.index.json"
+    told = json.loads(index.read_text())["metadata"] if index.exists() else {}
+    for path in folder.glob("*.safetensors"):
+        told |= safe_open(path, "pt").metadata()
+    return {key: to for key, to in told.items() if key != "format" and isinstance(to, str) and "weight" in to}
+
+
+@pytest.mark.parametrize("size", [20_000, 10**6], ids=["several", "one"])
+@pytest.mark.parametrize("before", [20_000, 10**6], ids=["of several", "of one"])
+@pytest.mark.parametrize(
+    ("rules", "ties"),
+    [
+        ((), {"lm_head.weight": "transformer.wte.weight"}),
+        ([{"^transformer[.]": "backbone."}], {"lm_head.weight": "backbone.wte.weight"}),
+        ([{"^": "m."}], {"m.lm_head.weight": "m.transformer.wte.weight"}),
+        ([{"transformer.wte": "lm_head"}], {}),  # stored itself now
+    ],
+    ids=["none", "the kept", "both", "one for the other"],
+)
+def test_what_is_said_of_ties_follows_the_names_of_a_later_publication(
+    rules: Any, ties: dict[str, str], before: int, size: int, tied: Path, tmp_path: Path, go: Run
+) -> None:
+    go(tied, tmp_path / "first", size=before, ties="source")
+    assert ties_of(tmp_path / "first") == {"lm_head.weight": "transformer.wte.weight"}
+    go(tmp_path / "first", tmp_path / "second", size=size, rename=rules)
+    assert ties_of(tmp_path / "second") == ties
 
 
 def test_the_only_copy_of_a_tensor_is_not_what_was_kept_under_two_names(tied: Path, go: Run) -> None:
