@@ -13,7 +13,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence, Set
-from contextlib import ExitStack, suppress
+from contextlib import closing, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
@@ -24,6 +24,7 @@ from reshard.pipeline.errors import ReshardError, SourceChanged
 from reshard.pipeline.limits import CHUNK, COPIES
 from reshard.pipeline.planning.model import Plan, Receipt, Shard
 from reshard.pipeline.request import LAYOUT, key_of
+from reshard.pipeline.stores.locks import FileLock
 from reshard.pipeline.stores.scratch import remove_abandoned
 
 log = logging.getLogger(__name__)
@@ -59,10 +60,12 @@ class Journal:
     Where it has no file, it keeps them for this run alone. Groups that are copied side by side share one.
     """
 
-    def __init__(self, path: Path | None = None, file: IO[bytes] | None = None) -> None:
+    def __init__(
+        self, path: Path | None = None, file: IO[bytes] | None = None, file_lock: FileLock | None = None
+    ) -> None:
         self.receipts: dict[str, Receipt] = {}
         self.attested: dict[int, Attested] = {}
-        self._path, self._file = path, file
+        self._path, self._file, self._file_lock = path, file, file_lock
         self._spoiled: Counter[int | None] = Counter()  # in this run, by unit
         self._lock = threading.RLock()
         if file is not None:
@@ -76,18 +79,14 @@ class Journal:
             remove_abandoned(folder.glob("*.jsonl"))  # of runs that nobody went on with
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
             path = folder / f"{key}.jsonl"
-            file = os.fdopen(os.open(path, flags, 0o600), "r+b", buffering=0)
-            with ExitStack() as undo:
-                undo.callback(file.close)
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                found = cls(path, file)
-                undo.pop_all()
+            lock = FileLock(os.open(path, flags, 0o600))
+            lock.take(fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return cls(path, os.fdopen(lock.descriptor, "r+b", buffering=0, closefd=False), lock)
         except BlockingIOError:
             return cls()
         except OSError as error:
             _warn(error)
             return cls()
-        return found
 
     def seal(self, receipts: Iterable[Receipt]) -> None:
         """Shards that the store has answered for."""
@@ -131,10 +130,10 @@ class Journal:
             if self._file is None or self._path is None:
                 return
             file, self._file = self._file, None
-            with suppress(OSError):  # a state folder that broke is no reason to end a run; what is left is too old soon
+            # A state folder that broke is no reason to end a run; what is left is too old soon.
+            with suppress(OSError), closing(self._file_lock or file), closing(file):
                 if done:
                     self._path.unlink(missing_ok=True)
-                file.close()
 
     def _forget(self, digests: Iterable[str], groups: Iterable[int]) -> None:
         for digest in digests:

@@ -23,14 +23,14 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from glob import escape
 from pathlib import Path
 from uuid import uuid4
-from weakref import finalize
 
 from reshard.pipeline.places import resolved
 from reshard.pipeline.stores.folder.disk import make_folder, remove_if_empty, remove_tree, sync_folder, write_file
+from reshard.pipeline.stores.locks import FileLock
 from reshard.pipeline.stores.scratch import remove_abandoned
 
 
@@ -48,7 +48,7 @@ class Swap:
         self._aside = self.staging.with_name(f"{self.staging.name}.gone-")
         self._intent = self.staging.with_name(f"{self.staging.name}.intent")
         resolved(f"{self._aside}{'0' * 8}")  # raises BadPlace where they would be too long: this is the longest
-        self._claims: dict[str, Callable[[], object]] = {}  # by token: what unlocks its folder
+        self._claims: dict[str, FileLock] = {}  # by token
 
     def claim(self, token: str) -> Path:
         """The folder of a run's own files, made and locked: no other run removes it while this one lives."""
@@ -57,14 +57,16 @@ class Swap:
             make_folder(self.staging)
             with self.lock(wait=True):
                 make_folder(folder)
-                descriptor = _opened(folder)
-                fcntl.flock(descriptor, fcntl.LOCK_SH)
-                self._claims[token] = finalize(self, os.close, descriptor)
+                if token not in self._claims:  # else another thread was faster
+                    lock = _opened(folder)
+                    lock.take(fcntl.LOCK_SH)
+                    self._claims[token] = lock
         return folder
 
     def release(self, token: str) -> None:
         """Remove what ``claim`` made."""
-        self._claims.pop(token, lambda: None)()
+        if (lock := self._claims.pop(token, None)) is not None:
+            lock.close()
         remove_tree(self._token_folder(token))
 
     def _token_folder(self, token: str) -> Path:
@@ -243,21 +245,19 @@ def copy_file(source: Path, goal: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _opened(folder: Path) -> int:
-    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _opened(folder: Path) -> FileLock:
+    return FileLock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
 
 @contextmanager
 def _locked(folder: Path, wait: bool) -> Iterator[bool]:
     """Inside, ``folder`` is locked; False where another has it and we do not wait."""
-    descriptor, locked = _opened(folder), False
-    try:
+    with closing(_opened(folder)) as lock:
+        locked = False
         with suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock.take(fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
             locked = True
         yield locked
-    finally:
-        os.close(descriptor)
 
 
 def _is_locked(folder: Path) -> bool:
