@@ -51,6 +51,7 @@ class FolderTarget(RecordedTarget):
         self.place = place
         self._root = resolved(place.path)
         self._swap = Swap(self._root, _name)
+        self._planned_on: str | None = None  # the last publication when the run was planned, or ""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -86,7 +87,9 @@ class FolderTarget(RecordedTarget):
         if not os.access(existing, os.W_OK | os.X_OK):
             raise FolderNotWritable(path=str(existing), why="no permission")
         self._swap.sweep()
-        return self.head()
+        head = self.head()
+        self._planned_on = _name(self._root) or ""
+        return head
 
     def head(self) -> str:
         self._swap.recover()
@@ -143,6 +146,10 @@ class FolderTarget(RecordedTarget):
     def discard(self, token: str) -> None:
         self._swap.release(token)
         self._swap.recover()
+        if self._planned_on not in (None, _name(self._root) or "") and self._swap.staging.exists():
+            # A commit left what is staged here to us, who lived, and now to any other run that still does.
+            with self._swap.lock(wait=True):
+                self._swap.clear_staging()
         self._swap.remove_empty_staging()
 
     def holds(self, stored: Sequence[StoredFile]) -> list[StoredFile]:

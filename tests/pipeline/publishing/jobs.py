@@ -28,7 +28,8 @@ COMMIT = "POST /api/models/.*/commit/"
 class Job:
     """A job that is copied and only waits to be published, as many times as a test likes."""
 
-    def __init__(self, repo: str, target: str, meta_loader: MetaLoader, **options: Any) -> None:
+    def __init__(self, repo: str, target: str, meta_loader: MetaLoader, token: str = "token", **options: Any) -> None:
+        self.token = token
         options |= {"size": 20_000, "transport": os.environ[TRANSPORT]}
         request = Request(source=parse_place(repo), target=parse_place(target), options=Options(**options))
         context = Context.from_env()
@@ -37,7 +38,7 @@ class Job:
         self.plan: Plan = plan(request, self.source, self.target, meta_loader)
         self.shards = dict(enumerate(self.plan.shards))
         self.receipts: dict[str, Receipt] = {}
-        sink = self.target.sink("token")
+        sink = self.target.sink(token)
         self.attested = [
             copy(self.plan, group, self.shards, self.source, sink, self.receipts, self._sealed, lambda n: None)
             for group in self.plan.groups
@@ -47,7 +48,7 @@ class Job:
         self.receipts |= {receipt.shard: receipt for receipt in news}
 
     def publish(self, begin: Callable[[], None] = lambda: None) -> Published:
-        return publish(self.plan, self.receipts, self.attested, self.source, self.target, "token", begin)
+        return publish(self.plan, self.receipts, self.attested, self.source, self.target, self.token, begin)
 
 
 @pytest.fixture

@@ -8,7 +8,9 @@ import pytest
 
 from reshard.pipeline.errors import TargetConflict, TargetDrifted
 from reshard.pipeline.places import Folder
+from reshard.pipeline.publishing.commit import weights
 from reshard.pipeline.stores.folder.target import FolderTarget
+from reshard.pipeline.tensors import StoredFile
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.pipeline.conftest import TRANSPORT, Run
 from tests.pipeline.publishing.jobs import Job
@@ -97,3 +99,52 @@ def test_what_a_dead_run_left_is_removed_by_the_next_commit(
     job.publish()
     job.target.discard("token")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
+
+
+def staged(job: Job, data: bytes) -> StoredFile:
+    batch = job.target.sink(job.token).batch([])
+    writer = batch.open(data.decode(), len(data))
+    writer.write(memoryview(data))
+    writer.finish()
+    [stored] = batch.seal()
+    return stored
+
+
+def test_what_a_run_staged_after_the_commit_of_an_equal_one_goes_with_it(
+    model: Path, tmp_path: Path, meta_loader: MetaLoader
+) -> None:
+    first, second = (Job(str(model), str(tmp_path / "out"), meta_loader, token) for token in ("1", "2"))
+    first.publish()
+    first.target.discard(first.token)
+    staged(second, b"late")
+    assert second.publish().found
+    second.target.discard(second.token)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
+
+
+def test_what_is_staged_goes_with_the_last_run_that_another_overtook(
+    model: Path, tmp_path: Path, meta_loader: MetaLoader
+) -> None:
+    dtypes = ("float32", "float16", "bfloat16")
+    first, second, third = (Job(str(model), str(tmp_path / "out"), meta_loader, d, dtype=d) for d in dtypes)
+    first.publish()
+    first.target.discard(first.token)
+    with pytest.raises(TargetConflict):
+        second.publish()
+    stored = staged(third, b"late")
+    second.target.discard(second.token)
+    assert third.target.holds([stored, *weights(third.plan.shards, third.receipts)]) == []
+    third.target.discard(third.token)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
+
+
+def test_what_a_run_staged_that_nobody_overtook_stays_for_the_next(
+    model: Path, tmp_path: Path, meta_loader: MetaLoader
+) -> None:
+    first = Job(str(model), str(tmp_path / "out"), meta_loader)
+    first.publish()
+    first.target.discard(first.token)
+    (tmp_path / "out" / "theirs.txt").write_text("theirs")
+    second = Job(str(model), str(tmp_path / "out"), meta_loader, dtype="float16", overwrite=True)
+    second.target.discard(second.token)
+    assert second.target.holds(weights(second.plan.shards, second.receipts)) == []
