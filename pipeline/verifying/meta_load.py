@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
@@ -78,6 +78,8 @@ class Own:
     config: bytes
     tensors: Signature
     origins: Mapping[str, str]  # new name -> the source's own one of the tensor with these bytes, where it is another
+    # Names whose bytes the source stores once: its own, and what became of them.
+    stored_once: Sequence[tuple[Set[str], Set[str]]] = ()
 
 
 class MetaLoader:
@@ -138,13 +140,26 @@ class MetaLoader:
         arguments = f'"config":{json.dumps(text)},"source":{ours},"output":{theirs}'
         arguments += ',"lent":true' if lent else ""
         verdict = self._verdict(f"{{{arguments}}}", allowed)
-        if own is None or verdict.result != "report":
+        if own is None or verdict.result not in {"report", "failed"}:
             return verdict
+        if verdict.result == "failed":
+            copies = self._tied_copies(own(), source.keys() - output.keys(), output, allowed) if output else set[str]()
+            kept = {name: kind for name, kind in source.items() if name not in copies}
+            return self.check(config, kept, output, own=own, lent=lent, allowed=allowed) if copies else verdict
         try:
             return self._verdict(f'{{{arguments},"own":{_packed_own(own())}}}', allowed)
         except NotChecked as why:
             reason = f"{verdict.class_name} cannot be compared with the source: {why}"
             return replace(verdict, result="inconclusive", level="structural", reason=reason)
+
+    def _tied_copies(self, own: Own, lost: Set[str], output: Signature, allowed: Allowed | None) -> set[str]:
+        """Those ``lost`` whose bytes the output has by a name that the class ties to theirs, before names changed.
+
+        By other names the class no longer sees that, and would take such copies for a difference.
+        """
+        sets = [(old, new & lost) for old, new in own.stored_once if new & lost and new & output.keys()]
+        ties = self.check(own.config, own.tensors, allowed=allowed).ties if sets else {}
+        return {name for old, copies in sets if len({ties.get(n, n) for n in old}) == 1 for name in copies}
 
     def _verdict(self, arguments: str, allowed: Allowed | None) -> ModelCheck:
         key = self._verdicts.key(arguments)

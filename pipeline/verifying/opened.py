@@ -6,6 +6,7 @@ Neither needs to be ours, to have the same files, or the same format.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from posixpath import join
@@ -108,7 +109,20 @@ class OpenedSide:
 
 def own_of(config: bytes, before: Sequence[Tensor], after: Iterable[Tensor]) -> Own:
     """The source as it is, for what became of it by options."""
-    return Own(config, {tensor.name: (tensor.dtype, tensor.shape) for tensor in before}, _origins(before, after))
+    after = [*after]
+    kinds = {tensor.name: (tensor.dtype, tensor.shape) for tensor in before}
+    return Own(config, kinds, _origins(before, after), _stored_once(before, after))
+
+
+def _stored_once(before: Iterable[Tensor], after: Iterable[Tensor]) -> list[tuple[set[str], set[str]]]:
+    """The names before, and after, of each tensor that has several before."""
+    were, became = defaultdict[object, set[str]](set), defaultdict[object, set[str]](set)
+    for tensor in before:
+        were[tensor.pieces].add(tensor.name)
+    several = {pieces: names for pieces, names in were.items() if pieces and len(names) > 1}
+    for tensor in after if several else ():
+        became[tensor.pieces].add(tensor.name)
+    return [(names, became[pieces]) for pieces, names in several.items()]
 
 
 def _origins(before: Iterable[Tensor], after: Iterable[Tensor]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from safetensors import safe_open
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from reshard.pipeline.places import parse_place
+from reshard.pipeline.request import Options
 from reshard.pipeline.stores.connect import Context, open_source
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.verify import verify
@@ -61,6 +62,40 @@ def test_one_file_made_of_several_says_which_copies_were_dropped(
     one, source = (open_source(parse_place(str(p)), Context.from_env()) for p in (tmp_path / "one", tied))
     checks = {check.name: check.result for check in verify(one, source, meta_loader, deep=True)}
     assert checks["same tensors"] != "failed" and checks["same bytes"] == "passed"
+
+
+@pytest.mark.parametrize(
+    ("rules", "result"),
+    [
+        ([{"^lm_head": "head"}], "passed"),
+        ([{"^transformer[.]": "backbone."}], "inconclusive"),
+        ([{"^transformer[.]": "backbone."}, {"lm_head": "head"}], "inconclusive"),
+    ],
+    ids=["the copy", "the kept", "both"],
+)
+def test_copies_that_were_dropped_and_renamed_are_to_verify_what_they_are_to_the_job(
+    rules: Any, result: str, tied: Path, tmp_path: Path, go: Run, meta_loader: MetaLoader
+) -> None:
+    report = go(tied, tmp_path / "out", ties="source", rename=rules)
+    assert [check.result for check in report.checks if check.name == "reload model"] == [result]
+    out, source = (open_source(parse_place(str(p)), Context.from_env()) for p in (tmp_path / "out", tied))
+    for changes in (Options.of(ties="source", rename=rules), Options()):
+        checks = {check.name: check.result for check in verify(out, source, meta_loader, deep=True, changes=changes)}
+        assert checks["class of model"] == result and "failed" not in checks.values()
+
+
+def test_a_lost_tensor_that_the_class_does_not_tie_is_a_difference_by_any_name(
+    tied: Path, tmp_path: Path, go: Run, meta_loader: MetaLoader
+) -> None:
+    config = json.loads((tied / "config.json").read_text()) | {"tie_word_embeddings": False}
+    rules: Any = [{"^lm_head": "head"}]
+    go(tied, tmp_path / "out", ties="source", rename=rules)
+    for folder in (tied, tmp_path / "out"):
+        (folder / "config.json").write_text(json.dumps(config))
+    out, source = (open_source(parse_place(str(p)), Context.from_env()) for p in (tmp_path / "out", tied))
+    changes = Options.of(ties="source", rename=rules)
+    checks = {check.name: check.result for check in verify(out, source, meta_loader, changes=changes)}
+    assert checks["class of model"] == "failed"
 
 
 def ties_of(folder: Path) -> dict[str, str]:
