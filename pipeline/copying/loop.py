@@ -107,12 +107,12 @@ def copy(
     cuts = chain(group.witnesses, *(cuts_of(number, shards[number]) for number in group.shards))
     hashers = file_hashers(plan.files, group.attests, plan.records, cuts)
     places = (place for shard in todo for part in parts(shard.entries) for place in part.places)
-    stream = Stream(source, plan.files, places, hashers, tick)
-    while todo:
-        with closing(Lane("write")) as lane:
-            copier = _Copier(plan, source, sink, stream, disk or ScratchSpace(), stored, should_yield, lane)
-            todo = todo[copier.batch(_batch(todo)) :]
-    stream.finish()
+    with closing(Stream(source, plan.files, places, hashers, tick)) as stream:
+        while todo:
+            with closing(Lane("write")) as lane:
+                copier = _Copier(plan, source, sink, stream, disk or ScratchSpace(), stored, should_yield, lane)
+                todo = todo[copier.batch(_batch(todo)) :]
+        stream.finish()
     if rest := stream.taken():
         stored([], Moved(read=rest))
     return Attested(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from typing import NamedTuple
 
 from reshard.pipeline.copying.hashing import FileHasher
@@ -128,27 +128,31 @@ class Stream:
         for _ in self._wanted:
             raise AssertionError("the read plan brings bytes that no shard wants")
 
-    def _walk(self, places: Iterable[ByteRange]) -> Iterator[memoryview]:
+    def close(self) -> None:
+        """Give up what is open of the source, wherever the copy ended."""
+        self._wanted.close()
+
+    def _walk(self, places: Iterable[ByteRange]) -> Generator[memoryview, None, None]:
         """Every view of every wanted segment; what is not wanted only passes the hashers."""
         passing = {number: hasher.passes for number, hasher in self._hashers.items()}
         for request in adjoining(read_segments(places, passing)):
             number = request[0].file
             file, hasher, at = self._files[number], self._hashers.get(number), request[0].start
-            views = self._source.read(file, at, request[-1].stop)
-            view = memoryview(b"")
-            for segment in request:
-                while at < segment.stop:
-                    if not view:
-                        view = self._next(views, file, at)
-                    some, view = view[: segment.stop - at], view[segment.stop - at :]
-                    if hasher is not None and segment.fresh < at + len(some):
-                        skip = max(0, segment.fresh - at)
-                        hasher.feed(at + skip, some[skip:], self._place)
-                    at += len(some)
-                    if segment.wanted:
-                        yield some
-            if view or next(views, None) is not None:
-                raise SourceChanged(place=self._place, what=f"{file.path} returned more bytes than requested")
+            with _ended(self._source.read(file, at, request[-1].stop)) as views:
+                view = memoryview(b"")
+                for segment in request:
+                    while at < segment.stop:
+                        if not view:
+                            view = self._next(views, file, at)
+                        some, view = view[: segment.stop - at], view[segment.stop - at :]
+                        if hasher is not None and segment.fresh < at + len(some):
+                            skip = max(0, segment.fresh - at)
+                            hasher.feed(at + skip, some[skip:], self._place)
+                        at += len(some)
+                        if segment.wanted:
+                            yield some
+                if view or next(views, None) is not None:
+                    raise SourceChanged(place=self._place, what=f"{file.path} returned more bytes than requested")
 
     def _next(self, views: Iterator[memoryview], file: StoredFile, at: int) -> memoryview:
         view = next(views, None)
@@ -157,3 +161,13 @@ class Stream:
         self._read += len(view)
         self.tick(len(view))
         return view
+
+
+@contextmanager
+def _ended(views: Iterator[memoryview]) -> Iterator[Iterator[memoryview]]:
+    """``views``, closed after the body: what an error's traceback refers to would stay open as long as the error."""
+    try:
+        yield views
+    finally:
+        if isinstance(views, Generator):
+            views.close()

@@ -131,6 +131,15 @@ def test_a_run_that_is_killed_again_and_again_ends(model: Path, tmp_path: Path, 
     assert read_checkpoint(from_folder(tmp_path / "out")) == read_checkpoint(from_folder(model))
 
 
+def test_a_run_that_ends_early_has_nothing_of_its_source_open(
+    model: Path, tmp_path: Path, meta_loader: MetaLoader
+) -> None:
+    with pytest.raises(Killed) as why:  # which, as it is kept here, keeps alive what its traceback refers to
+        Runs(str(model), str(tmp_path / "out"), meta_loader).run(until=3 * SIZE)
+    opened = [Path(os.path.realpath(entry)) for entry in Path("/proc/self/fd").iterdir()]
+    assert why.traceback and not [path for path in opened if path.is_relative_to(model)]
+
+
 def test_what_the_store_lost_since_is_copied_again(model: Path, tmp_path: Path, meta_loader: MetaLoader) -> None:
     whole, runs = weights(model), Runs(str(model), str(tmp_path / "out"), meta_loader)
     runs.killed(whole * 0.6)
