@@ -154,7 +154,9 @@ def run(
     Without a ``context``, tokens and limits come from the environment. ``jobs`` source files are copied at a time, or
     as many as memory and disk allow; with None, also as cores do. Raises ReshardError, whose families say why.
     """
-    context = context or Context.from_env()
+    if context is None:
+        with closing(Context.from_env()) as own:
+            return run(request, own, watcher, meta_loader, jobs)
     if meta_loader is None:
         with closing(MetaLoader(tmpdir=context.tmpdir, verdicts=context.state_dir / VERDICTS, eager=True)) as ours:
             return run(request, context, watcher, ours, jobs)

@@ -743,3 +743,24 @@ def test_a_file_that_stays_damaged_ends_the_run_after_three_copies(model: Path, 
             go(repo, on_hub.repo("target"), size=SIZE)
     finally:
         on_hub.admin.corrupt(*place)  # inverted again: other tests' files of the same content share its chunks
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_without_a_context_leaves_no_connection_open(
+    model: Path, tmp_path: Path, on_hub: Namespace, meta_loader: MetaLoader, fails: bool
+) -> None:
+    def connections() -> set[str]:  # not the sockets on which the meta loader talks with its process
+        opened = {os.path.realpath(entry) for entry in Path("/proc/self/fd").iterdir()}
+        tcp = {line.split()[9] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]}
+        return {path for path in opened if path.endswith(tuple(f"socket:[{inode}]" for inode in tcp))}
+
+    def step(name: str) -> None:
+        if fails and name == "copy":
+            assert connections() > before
+            raise InterruptedError
+
+    request = asked(upload(on_hub, "source", model), tmp_path / "out", size=SIZE, transport="http")
+    before = connections()
+    with pytest.raises(InterruptedError) if fails else nullcontext():
+        reshard.run(request, watcher=reshard.Watcher(step=step), meta_loader=meta_loader)
+    assert connections() <= before
