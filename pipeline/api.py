@@ -41,7 +41,9 @@ def plan(request: Request, context: Context | None = None) -> Plan:
     """
     with in_python():
         _check(request, context)
-        context = context or Context.from_env()
+        if context is None:
+            with closing(Context.from_env()) as own:
+                return plan(request, own)
         target = open_target(request.target, request.options, context)
         return draft(request, source_of(request, context), target)
 
