@@ -349,7 +349,7 @@ def test_what_a_gguf_cannot_be_asked_for_is_refused(model: Path, tmp_path: Path,
         assert "remove --dequantize and --dtype" in refused.value.next_step
     with pytest.raises(ModelCheckRequired, match="llama.cpp"):
         go(model, tmp_path / "out", require="model")
-    with pytest.raises(Oversize, match="token_embd"):
+    with pytest.raises(Oversize, match="ffn_down"):
         go(model, tmp_path / "out", size=30_000, oversize="fail")
     (model / "broken.gguf").write_bytes(b"GGUF\3\0\0\0" + b"\xff" * 96)
     with pytest.raises(BadHeader, match=r"broken\.gguf"):

@@ -10,7 +10,7 @@ from reshard.worker.queue.events import KINDS, OF_CLIENTS
 from reshard.worker.queue.states import TRANSITIONS
 
 LUA = {path.stem: path.read_text() for path in Path(scripts.__file__).with_name("lua").iterdir()}
-MADE = re.compile(r"(?:event\(id|publish\(|publish_at\(t), ?'(\w+)'|publish\('(\w+)'")
+MADE = re.compile(r"(?:event\(id|publish_at\((?:t|now\(\))), ?'(\w+)'|publish\('(\w+)'")
 APPENDED = {"catalog", "fired", "missed"}  # by followers and by clients, through append.lua
 CLIENTS = ("submit", "cancel", "retry")  # steps
 
