@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 # The parts of a name up to the first that is a number, ``head`` or ``...embeddings`` and not the last.
@@ -23,12 +24,27 @@ def block_of(name: str) -> str:
     return block[0] if block else name.rpartition(".")[0] or name
 
 
+def blocks_of(names: Iterable[str]) -> Iterator[str]:
+    """The block of each, as ``block_of``: in order, most have the one of the name before, and begin with it."""
+    block, begins = "", "\0"
+    for name in names:
+        if not name.startswith(begins):
+            block, begins = block_of(name), f"{block_of(name)}." if _BLOCK.match(name) else "\0"
+        yield block
+
+
 def natural(name: str) -> str:
     """A sort key in which numbers count as numbers, and come before words.
 
     >>> sorted(["layers.10", "layers.2"], key=natural)
     ['layers.2', 'layers.10']
     """
+    head, *rest = name.rsplit(".", 2)  # half a million experts share the names of their layers
+    return "\0".join([_natural_head(head), *map(_natural_part, rest)])
+
+
+@lru_cache(maxsize=65536)
+def _natural_head(name: str) -> str:
     return "\0".join(map(_natural_part, name.split(".")))
 
 

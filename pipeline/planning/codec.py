@@ -26,7 +26,8 @@ def shard_digest(header: bytes, entries: Sequence[Entry], files: Sequence[Stored
     identity = cache(lambda number: canonical(_identity(files[number], pin)).decode())
 
     def pieces(tensor: Tensor) -> str:
-        return ",".join([f"[{identity(p.file)},{p.offset},{_layout(p[2:])}" for p in tensor.pieces])
+        texts = [f"[{identity(p[0])},{p[1]},{_layout(p[2:])}" for p in tensor.pieces]
+        return texts[0] if len(texts) == 1 else ",".join(texts)
 
     def scaled(scale: Scale) -> str:
         return f",{canonical([scale.block, *scale.tensor[1:3]]).decode()},[{pieces(scale.tensor)}]"

@@ -20,7 +20,7 @@ from reshard.pipeline.checkpoint.formats.safetensors import build_header, entry_
 from reshard.pipeline.errors import BadSize, Oversize, SizeTooSmall
 from reshard.pipeline.figures import human_bytes
 from reshard.pipeline.limits import ALIGNMENT, METADATA_COPIES_MAX
-from reshard.pipeline.planning.blocks import block_of, natural
+from reshard.pipeline.planning.blocks import blocks_of, natural
 from reshard.pipeline.planning.model import Entry
 from reshard.pipeline.tensors import DTYPE_BITS, size_in_bytes
 from reshard.pipeline.text import counted
@@ -388,8 +388,8 @@ def layers(entries: Sequence[Entry], limit: int, about: About) -> list[Bin]:
     current = range(0)
     passed = 0  # entries that are alone
     number = 0
-    for _, members in groupby(entries, key=lambda e: block_of(e.name)):
-        number += sum(1 for _ in members)
+    for _, members in groupby(blocks_of(tensor.name for tensor, _, _ in entries)):
+        number += len([*members])
         alone = []
         while passed < len(large) and large[passed] < number:
             alone.append((large[passed] - passed, behind + passed))

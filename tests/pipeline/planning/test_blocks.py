@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reshard.pipeline.planning.blocks import block_of, natural
+from reshard.pipeline.planning.blocks import block_of, blocks_of, natural
 
 
 @given(st.lists(st.sampled_from(["0", "7", "007", "12", "100", "layers", "layers2", "a", ""]), min_size=1), st.data())
@@ -37,3 +37,9 @@ def test_natural_order_takes_numbers_by_value_and_before_words(parts: list[str],
 )
 def test_a_block_is_named_up_to_its_first_number_or_its_embeddings(name: str, block: str) -> None:
     assert block_of(name) == block
+
+
+@given(st.lists(st.lists(st.sampled_from(["0", "1", "10", "layers", "embeddings", "head", "a", ""]), max_size=5)))
+def test_blocks_of_many_names_are_those_of_each(names: list[list[str]]) -> None:
+    joined = [".".join(parts) for parts in names]
+    assert list(blocks_of(joined)) == list(map(block_of, joined))
