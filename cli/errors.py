@@ -73,7 +73,7 @@ def _run(command: Callable[[], Any], as_json: bool, name: str) -> int:
     except OutputLost:
         raise
     except Exception as unknown:  # noqa: BLE001 -- the last line of defence: no traceback on a person's terminal
-        from reshard.pipeline.stores.scratch import of_the_machine
+        from reshard.pipeline.errors.machine import of_the_machine
 
         what = f"{type(unknown).__name__}: {unknown}"
         error = of_the_machine(unknown, None) or ReshardError(what=f"{what} (traceback {_kept(unknown, name)})")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from reshard.client.models.jobs import Happened, Job
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from reshard.client.models import records
     from reshard.client.models.catalogs import ScheduleFired, SchedulePreview, Would
     from reshard.worker.followers.schedules import Run, ScheduleStatus
+
+log = logging.getLogger(__name__)
 
 # How the fields of an event are read; others are text.
 READERS: dict[str, Callable[[str], Any]] = {
@@ -45,8 +47,10 @@ def readable(events: Iterable[Mapping[str, str]]) -> list[Happened]:
     """All but those that others wrote who reach the broker."""
     found = []
     for fields in events:
-        with suppress(ValueError, RecursionError):
+        try:
             found.append(happened(fields))
+        except (ValueError, RecursionError) as error:
+            log.warning("cannot read an event of a job; skipping it: %s", type(error).__name__)
     return found
 
 

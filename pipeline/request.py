@@ -252,13 +252,13 @@ class Options(Strict):
             return cls.called(str, options)
 
     @classmethod
-    def called(cls, called: Callable[[str], str], options: Mapping[str, Any]) -> Options:
-        """As ``of``, with errors that say ``called`` of an option's name."""
+    def called(cls, naming: Callable[[str], str], options: Mapping[str, Any]) -> Options:
+        """As ``of``, with errors that call an option what ``naming`` makes of its name."""
         try:
             return cls(**options)
         except ValidationError as error:
             first = first_problem(error)
-            where = ".".join([called(str(first.loc[0])), *(part for part in first.loc[1:] if isinstance(part, str))])
+            where = ".".join([naming(str(first.loc[0])), *(part for part in first.loc[1:] if isinstance(part, str))])
             given = shortened(repr(first.given))
             given = f", not {given}" if first.why.startswith(("must ", "use ")) else f" (got {given})"
             if first.unknown or first.loc[0] == "sign" or isinstance(first.given, dict):

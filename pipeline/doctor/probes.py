@@ -20,6 +20,7 @@ import httpx2
 
 from reshard.pipeline.check import first
 from reshard.pipeline.errors import DiskFull, HubRefused, HubUnreachable, ReshardError, TempDirUnusable, TokenRefused
+from reshard.pipeline.errors.machine import FULL
 from reshard.pipeline.figures import human_bytes
 from reshard.pipeline.installed import to_add, version_of
 from reshard.pipeline.limits import CLOCK_SKEW_MAX, DEFAULT_SIZE, GB, MEMORY_FLOOR_XET, PROBE_TIMEOUT, STAGED_SHARDS_MAX
@@ -31,7 +32,6 @@ from reshard.pipeline.stores.hub_api import HubApi
 from reshard.pipeline.stores.pace import RateLimiter
 from reshard.pipeline.stores.refusal import Refusal
 from reshard.pipeline.stores.retry import describe, http_date
-from reshard.pipeline.stores.scratch import FULL
 from reshard.pipeline.stores.xet import installed
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")

@@ -32,9 +32,10 @@ from reshard.pipeline.errors import (
     TokenRefused,
 )
 from reshard.pipeline.errors.base import GO_ON
+from reshard.pipeline.errors.machine import of_the_machine
 from reshard.pipeline.limits import MB
 from reshard.pipeline.stores.connect import Context
-from reshard.pipeline.stores.scratch import full_disk_errors, of_the_machine
+from reshard.pipeline.stores.scratch import full_disk_errors
 from reshard.worker.broker import broker_url
 from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.queue.jobs import open_redis

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from reshard.pipeline.errors import FolderNotWritable, ResourceError, TargetFilled, TargetFull
-from reshard.pipeline.stores.scratch import FULL, free_at
+from reshard.pipeline.errors.machine import FULL
+from reshard.pipeline.stores.scratch import free_at
 
 _FORBIDDEN = frozenset({
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EBUSY, errno.ENAMETOOLONG, errno.ELOOP,

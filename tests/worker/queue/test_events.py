@@ -10,13 +10,13 @@ from reshard.worker.queue.events import KINDS, OF_CLIENTS
 from reshard.worker.queue.states import TRANSITIONS
 
 LUA = {path.stem: path.read_text() for path in Path(scripts.__file__).with_name("lua").iterdir()}
-MADE = re.compile(r"(?:event\(id|publish_at\((?:t|now\(\))), ?'(\w+)'|publish\('(\w+)'")
+MADE = re.compile(r"(?:event\(id|publish_at\((?:t|now\(\))), ?'(\w+)'")
 APPENDED = {"catalog", "fired", "missed"}  # by followers and by clients, through append.lua
 CLIENTS = ("submit", "cancel", "retry")  # steps
 
 
 def made(step: str) -> set[str]:
-    return {one or other for one, other in MADE.findall(LUA[step])}
+    return set(MADE.findall(LUA[step]))
 
 
 def test_what_steps_and_followers_make_are_the_kinds_that_have_a_form() -> None:
