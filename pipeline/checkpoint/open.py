@@ -62,11 +62,17 @@ def open_checkpoints(source: Source, found: Found) -> Opened:
 
 def read_header(source: Source, file: StoredFile) -> Header:
     """The header of one safetensors file, by one read or, for a very long one, two."""
-    data = b"".join(source.read(file, 0, min(HEADER_READ, file.size)))
-    end = LENGTH_BYTES + header_length(data, file=file.path, file_size=file.size)
+    data = bytearray()  # which grows without a copy: a header may have 100 MB
+
+    def read_to(stop: int) -> None:
+        for view in source.read(file, len(data), stop):
+            data.extend(view)
+
+    read_to(min(HEADER_READ, file.size))
+    end = LENGTH_BYTES + header_length(memoryview(data), file=file.path, file_size=file.size)
     if end > len(data):
-        data += b"".join(source.read(file, len(data), end))
-    return parse_header(data, file=file.path, file_size=file.size)
+        read_to(end)
+    return parse_header(memoryview(data), file=file.path, file_size=file.size)
 
 
 def _open_safetensors(source: Source, part: FileSet, first: int) -> Checkpoint:

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Container, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import repeat
+from operator import attrgetter
 from posixpath import dirname, join
 from typing import Any
 
@@ -105,7 +107,7 @@ def select(
         entries, scales = plain.entries, plain.scales
         notes += plain.notes
     elif options.dtype == "keep":
-        entries = tuple(rows_as(Entry, ((tensor, tensor.dtype, None) for tensor in kept)))
+        entries = tuple(rows_as(Entry, zip(kept, map(attrgetter("dtype"), kept), repeat(None))))
     else:
         fixed = quantised(tensors)
         wanted = [t.dtype if t.name in fixed else cast_dtype(t.dtype, options.dtype) for t in kept]
@@ -116,7 +118,7 @@ def select(
     )
     if options.rename:
         selection = _renamed(selection, options.rename, str(checkpoint.name))
-    if checkpoint.name.suffix == SUFFIX and any(entry.name == "__metadata__" for entry in selection.entries):
+    if checkpoint.name.suffix == SUFFIX and "__metadata__" in map(attrgetter("tensor.name"), selection.entries):
         what = "a tensor named __metadata__, which headers have for their own texts"
         raise Unsupported(file=str(checkpoint.name), what=what)
     return selection

@@ -137,17 +137,17 @@ def _parse_compact(raw: memoryview, data_start: int) -> tuple[dict[str, str], di
     is wrong anywhere.
     """
     try:
-        text = str(raw, "utf-8").rstrip(" ")
+        text = str(raw, "utf-8")
         metadata, start = _DECODER.raw_decode(text, len(_OPENING)) if text.startswith(_OPENING) else ({}, 0)
     except (ValueError, RecursionError):
         return None
     if "\\" in text or type(metadata) is not dict or not all(type(value) is str for value in metadata.values()):
         return None
-    text = text[start:]
     parts = _ENTRY.split(text)
     between, names, texts, starts, stops = (parts[column::5] for column in range(5))
+    opening = f"{text[:start]}," if start else "{"
     del text, parts  # 50 MB each
-    if between != ["," if start else "{", *[","] * (len(names) - 1), "}"]:
+    if between[:-1] != [opening, *[","] * (len(names) - 1)] or between[-1].rstrip(" ") != "}":
         return None
     kinds = list(map(_kind, texts))
     del between, texts
