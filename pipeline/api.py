@@ -152,31 +152,32 @@ def verify(
         raise UsageError(what="--builder requires --signed-by")
     if keys is not None and not keys:  # as of a pattern that matches no file: no key is not any key
         raise UsageError(what="--signed-by requires at least one file")
-    context = context or Context.from_env()
-    trusted = None if keys is None else Trusted.open([os.fspath(key) for key in keys])
-    place = parse_place(output)
-    other, lender = (None if given is None else parse_place(given) for given in (against, config_from))
-    ours = open_source(place, context)
-    # What has no manifest has no publication that brought one, and a weight file has none.
-    may = place.local.is_dir() if place.local else MANIFEST in ours.files()
-    # To look at its history, what reads the repository has to do.
-    reading = replace(context, credentials=context.credentials.reading())
-    target = open_target(place, Options(), reading) if may else None
-    try:
-        described = described_by(target, ours.pin.commit) if target else None
-    except (AccessError, HubRefused, TargetGone):
-        described = None  # which the check of the manifest tells
-    theirs = open_source(other, context) if other else None
-    if theirs and lender:
-        theirs = Borrowing(theirs, open_source(lender, context))
-    tick = _counter(progress, [ours, theirs] if theirs else [ours])
+    with ExitStack() as stack:
+        context = context or stack.enter_context(closing(Context.from_env()))
+        trusted = None if keys is None else Trusted.open([os.fspath(key) for key in keys])
+        place = parse_place(output)
+        other, lender = (None if given is None else parse_place(given) for given in (against, config_from))
+        ours = open_source(place, context)
+        # What has no manifest has no publication that brought one, and a weight file has none.
+        may = place.local.is_dir() if place.local else MANIFEST in ours.files()
+        # To look at its history, what reads the repository has to do.
+        reading = replace(context, credentials=context.credentials.reading())
+        target = open_target(place, Options(), reading) if may else None
+        try:
+            described = described_by(target, ours.pin.commit) if target else None
+        except (AccessError, HubRefused, TargetGone):
+            described = None  # which the check of the manifest tells
+        theirs = open_source(other, context) if other else None
+        if theirs and lender:
+            theirs = Borrowing(theirs, open_source(lender, context))
+        tick = _counter(progress, [ours, theirs] if theirs else [ours])
 
-    def published() -> bool:
-        return bool(target and described and target.is_ours(described.commit, described.author))
+        def published() -> bool:
+            return bool(target and described and target.is_ours(described.commit, described.author))
 
-    # First, because they may end in an error of what was asked for, and reading every byte takes longer.
-    signed = check_signatures(ours, trusted, builder, deep) if trusted else []
-    with closing(MetaLoader(tmpdir=context.tmpdir)) as meta_loader:
+        # First, because they may end in an error of what was asked for, and reading every byte takes longer.
+        signed = check_signatures(ours, trusted, builder, deep) if trusted else []
+        meta_loader = stack.enter_context(closing(MetaLoader(tmpdir=context.tmpdir)))
         checks = check_all(
             ours,
             theirs,
@@ -188,7 +189,7 @@ def verify(
             tick=tick,
             tmpdir=context.tmpdir,
         )
-    return Verification(ours.place, ours.pin, theirs.pin if theirs else None, tuple(checks))
+        return Verification(ours.place, ours.pin, theirs.pin if theirs else None, tuple(checks))
 
 
 def _counter(progress: Progress, sides: list[Source]) -> Callable[[int], None]:

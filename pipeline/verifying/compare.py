@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from posixpath import basename, join
@@ -269,7 +270,8 @@ def _corrupt(side: OpenedSide, numbers: Iterable[int], tick: Tick) -> Iterator[s
         records = [record for c in side.opened.checkpoints for record in c.records if record.file == number]
         hashers = {number: FileHasher(side.opened.files[number], (), records)}
         try:
-            Stream(side.source, side.opened.files, (), hashers, tick).finish()
+            with closing(Stream(side.source, side.opened.files, (), hashers, tick)) as stream:
+                stream.finish()
         except SourceCorrupt as error:
             yield str(error)
 

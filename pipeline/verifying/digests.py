@@ -58,15 +58,15 @@ def digests(
             entries.append(entry)
         sharing.append(entry.name)
     places = (place for entry in entries for one in parts([entry]) for place in one.places)
-    stream = Stream(source, files, places, hashers, tick)
     found: dict[str, Digests] = {}
-    for entry, sharing in zip(entries, names.values(), strict=True):
-        unforgeable, recorded = blake3(), tensor_digest()
-        for view in _made(entry, stream, ScratchSpace(tmpdir)):
-            unforgeable.update(view)
-            recorded.update(view)
-        found |= dict.fromkeys(sharing, Digests(unforgeable.hexdigest(), recorded.hexdigest()))
-    stream.finish()
+    with closing(Stream(source, files, places, hashers, tick)) as stream:
+        for entry, sharing in zip(entries, names.values(), strict=True):
+            unforgeable, recorded = blake3(), tensor_digest()
+            for view in _made(entry, stream, ScratchSpace(tmpdir)):
+                unforgeable.update(view)
+                recorded.update(view)
+            found |= dict.fromkeys(sharing, Digests(unforgeable.hexdigest(), recorded.hexdigest()))
+        stream.finish()
     return found
 
 
@@ -101,9 +101,9 @@ class Stored(NamedTuple):
     def read(self, tmpdir: Path | None) -> Iterator[memoryview]:
         """Its packed bytes, cast."""
         places = (place for one in parts([self.entry]) for place in one.places)
-        stream = Stream(self.source, self.files, places, {}, lambda count: None)
-        yield from _made(self.entry, stream, ScratchSpace(tmpdir))
-        stream.finish()
+        with closing(Stream(self.source, self.files, places, {}, lambda count: None)) as stream:
+            yield from _made(self.entry, stream, ScratchSpace(tmpdir))
+            stream.finish()
 
 
 class Difference(NamedTuple):

@@ -16,7 +16,7 @@ import pytest
 from huggingface_hub import HfApi
 
 from reshard.pipeline import drafting, driving, reshard
-from reshard.pipeline.api import plan
+from reshard.pipeline.api import plan, verify
 from reshard.pipeline.errors import (
     BadIndex,
     FoldersNested,
@@ -745,15 +745,17 @@ def test_a_file_that_stays_damaged_ends_the_run_after_three_copies(model: Path, 
         on_hub.admin.corrupt(*place)  # inverted again: other tests' files of the same content share its chunks
 
 
+def connections() -> set[str]:
+    """Those that this process has open over TCP, not the sockets on which a meta loader talks with its process."""
+    opened = {os.path.realpath(entry) for entry in Path("/proc/self/fd").iterdir()}
+    tcp = {line.split()[9] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]}
+    return {path for path in opened if path.endswith(tuple(f"socket:[{inode}]" for inode in tcp))}
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_run_without_a_context_leaves_no_connection_open(
     model: Path, tmp_path: Path, on_hub: Namespace, meta_loader: MetaLoader, fails: bool
 ) -> None:
-    def connections() -> set[str]:  # not the sockets on which the meta loader talks with its process
-        opened = {os.path.realpath(entry) for entry in Path("/proc/self/fd").iterdir()}
-        tcp = {line.split()[9] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]}
-        return {path for path in opened if path.endswith(tuple(f"socket:[{inode}]" for inode in tcp))}
-
     def step(name: str) -> None:
         if fails and name == "copy":
             assert connections() > before
@@ -767,3 +769,19 @@ def test_a_run_without_a_context_leaves_no_connection_open(
     with pytest.raises(InterruptedError) if fails else nullcontext():
         reshard.run(request, watcher=reshard.Watcher(step=step), meta_loader=meta_loader)
     assert connections() <= before
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("on_hub", ["http"], indirect=True)
+def test_a_verification_without_a_context_leaves_nothing_open(model: Path, on_hub: Namespace, fails: bool) -> None:
+    def progress(done: int, total: int) -> None:
+        if fails and done:
+            assert connections() > before
+            raise InterruptedError
+
+    repo, before = upload(on_hub, "source", model), connections()
+    with pytest.raises(InterruptedError) if fails else nullcontext() as why:
+        verify(repo, model, deep=True, progress=progress)
+    opened = [Path(os.path.realpath(entry)) for entry in Path("/proc/self/fd").iterdir()]
+    assert connections() <= before and not [path for path in opened if path.is_relative_to(model)]
+    assert not fails or why  # which keeps alive what its traceback refers to
