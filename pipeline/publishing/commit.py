@@ -131,7 +131,12 @@ def publish(
     title = publication.title(plan)
     root = manifest.root if manifest else None
     hashed = plan.options.tensor_hashes and bool(plan.shards)
-    already = target.at(plan.base).files() if plan.base else {}
+    try:
+        already = target.at(plan.base).files() if plan.base else {}
+    except TargetConflict:  # what another run replaced is gone from a folder, and that run may be this one's equal
+        if (standing := _published_by_another(plan, stored, target)) is None:
+            raise
+        return standing
     made = [
         *(Addition(o.index.path, content=index_bytes(o.index, plan.shards, root)) for o in plan.outputs if o.index),
         *([Addition(MANIFEST, content=render_manifest(manifest))] if manifest else []),

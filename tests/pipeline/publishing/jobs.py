@@ -37,8 +37,11 @@ class Job:
         self.target: Target = open_target(request.target, request.options, context)
         self.plan: Plan = plan(request, self.source, self.target, meta_loader)
         self.shards = dict(enumerate(self.plan.shards))
+        self.copy()
+
+    def copy(self) -> None:
         self.receipts: dict[str, Receipt] = {}
-        sink = self.target.sink(token)
+        sink = self.target.sink(self.token)
         self.attested = [
             copy(self.plan, group, self.shards, self.source, sink, self.receipts, self._sealed, lambda n: None)
             for group in self.plan.groups

@@ -26,18 +26,21 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "model"
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("there_before", [False, True])
 def test_the_slower_of_two_equal_runs_finds_the_commit_of_the_other(
-    model: Path, tmp_path: Path, meta_loader: MetaLoader, there_before: bool
+    model: Path, tmp_path: Path, meta_loader: MetaLoader, there_before: bool, late: bool
 ) -> None:
     out = tmp_path / "out"
     if there_before:
         out.mkdir()
         (out / "mine.txt").write_text("mine")
-    first, second = Job(str(model), str(out), meta_loader), Job(str(model), str(out), meta_loader)
+    first, second = (Job(str(model), str(out), meta_loader, token) for token in ("1", "2"))
     published = first.publish()
+    if late:
+        second.copy()
     assert second.publish().commit == published.commit
-    first.target.discard("token"), second.target.discard("token")
+    first.target.discard(first.token), second.target.discard(second.token)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
 
 
