@@ -80,8 +80,8 @@ def large_site(tmp_path: Path, namespace: Namespace) -> Site:
 
 
 def noise(count: int, numbers: int) -> list[Any]:
-    """So many tensors, of so many numbers of two bytes each."""
-    random = np.random.default_rng(7)
+    """So many tensors, of so many numbers of two bytes each, and none of another count's: a store keeps those."""
+    random = np.random.default_rng(numbers)
     return [random.integers(0, 2**16, numbers, dtype=np.uint16) for _ in range(count)]
 
 
