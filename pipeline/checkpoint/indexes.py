@@ -44,7 +44,7 @@ def parse_index(content: bytes, path: str) -> Index:
     refuse_pointer(content, path)
     try:
         data = load_json(content, _no_repeats)
-        if b"\\u" in content:
+        if b"\\u" in content:  # nearly never, and an index may have 40 MB to decode again
             refuse_unpaired(content.decode())
     except ValueError as error:
         raise BadIndex(file=path, why=f"not JSON ({str(error).splitlines()[0][:200]})") from None

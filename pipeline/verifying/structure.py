@@ -249,7 +249,7 @@ def _check_total(
         return
     stated = metadata["total_size"]
     sums = [
-        totals.get(path) or (header.file_size - header.data_start,) * 2  # as nothing else is in a file
+        totals.get(path) or (header.file_size - header.data_start,) * 2  # tensors fill a file: none is parsed else
         for path, header in headers.items()
     ]
     least, most = (sum(counts) for counts in zip(*sums, strict=True)) if sums else (0, 0)
