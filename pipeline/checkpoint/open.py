@@ -168,7 +168,7 @@ def _checkpoint(part: FileSet, first: int, contents: Sequence[Contents]) -> Chec
     return Checkpoint(
         name=part.name,
         files=tuple(range(first, first + len(part.files))),
-        tensors=tuple(tensor for file in contents for tensor in file.tensors),
+        tensors=tuple(chain.from_iterable(file.tensors for file in contents)),
         file_metadata=metadata,
         varying=_varying(contents),
         index_metadata=dict(part.index_metadata or {}),

@@ -11,7 +11,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, cached_property, lru_cache
-from itertools import accumulate, compress, count, groupby, islice, starmap
+from itertools import accumulate, compress, count, groupby, starmap
 from operator import add, sub
 from typing import NamedTuple
 
@@ -136,9 +136,10 @@ class Row:
         self._metadata = metadata_size(metadata)
         kinds = [(dtype, tensor.shape) for tensor, dtype, _ in entries]
         extents = list(starmap(_extent, kinds))
+        sizes, texts = [size for _, size in extents], [*entry_sizes([tensor.name for tensor, _, _ in entries], kinds)]
         self._elements = bytes([element for element, _ in extents])
-        self._starts = _sums([size for _, size in extents])
-        self._texts = _sums(entry_sizes([tensor.name for tensor, _, _ in entries], kinds))
+        self._starts, self._texts = _sums(sizes), _sums(texts)
+        self._most = max(map(add, sizes, texts), default=0)  # bytes of an entry and its text
         self._misaligned: dict[int, list[int]] = {}  # by the first offset modulo 8: entries that start misaligned
 
     @cached_property
@@ -155,8 +156,9 @@ class Row:
         """The numbers of the entries that no file of ``limit`` bytes can hold."""
         # A first look at all: the bytes of an entry and its text, and more than all else takes.
         least = limit - self._metadata - 56 - self._align
-        sums = (map(add, self._starts, self._texts) for _ in range(2))
-        sizes = map(sub, islice(next(sums), 1, None), next(sums))
+        if self._most <= least:
+            return ()
+        sizes = map(add, *(map(sub, sums[1:], sums) for sums in (self._starts, self._texts)))
         near = compress(count(), map(least.__lt__, sizes))
         return tuple(i for i in near if self.size(i, i + 1) > limit)
 
@@ -189,9 +191,9 @@ class Row:
             return start
         base = self._starts[start] % _LARGEST_ELEMENT
         if base not in self._misaligned:
-            self._misaligned[base] = [
-                i for i, element in enumerate(self._elements) if (self._starts[i] - base) % element
-            ]
+            alike = len(set(self._elements)) == 1 and base % self._elements[0] == 0  # then none is
+            rest = () if alike else enumerate(self._elements)
+            self._misaligned[base] = [i for i, element in rest if (self._starts[i] - base) % element]
         later = self._misaligned[base]
         at = bisect_left(later, start)
         return later[at] if at < len(later) else len(self.entries)
