@@ -183,6 +183,7 @@ def _published_by_another(plan: Plan, stored: Sequence[StoredFile], target: Targ
     """Our commit, made by another run, which took the objects with it; raises TargetConflict where it made another."""
     head = target.head()
     if (found := find(plan, target, head)) is not None:
+        target.show()
         return Published(found, target.branch, found=True)
     if head != plan.base:
         paths = {file.path for file in stored} | {*plan.deletes}

@@ -302,8 +302,13 @@ class ObjectTarget(RecordedTarget):
             made = self._finish(pending, lock)
         if made is None:
             raise HeadMoved(parent)  # where it is found, once another has finished it
-        self._clear(pending)
+        self.show()
         return made
+
+    def show(self) -> None:
+        """Nothing that has its place stays staged: what was copied for the change, or in vain by an equal run."""
+        placed = [StoredFile(path, size, sha256=digest) for path, (size, _, digest) in self._record().files.items()]
+        self.objects.clear(placed)
 
     def _finish(self, pending: _Pending, lock: _Lock) -> str | None:
         """The commit; None where another has taken over the lock, and may have begun the next.
@@ -372,12 +377,7 @@ class ObjectTarget(RecordedTarget):
                 log.warning("gave up an interrupted publication: %s", error)
                 self.objects.delete([PENDING])
                 return
-        self._clear(pending)
-
-    def _clear(self, pending: _Pending) -> None:
-        """Also what was staged again of files that had their place before, and so is no part of the change."""
-        placed = [StoredFile(path, size, sha256=digest) for path, (size, _, digest) in self._record().files.items()]
-        self.objects.clear([*pending.stored, *placed])
+        self.show()
 
     @property
     def _held(self) -> dict[str, object]:

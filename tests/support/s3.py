@@ -40,6 +40,12 @@ class S3:
             self.client.put_object(Bucket=self.name, Key=f"{folder}/{path}", Body=data)
         return f"{self.url}/{folder}"
 
+    def files(self, folder: str) -> dict[str, bytes]:
+        """The files of a folder by their paths in it."""
+        found = self.client.list_objects_v2(Bucket=self.name, Prefix=f"{folder}/").get("Contents", [])
+        read = {item["Key"]: self.client.get_object(Bucket=self.name, Key=item["Key"]) for item in found}
+        return {key.removeprefix(f"{folder}/"): answer["Body"].read() for key, answer in read.items()}
+
 
 @contextmanager
 def s3_served() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Two runs into one folder at once: one commit each time, and the loser is told what really happened."""
+"""Two runs into one place at once: one commit each time, and the loser is told what really happened."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tests.pipeline.conftest import TRANSPORT, Run
 from tests.pipeline.publishing.jobs import Job
 from tests.support.checker import from_folder, read_checkpoint
 from tests.support.models import add_friends, arrays, numbered, save_sharded
+from tests.support.s3 import S3
 
 
 @pytest.fixture
@@ -42,6 +43,22 @@ def test_the_slower_of_two_equal_runs_finds_the_commit_of_the_other(
     assert second.publish().commit == published.commit
     first.target.discard(first.token), second.target.discard(second.token)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_the_slower_of_two_equal_runs_into_an_object_store_finds_the_commit_of_the_other(
+    bucket: S3, model: Path, meta_loader: MetaLoader, late: bool
+) -> None:
+    out = f"{bucket.url}/models/out"
+    first, second = (Job(str(model), out, meta_loader, token) for token in ("1", "2"))
+    published = first.publish()
+    if late:
+        second.copy()
+    assert second.publish().commit == published.commit
+    first.target.discard(first.token), second.target.discard(second.token)
+    files = bucket.files("models/out")
+    assert read_checkpoint(files.get) == read_checkpoint(from_folder(model))
+    assert {path for path in files if path.startswith(".reshard/")} == {".reshard/publications.json"}  # none is staged
 
 
 @pytest.mark.parametrize("same", [True, False])
