@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import re
@@ -58,7 +59,8 @@ class Output:
     def document(self, data: Mapping[str, Any] | Document) -> None:
         """One line of JSON, which a terminal shows and does not obey; a reader of a pipe sees it when it happens."""
         facts = dict(data) if isinstance(data, Mapping) else data.document()
-        line = json.dumps({"schema": SCHEMA} | facts, ensure_ascii=False, default=str)
+        plain = codecs.lookup(sys.stdout.encoding or "utf-8").name != "utf-8"  # then escapes have to be those of JSON
+        line = json.dumps({"schema": SCHEMA} | facts, ensure_ascii=plain, default=str)
         sys.stdout.write(printable_json(line) + "\n")
         sys.stdout.flush()
 

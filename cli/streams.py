@@ -1,4 +1,4 @@
-"""stdout and stderr of a command: what becomes of it where they are closed, or take no more."""
+"""stdout and stderr of a command: what becomes of it where they are closed, take no more, or lack a character."""
 
 from __future__ import annotations
 
@@ -30,12 +30,15 @@ class _Raw(FileIO):
 
 
 def own(stream: TextIO) -> TextIO:
-    """The same stream, which raises OutputLost: no other error of a file or a socket is taken for one of output."""
+    """The same stream, which raises OutputLost: no other error of a file or a socket is taken for one of output.
+
+    What its encoding lacks is escaped: a job does not fail because its name cannot be shown.
+    """
     raw, through = _Raw(stream.fileno(), "wb", closefd=False), getattr(stream, "write_through", False)
     return TextIOWrapper(
         raw if through else BufferedWriter(raw),
         stream.encoding,
-        stream.errors,
+        "backslashreplace" if stream.errors == "strict" else stream.errors,
         line_buffering=getattr(stream, "line_buffering", False),
         write_through=through,
     )

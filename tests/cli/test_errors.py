@@ -252,6 +252,16 @@ def test_an_error_that_cannot_be_said_is_an_exit_code(streams: str, clean: dict[
     assert (done.returncode, done.stdout, done.stderr) == (OutputUnwritable.exit_code, "", "")
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_what_an_output_cannot_show_is_escaped(encoding: str, clean: dict[str, str], model: Path) -> None:
+    env, place = clean | {"PYTHONIOENCODING": encoding}, "out/模型"
+    text = in_shell(f"plan model --to {place}", env, model.parent)
+    assert text.returncode == 0 and r"out/\u6a21\u578b" in text.stdout
+    told = in_shell(f"run model --to {place} --json", env, model.parent)
+    assert told.returncode == 0 and json.loads(told.stdout.splitlines()[-1])["target"].endswith(place)
+    assert (model.parent / place / "model.safetensors").exists()
+
+
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize(
     "env", [pytest.param({}, id="plain", marks=pytest.mark.slow), pytest.param({"FORCE_COLOR": "1"}, id="rich")]
