@@ -31,7 +31,7 @@ from reshard.pipeline.planning.model import CARD, MANIFEST, TENSORS, Plan, Recei
 from reshard.pipeline.protocols import Addition, AnswerLost, Change, HeadMoved, HistoryRewritten, Source, Target
 from reshard.pipeline.publishing import history as publication
 from reshard.pipeline.publishing.card import card_for
-from reshard.pipeline.publishing.manifest import manifest_of
+from reshard.pipeline.publishing.manifest import manifest_of, sha256_of
 from reshard.pipeline.publishing.manifest import render as render_manifest
 from reshard.pipeline.publishing.provenance import signatures, tensors_of
 from reshard.pipeline.publishing.signing import Signer
@@ -128,8 +128,9 @@ def publish(
         raise ObjectLost([file.sha256 for file in lost], repo=str(target.place), what=lost[0].path)
     levels = {path: level for group in attested for path, level in group.files.items()}
     manifest = manifest_of(plan, receipts, levels)
+    described = render_manifest(manifest) if manifest else b""  # once: of 500,000 tensors it has 40 MB
     title = publication.title(plan)
-    root = manifest.root if manifest else None
+    root, sha256 = (manifest.root, sha256_of(described)) if manifest else (None, None)
     hashed = plan.options.tensor_hashes and bool(plan.shards)
     try:
         already = target.at(plan.base).files() if plan.base else {}
@@ -139,7 +140,7 @@ def publish(
         return standing
     made = [
         *(Addition(o.index.path, content=index_bytes(o.index, plan.shards, root)) for o in plan.outputs if o.index),
-        *([Addition(MANIFEST, content=render_manifest(manifest))] if manifest else []),
+        *([Addition(MANIFEST, content=described)] if manifest else []),
         *([Addition(TENSORS, content=signer.sign(tensors_of(plan, receipts, levels)))] if signer and hashed else []),
         *(Addition(path, content=text.encode()) for path, text in plan.edits),
     ]
@@ -148,7 +149,7 @@ def publish(
     # What the target has already and has to keep, for the result to be whole.
     counted_on = {*plan.reused, *(file.path for file in plan.carried)} - {a.path for a in additions} - {CARD}
     begin()
-    goal = target.request(plan.digest, title, publication.message(plan, manifest))
+    goal = target.request(plan.digest, title, publication.message(plan, root, sha256))
 
     def attempt(head: str) -> Change | str:
         if (found := find(plan, goal, head)) is not None:
@@ -174,7 +175,7 @@ def publish(
         if head != plan.base:
             _refuse_conflict(plan, goal, {a.path for a in news if a.path != CARD} | {*plan.deletes}, there)
         added = there.keys() - already.keys() - {a.path for a in (*everything, *news)}
-        return Change(title, publication.message(plan, manifest, added), news, deletes, takes=plan.takes)
+        return Change(title, publication.message(plan, root, sha256, added), news, deletes, takes=plan.takes)
 
     return commit_on_head(goal, plan.digest, attempt)
 

@@ -12,7 +12,6 @@ from reshard.pipeline.checkpoint.indexes import load_json
 from reshard.pipeline.limits import CLOCK_SKEW_MAX, HISTORY_MAX
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.protocols import Commit, Target
-from reshard.pipeline.publishing.manifest import Manifest, render, sha256_of
 from reshard.pipeline.request import LAYOUT
 from reshard.pipeline.tensors import Pin
 
@@ -67,12 +66,13 @@ def title(plan: Plan) -> str:
     return f"Weights of {plan.pin} in {count}"
 
 
-def message(plan: Plan, manifest: Manifest | None = None, added: Iterable[str] = ()) -> str:
+def message(plan: Plan, root: str | None = None, sha256: str | None = None, added: Iterable[str] = ()) -> str:
     """The description of our commit: a line of JSON behind a trailer's name, and more trailers.
 
-    ``added`` are the paths that others put there since the plan: they are theirs, and no later publication's to delete.
+    ``root`` and ``sha256`` are the manifest's. ``added`` are the paths that others put there since the plan: they are
+    theirs, and no later publication's to delete.
 
-    The sha256 of ``manifest`` and the time are no part of the JSON because its keys are what every release knows.
+    The sha256 and the time are no part of the JSON because its keys are what every release knows.
     """
     facts = {
         "plan": plan.digest,
@@ -83,12 +83,12 @@ def message(plan: Plan, manifest: Manifest | None = None, added: Iterable[str] =
         "endpoint": plan.pin.endpoint,
         "layout": LAYOUT,
         "kept": sorted({*plan.kept, *added}),
-        "manifest": manifest.root if manifest else None,
+        "manifest": root,
     }
     return (
         f"Published by reshard. {plan.options.told(plan.altered)}\n\n"
         f"{_TRAILER}{json.dumps(facts, sort_keys=True, separators=(',', ':'))}\n"
-        + (f"{_MANIFEST}{sha256_of(render(manifest))}\n" if manifest else "")
+        + (f"{_MANIFEST}{sha256}\n" if sha256 else "")
         + (f"{_SUBMITTED}{plan.submitted}\n" if plan.submitted else "")
     )
 
