@@ -266,7 +266,10 @@ class Target(Protocol):
         """Commit ``change`` on top of ``parent`` and return the new commit; raises HeadMoved or AnswerLost."""
 
     def show(self) -> None:
-        """What was committed is complete: a pull request is a draft until then. Doing it again changes nothing."""
+        """What was committed is complete: a pull request is no draft any more, and nothing of it stays staged.
+
+        Doing it again changes nothing.
+        """
 
     def discard(self, token: str) -> None:
         """Free whatever the sink of ``token`` still holds."""

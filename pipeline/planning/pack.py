@@ -191,7 +191,7 @@ class Row:
             return start
         base = self._starts[start] % _LARGEST_ELEMENT
         if base not in self._misaligned:
-            alike = len(set(self._elements)) == 1 and base % self._elements[0] == 0  # then none is
+            alike = len(set(self._elements)) == 1 and base % self._elements[0] == 0  # so none is misaligned
             rest = () if alike else enumerate(self._elements)
             self._misaligned[base] = [i for i, element in rest if (self._starts[i] - base) % element]
         later = self._misaligned[base]

@@ -94,14 +94,9 @@ def test_planning_half_a_million_tensors_of_one_file_is_linear(
         file.write(header)
         file.truncate(len(header) + tensors * count * 4)
     del header
-
-    def linear() -> bool:
-        cost = measured(f"{JOBS}:do_plan", str(folder), str(tmp_path / "out"), options)
-        assert cost.result["tensors"] == tensors
-        of_a_tensor = 1330 if cost.result["shards"] > 1 else 1140  # bytes
-        assert cost.peak <= 80 * MB + tensors * of_a_tensor
-        # Half a million in 10 s, and the interpreter's start. It was 300 s and more.
-        return within(cost.cpu, tensors / 50_000 + 1)
-
-    # A neighbour who uses the memory for some seconds stretches one run, and not what it is held against afterwards.
-    assert any(linear() for _ in range(3))
+    cost = measured(f"{JOBS}:do_plan", str(folder), str(tmp_path / "out"), options)
+    assert cost.result["tensors"] == tensors
+    of_a_tensor = 1330 if cost.result["shards"] > 1 else 1140  # bytes
+    assert cost.peak <= 80 * MB + tensors * of_a_tensor
+    # Half a million in 10 s, and the interpreter's start. It was 300 s and more.
+    assert within(cost.cpu, tensors / 50_000 + 1)

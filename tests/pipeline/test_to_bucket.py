@@ -41,8 +41,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def there(bucket: S3, folder: str) -> set[str]:
-    found = bucket.client.list_objects_v2(Bucket=bucket.name, Prefix=f"{folder}/").get("Contents", [])
-    return {item["Key"].removeprefix(f"{folder}/") for item in found}
+    return {*bucket.files(folder)}
 
 
 def test_a_folder_becomes_one_of_an_object_store_and_nothing_else_is_left_there(
