@@ -22,6 +22,7 @@ from reshard.pipeline.errors import (
     NotDequantized,
     Oversize,
     RenameUnused,
+    SizeTooSmall,
     UsageError,
 )
 from reshard.pipeline.figures import human_bytes
@@ -161,9 +162,14 @@ def make_plan(known: Known) -> Plan:
     altered = set[str]()
     same_experts = options.experts != "keep" and bool(opened.checkpoints)
     unused = {*range(len(options.rename))} if opened.checkpoints else set()
+    too_large: list[Oversize | SizeTooSmall] = []
     for checkpoint in opened.checkpoints:
         is_gguf = checkpoint.name.suffix == gguf.SUFFIX
-        made = (_cut_gguf if is_gguf else _cut)(checkpoint, known, len(shards))
+        try:
+            made = (_cut_gguf if is_gguf else _cut)(checkpoint, known, len(shards))
+        except (Oversize, SizeTooSmall) as error:
+            too_large.append(error)
+            continue
         shards += made.shards
         outputs.append(made.output)
         found.append(made.share)
@@ -172,6 +178,8 @@ def make_plan(known: Known) -> Plan:
             altered |= made.selection.altered()
         same_experts = same_experts and not made.selection.rearranged
         notes += [*checkpoint.notes, *made.notes]
+    if too_large:  # a size that is enough for all
+        raise max(too_large, key=lambda error: error.facts.get("smallest") or error.facts["bytes"])
     refuse_undivided(found)
     if same_experts:
         raise unchanged((t.name for checkpoint in opened.checkpoints for t in checkpoint.tensors), options.experts)

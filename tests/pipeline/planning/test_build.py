@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from reshard.pipeline.checkpoint.discover import Found, find_checkpoints
 from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
 from reshard.pipeline.checkpoint.parts import FileSet
-from reshard.pipeline.errors import BadSize, CarriedTooLarge, NotRead, ProofError, ReshardError, TooLargeForHub
+from reshard.pipeline.errors import (
+    BadSize,
+    CarriedTooLarge,
+    NotRead,
+    Oversize,
+    ProofError,
+    ReshardError,
+    SizeTooSmall,
+    TooLargeForHub,
+)
 from reshard.pipeline.limits import GB, HUB_FILE_MAX, HUB_HTTP_MAX, MB
 from reshard.pipeline.places import NOWHERE, Folder, Hub, Place
 from reshard.pipeline.planning import bounds
@@ -89,6 +98,21 @@ def test_other_names_are_refused_where_torchao_has_them_in_the_metadata(
         with pytest.raises(NotRead, match=f"model: {refused} for a model quantized by torchao is not") as error:
             plan_of(opened, **changes)
         assert error.value.next_step.startswith(f"remove {refused};")
+
+
+@pytest.mark.parametrize(("size", "refused"), [(100, SizeTooSmall), (1000, Oversize)])
+def test_the_size_that_a_refusal_names_is_enough_for_every_model(size: int, refused: type[ReshardError]) -> None:
+    one = opened_named({"w": ("F32", (500,)), "w" * 300: ("F32", (700,)), "w" * 100: ("F32", (600,))}, 10_000)
+    (all_of_it,) = one.checkpoints
+    models = [replace(all_of_it, name=Name(f"part{len(t.name)}", "model"), tensors=(t,)) for t in all_of_it.tensors]
+    opened = replace(one, checkpoints=tuple(models))
+    oversize, fact = ("fail", "bytes") if refused is Oversize else ("own-shard", "smallest")
+    with pytest.raises(refused) as caught:
+        plan_of(opened, size=size, oversize=oversize)
+    enough = caught.value.facts[fact]
+    assert plan_of(opened, size=enough, oversize=oversize)
+    with pytest.raises(refused):
+        plan_of(opened, size=enough - 1, oversize=oversize)
 
 
 def test_a_file_that_clients_without_xet_do_not_download_is_noted() -> None:
