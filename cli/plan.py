@@ -40,14 +40,15 @@ def plan(
 ) -> None:
     """Show what a job would write and delete, without doing it.
 
-    Without --to, only the split of SRC is planned. If there is not enough disk space, the command fails, as
-    `reshard run` would.
+    Without --to, only the split of SRC is planned. If there is not enough disk space, or the key for --sign cannot be
+    used, the command fails, as `reshard run` would.
 
     Example: reshard plan openai-community/gpt2 --size 200MB
     """
     from reshard.cli.devices import device_maps, device_text, read_placement
     from reshard.cli.plan_text import SHORT, WHOLE, plan_text
     from reshard.client.plan import look
+    from reshard.pipeline.publishing.signing import Signer
     from reshard.pipeline.reshard import refuse_without_disk, refuse_without_room
     from reshard.pipeline.stores.connect import Context, own_limiters
 
@@ -56,6 +57,7 @@ def plan(
         raise UsageError(what=f"--device-map {placed} requires --max-memory with the devices and their sizes")
     with bar(output) as shown:
         context = Context.from_env(own_limiters(shown.waits))
+        Signer.check(request.options.sign, context.sign_keys)
         document, made, source, target, _ = look(request, context)
     text = plan_text(document, WHOLE if all_ else SHORT)
     if memory is not None or placed is not None:

@@ -17,7 +17,7 @@ from reshard.pipeline.errors import AccessError, HubRefused, NoTarget, TargetGon
 from reshard.pipeline.places import NOWHERE, AnyPlace, parse_place
 from reshard.pipeline.planning.model import MANIFEST, Plan
 from reshard.pipeline.protocols import Source
-from reshard.pipeline.publishing.signing import Trusted
+from reshard.pipeline.publishing.signing import Signer, Trusted
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import Report, Watcher, draft, source_of
 from reshard.pipeline.reshard import run as carry_out
@@ -44,6 +44,7 @@ def plan(request: Request, context: Context | None = None) -> Plan:
         if context is None:
             with closing(Context.from_env()) as own:
                 return plan(request, own)
+        Signer.check(request.options.sign, context.sign_keys)
         target = open_target(request.target, request.options, context)
         return draft(request, source_of(request, context), target)
 

@@ -85,6 +85,12 @@ class Signer:
                 raise CertificateExpired(key=key, until=f"{certificates[0].not_valid_after_utc:%Y-%m-%d}")
         return cls(path, builder, private, certificates)
 
+    @staticmethod
+    def check(key: str | None, keys: Path | None) -> None:
+        """Raises what ``open`` would, for a plan: but a name that no folder here has may be one of a worker's."""
+        if key is not None and (keys is not None or "/" in key):
+            Signer.open(key, keys, "")
+
     @property
     def trusted(self) -> Trusted:
         """What verifies its own signatures."""

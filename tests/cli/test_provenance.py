@@ -13,6 +13,9 @@ from google.protobuf.json_format import ParseDict
 from in_toto_attestation.predicates.provenance.v1.provenance_pb2 import Provenance
 from in_toto_attestation.v1.statement_pb2 import Statement
 
+from reshard.pipeline.api import plan
+from reshard.pipeline.errors import BadSignKey
+from reshard.pipeline.request import Request
 from tests.cli.conftest import Run
 from tests.hub.fixtures import Namespace
 from tests.support.keys import Pair, make_pair
@@ -47,6 +50,20 @@ def test_a_signed_run_is_verified_by_the_public_key(reshard: Run, bare: Path, pa
     (out / "more.py").touch()
     failed = reshard("verify", out, "--signed-by", pair.public)
     assert failed.code == 6 and "more.py is not signed" in failed.err
+
+
+def test_a_plan_fails_as_its_run_would_where_the_key_cannot_be_used(
+    reshard: Run, bare: Path, pair: Pair, tmp_path: Path
+) -> None:
+    command = (bare, "--to", tmp_path / "out", "--size", "3300B", "--sign")
+    env = {"RESHARD_SIGN_KEYS": str(pair.private.parent)}
+    for key in (str(pair.public), "other.pem"):
+        planned, ran = (reshard(verb, *command, key, env=env) for verb in ("plan", "run"))
+        assert (planned.code, planned.err) == (ran.code, ran.err) and "error[access.sign_key]" in ran.err
+    assert reshard("plan", *command, "release.pem", env=env).code == 0
+    assert reshard("plan", *command, "a-workers-own.pem").code == 0
+    with pytest.raises(BadSignKey):
+        plan(Request.of(bare, sign="./other.pem"))
 
 
 def exported(reshard: Run, place: str | Path, form: str, env: dict[str, str]) -> Any:
