@@ -39,10 +39,11 @@ def natural(name: str) -> str:
     >>> sorted(["layers.10", "layers.2"], key=natural)
     ['layers.2', 'layers.10']
     """
-    head, *rest = name.rsplit(".", 2)  # half a million experts share the names of their layers
-    if len(rest) == 2:  # nearly always, and without a list and a map it takes two thirds of the time
-        return f"{_natural_head(head)}\0{_natural_part(rest[0])}\0{_natural_part(rest[1])}"
-    return "\0".join([_natural_head(head), *map(_natural_part, rest)])
+    front, _, last = name.rpartition(".")
+    head, dot, middle = front.rpartition(".")
+    if dot:  # nearly always, and half a million experts share the names of their layers
+        return f"{_natural_head(head)}\0{_natural_part(middle)}\0{_natural_part(last)}"
+    return _natural_head(name)
 
 
 @lru_cache(maxsize=65536)
