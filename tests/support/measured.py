@@ -12,13 +12,16 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 # Seconds of processor time: of a loop that stays in the processor's caches, and of one that does not.
 REFERENCE_LOOP, REFERENCE_SPREAD = 0.4, 0.64
+_PACED_EVERY = 2.0  # seconds between two looks, each of which takes about one
 
 
 class Measured(NamedTuple):
@@ -42,23 +45,42 @@ def measured(function: str, *arguments: Any, env: dict[str, str] | None = None, 
     return Measured(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def within(cpu: float, seconds: float) -> bool:
+def within(cpu: float, seconds: float, paces: Iterable[float] = ()) -> bool:
     """Whether ``cpu`` is at most what the machine that bounds were taken on does in ``seconds`` of processor time.
 
     A host that is shared or throttled stretches processor time, too, up to five times and not evenly: neighbours who
     use the memory stretch what needs it, and no loop of the processor's own. So what is above the bound is held against
-    both kinds here and now, the slowest of three.
+    both kinds, the slowest of three here and now and of those taken while it ran, as the next second may be faster.
     """
+    return cpu <= seconds or cpu <= seconds * max(*paces, *(_slower() for _ in range(3)))
 
-    def took(work: Callable[[], object]) -> float:
-        start = time.process_time()
-        work()
-        return time.process_time() - start
 
-    def slower() -> float:
-        return max(took(_loop) / REFERENCE_LOOP, took(_spread) / REFERENCE_SPREAD)
+@contextmanager
+def pacing() -> Iterator[list[float]]:
+    """How many times slower than that machine this one is, again and again while the body waits for its work."""
+    paces, ended = list[float](), threading.Event()
 
-    return cpu <= seconds or cpu <= seconds * max(slower() for _ in range(3))
+    def sample() -> None:
+        while not ended.wait(_PACED_EVERY):
+            paces.append(_slower())
+
+    sampling = threading.Thread(target=sample, name="pacing")
+    sampling.start()
+    try:
+        yield paces
+    finally:
+        ended.set()
+        sampling.join()
+
+
+def _slower() -> float:
+    return max(_took(_loop) / REFERENCE_LOOP, _took(_spread) / REFERENCE_SPREAD)
+
+
+def _took(work: Callable[[], object]) -> float:
+    start = time.thread_time()
+    work()
+    return time.thread_time() - start
 
 
 def _loop() -> None:
