@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.request import ProxyHandler, Request, build_opener
 
 from tests.deploy.engine import Engine
 from tests.hub import HubProcess
@@ -30,12 +31,6 @@ PATIENCE = 180.0  # seconds
 LEASE = 5  # seconds; a dead worker is missed soon
 SIZE = "200kB"
 READS = r"^GET .*model-0000\d-of"  # of weights
-# What is published to the machine, as its users see it.
-FETCH = """
-import sys
-from urllib.request import Request, urlopen
-print(urlopen(Request(sys.argv[1], headers={"Authorization": f"Bearer {sys.argv[2]}"})).read().decode())
-"""
 # Any user, no name, no capability, nothing to write to but /work.
 BARE = ["--read-only", "--cap-drop", "ALL", "--user", "54321:54321", "--network", "none"]
 
@@ -51,6 +46,13 @@ def wait_for(found: Callable[[], Any], what: str) -> Any:
         assert time.monotonic() < deadline, f"{what} did not happen within {PATIENCE:.0f} s"
         time.sleep(0.2)
     return value
+
+
+def fetched(url: str, token: str = "") -> str:
+    """What is published to the machine, as its users see it: these namespaces are its."""
+    asked = Request(url, headers={"Authorization": f"Bearer {token}"})
+    with build_opener(ProxyHandler({})).open(asked) as answer:
+        return str(answer.read().decode())
 
 
 @contextmanager
@@ -133,17 +135,14 @@ class Trial:
 
     # ----------------------------------------------------------------------------------------------------- compose
 
-    def fetch(self, url: str, token: str = "") -> str:
-        return self.docker("run", "--rm", "--network", "host", "--entrypoint", "python", IMAGE, "-c", FETCH, url, token)
-
     def up(self) -> None:
         token = self.compose("run", "--rm", "web", "token", "ada", "--act", "--quiet")
         self.compose("up", "--detach", "--wait")
         for service in ("broker", *OURS):
             states = [self.inspect(container)["Health"]["Status"] for container in self.containers(service)]
             assert states == ["healthy"] * (2 if service == "worker" else 1), (service, states)
-        assert 'reshard_processes{kind="worker"} 2.0' in self.fetch("http://127.0.0.1:8476/metrics")
-        seen = json.loads(self.fetch("http://localhost:8474/api/v1/service", token))
+        assert 'reshard_processes{kind="worker"} 2.0' in fetched("http://127.0.0.1:8476/metrics")
+        seen = json.loads(fetched("http://localhost:8474/api/v1/service", token))
         assert sorted(process["kind"] for process in seen["processes"]) == ["control", "worker", "worker"]
         (limit,) = (p["facts"]["available"] for p in self.asked("doctor")["probes"] if p["name"] == "memory")
         assert limit < 512 * 2**20, "the limit of the container"
