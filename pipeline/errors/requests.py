@@ -20,6 +20,11 @@ class BadSize(UsageError, code="usage.size", option="--size"):
 class SizeTooSmall(UsageError, code="usage.size_too_small"):
     message = "--size {size} bytes is too small: the header for {tensor} needs {header} bytes"
     hint = "use a size of at least {smallest} bytes"
+
+    @property
+    def enough(self) -> int:
+        """The size in bytes that is not refused so."""
+        return int(self.facts["smallest"])
 class BadPlace(UsageError, code="usage.place"):  # what a place is says `places.py`, which lists them
     message = "{value}: {why}"
     hint = "{cure}"
@@ -32,6 +37,11 @@ class FoldersNested(UsageError, code="usage.nested_folders", where="inside"):
 class Oversize(UsageError, code="usage.oversize"):
     message = "{tensor} is {bytes} bytes, over --size {size}, and --oversize fail is set"
     hint = "raise --size to at least {bytes} bytes, or remove --oversize to put the tensor in its own file"
+
+    @property
+    def enough(self) -> int:
+        """The size in bytes that is not refused so."""
+        return int(self.facts["bytes"])
 class CastOverflow(UsageError, code="usage.overflow"):
     message = "{tensor} has values that overflow {dtype} (at least {count}), and --strict-dtype is set"
     hint = "use --dtype bfloat16 (the range of float32), or remove --strict-dtype"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from posixpath import join
 from typing import NamedTuple
 
@@ -162,13 +163,13 @@ def make_plan(known: Known) -> Plan:
     altered = set[str]()
     same_experts = options.experts != "keep" and bool(opened.checkpoints)
     unused = {*range(len(options.rename))} if opened.checkpoints else set()
-    too_large: list[Oversize | SizeTooSmall] = []
+    refused: list[Oversize | SizeTooSmall] = []
     for checkpoint in opened.checkpoints:
         is_gguf = checkpoint.name.suffix == gguf.SUFFIX
         try:
             made = (_cut_gguf if is_gguf else _cut)(checkpoint, known, len(shards))
         except (Oversize, SizeTooSmall) as error:
-            too_large.append(error)
+            refused.append(error)
             continue
         shards += made.shards
         outputs.append(made.output)
@@ -178,8 +179,8 @@ def make_plan(known: Known) -> Plan:
             altered |= made.selection.altered()
         same_experts = same_experts and not made.selection.rearranged
         notes += [*checkpoint.notes, *made.notes]
-    if too_large:  # a size that is enough for all
-        raise max(too_large, key=lambda error: error.facts.get("smallest") or error.facts["bytes"])
+    if refused:  # with the size that is enough for all models
+        raise max(refused, key=attrgetter("enough"))
     refuse_undivided(found)
     if same_experts:
         raise unchanged((t.name for checkpoint in opened.checkpoints for t in checkpoint.tensors), options.experts)

@@ -14,14 +14,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 # Seconds of processor time: of a loop that stays in the processor's caches, and of one that does not.
 REFERENCE_LOOP, REFERENCE_SPREAD = 0.4, 0.64
-_PACED_EVERY = 2.0  # seconds between two looks, each of which takes about one
+_PACES = 3  # times that the pace of this machine is taken, for each bound
+_PACED_EVERY = 2.0  # seconds between two of them, each of which takes about one
 
 
 class Measured(NamedTuple):
@@ -45,23 +46,24 @@ def measured(function: str, *arguments: Any, env: dict[str, str] | None = None, 
     return Measured(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def within(cpu: float, seconds: float, paces: Iterable[float] = ()) -> bool:
+def within(cpu: float, seconds: float, paces: Sequence[float] = ()) -> bool:
     """Whether ``cpu`` is at most what the machine that bounds were taken on does in ``seconds`` of processor time.
 
     A host that is shared or throttled stretches processor time, too, up to five times and not evenly: neighbours who
     use the memory stretch what needs it, and no loop of the processor's own. So what is above the bound is held against
-    both kinds, the slowest of three here and now and of those taken while it ran, as the next second may be faster.
+    both kinds, the slowest of three: those that were taken while it ran, as the next second may be another, and as many
+    as are missing here and now.
     """
-    return cpu <= seconds or cpu <= seconds * max(*paces, *(_slower() for _ in range(3)))
+    return cpu <= seconds or cpu <= seconds * max(*paces, *(_slower() for _ in range(_PACES - len(paces))))
 
 
 @contextmanager
 def pacing() -> Iterator[list[float]]:
-    """How many times slower than that machine this one is, again and again while the body waits for its work."""
+    """How many times slower than that machine this one is, up to three times while the body waits for its work."""
     paces, ended = list[float](), threading.Event()
 
     def sample() -> None:
-        while not ended.wait(_PACED_EVERY):
+        while len(paces) < _PACES and not ended.wait(_PACED_EVERY):
             paces.append(_slower())
 
     sampling = threading.Thread(target=sample, name="pacing")

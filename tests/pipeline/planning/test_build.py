@@ -101,15 +101,18 @@ def test_other_names_are_refused_where_torchao_has_them_in_the_metadata(
 
 
 @pytest.mark.parametrize(("size", "refused"), [(100, SizeTooSmall), (1000, Oversize)])
-def test_the_size_that_a_refusal_names_is_enough_for_every_model(size: int, refused: type[ReshardError]) -> None:
+def test_the_size_that_a_refusal_names_is_enough_for_every_model(
+    size: int, refused: type[Oversize | SizeTooSmall]
+) -> None:
     one = opened_named({"w": ("F32", (500,)), "w" * 300: ("F32", (700,)), "w" * 100: ("F32", (600,))}, 10_000)
     (all_of_it,) = one.checkpoints
     models = [replace(all_of_it, name=Name(f"part{len(t.name)}", "model"), tensors=(t,)) for t in all_of_it.tensors]
     opened = replace(one, checkpoints=tuple(models))
-    oversize, fact = ("fail", "bytes") if refused is Oversize else ("own-shard", "smallest")
+    oversize = "fail" if refused is Oversize else "own-shard"
     with pytest.raises(refused) as caught:
         plan_of(opened, size=size, oversize=oversize)
-    enough = caught.value.facts[fact]
+    enough = caught.value.enough
+    assert f"at least {enough:,} bytes" in caught.value.next_step
     assert plan_of(opened, size=enough, oversize=oversize)
     with pytest.raises(refused):
         plan_of(opened, size=enough - 1, oversize=oversize)
