@@ -41,11 +41,11 @@ class Lane:
     def put(self, step: Step, view: memoryview) -> None:
         """Have ``step(view)`` called behind everything that was put before; raises what an earlier step raised."""
         with self._change:
-            if self._ended:
-                raise RuntimeError("nothing can be put into a lane that was closed")
-            while self._held and self._held + len(view) > self._limit and self._failure is None:
+            while self._held and self._held + len(view) > self._limit and self._failure is None and not self._ended:
                 self._change.wait()
             self.check()
+            if self._ended:
+                raise RuntimeError("nothing can be put into a lane that was closed")
             self._waiting.append((step, view))
             self._held += len(view)
             self._change.notify_all()

@@ -80,6 +80,18 @@ def test_equals_torch_for_all_values_of_16_bits(source: str, target: str) -> Non
     assert (made[numbers] == words(torch_bytes(data, source, target), target)[numbers]).all()
 
 
+@pytest.mark.parametrize(("source", "target"), [pair for pair in CASTS if BITS[pair[0]] == 16])
+def test_equals_torch_for_each_value_of_16_bits_among_usual_ones(source: str, target: str) -> None:
+    """Where few of a block are not normal numbers, as among weights, they are cast in another way than the rest."""
+    values = torch.randn(9 << 16, generator=torch.Generator().manual_seed(3)).to(TORCH[source])
+    values[::9] = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(TORCH[source])
+    expected, numbers = values.to(TORCH[target]), ~values.isnan()
+    made = cast(values.view(torch.uint8).numpy().tobytes(), source, target)
+    cast_values = torch.frombuffer(bytearray(made.data), dtype=torch.int16)
+    assert cast_values[numbers].equal(expected.view(torch.int16)[numbers])
+    assert made.overflows == int((values.isfinite() & expected.isinf()).sum())
+
+
 @pytest.mark.parametrize("target", ["F16", "BF16"])
 def test_equals_torch_where_float32_rounds(target: str) -> None:
     """Every value of the target, every middle between two of them, and what is next to either, of both signs."""
