@@ -223,6 +223,30 @@ def _meant(program: str, arguments: list[str]) -> Callable[[], Any]:
     return lambda: runpy.run_module(what, run_name="__main__", alter_sys=True)
 
 
+_code = 0  # with which this process ends, once it is known
+
+
+def _carry_out(run: Callable[[], Any]) -> None:
+    global _code
+    try:
+        run()
+    except SystemExit as end:
+        _code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise
+    except BaseException:
+        atexit.unregister(_skip_the_rest)
+        raise
+
+
+def _skip_the_rest() -> None:
+    """End before Python takes apart what was imported: of a fork it would copy every page."""
+    try:
+        sys.stdout.flush(), sys.stderr.flush()
+    except (OSError, ValueError):  # of which Python tells in its own way
+        return
+    os._exit(_code)
+
+
 def _imports() -> None:
     """What the console script does before it imports, and what its commands, workers and control import."""
     sys.modules["opentelemetry"] = None  # type: ignore[assignment]
@@ -243,5 +267,6 @@ def _imports() -> None:
 
 
 if __name__ == "__main__":
+    atexit.register(_skip_the_rest)  # the first, and so the last that is called
     _imports()
-    _serve(sys.argv[1])()
+    _carry_out(_serve(sys.argv[1]))
