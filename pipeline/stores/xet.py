@@ -27,13 +27,15 @@ from reshard.pipeline.limits import (
     BACKOFF_FIRST,
     CHUNK,
     CONNECT_TIMEOUT,
-    HEAP_TRIMMED,
     PRIME,
     PRIME_MIN,
     PULSE,
     READ_TIMEOUT,
     XET_ATTEMPTS,
     XET_CHECKS,
+    XET_HEAP_KEPT,
+    XET_HEAPS,
+    XET_LARGE_BLOCK,
     XET_READ_MIN,
     XORB_MAX,
 )
@@ -72,7 +74,7 @@ def session(memory_limit: int) -> Any:
     if key not in _sessions:
         import hf_xet
 
-        keep_freed(HEAP_TRIMMED)
+        keep_freed(XET_HEAP_KEPT, XET_LARGE_BLOCK, XET_HEAPS)
         _sessions.setdefault(key, hf_xet.XetSession(hf_xet.XetConfig().with_config(settings(memory_limit))))
     return _sessions[key]
 
