@@ -30,13 +30,12 @@ def run(request: Request, output: Output, jobs: Jobs = None, verbose: Verbose = 
     Example: reshard run openai-community/gpt2 --to ./gpt2-200MB --size 200MB
     """
     from reshard.pipeline import reshard
-    from reshard.pipeline.limits import HEAP_KEPT
     from reshard.pipeline.planning.estimate import forecast
     from reshard.pipeline.planning.model import weight_files
+    from reshard.pipeline.stores import heap
     from reshard.pipeline.stores.connect import Context, own_limiters
-    from reshard.pipeline.stores.heap import keep_freed
 
-    keep_freed(HEAP_KEPT)
+    heap.for_copies()
     with bar(output) as shown:
         view = View(request, output, shown, reshard.PHASES, verbose)
         watcher = reshard.Watcher(

@@ -137,6 +137,7 @@ SCALED_WINDOW = 16 * MIB  # bytes; of a weight that is put in order to be made p
 SCALES_HELD = 2 * MIB  # scales of one matrix, 4 bytes each; where there are more, each block reads those that it needs
 
 # --------------------------------------------------------------------------------------------------------- stores
+LANE_STEPS = 1024  # under way likewise, of tensors of a few bytes: each is a kilobyte or two with its digests
 LANE_BYTES = 4 * MIB  # bytes under way between two threads of a copy: a few chunks hide how unevenly each works
 DISK_WRITES = 2  # blocks that a disk has to write at once: it answers two sooner than one after the other
 DISK_BLOCK = 2 * MIB  # bytes written at once: past the cache each write waits for the disk
@@ -192,10 +193,10 @@ XET_ATTEMPTS = 3  # of a stream without progress; hf_xet has repeated each reque
 XET_TOKEN_KEPT = 60.0  # seconds that one serves the steps of a job, and that it has to be good for after them
 XORB_MAX = 64 * MIB  # bytes; what the content store moves as one object, and hf_xet holds several of in each direction
 LARGE_BLOCK = 4 * MIB  # bytes; blocks of memory from here on go back to the system when freed; of smaller ones ...
-HEAP_KEPT = 8 * MIB  # ... so many bytes are kept for reuse: what the lanes of a copy hold
+HEAP_KEPT = 8 * MIB  # ... so many bytes are kept for reuse: about what the lanes of a copy hold
 XET_LARGE_BLOCK = 32 * MIB  # ... over Xet from here on, the most that glibc takes: hf_xet's have up to 16 MiB ...
 XET_HEAP_KEPT = 64 * MIB  # ... several at a time: new pages for each took two fifths of a copy's processor time ...
-XET_HEAPS = 1  # ... in one heap for all threads: each had one of its own, and what they kept took 75 MB more
+HEAP_TRIMMED = 128 * KIB  # ... and only so many where each of hf_xet's threads may have a heap; glibc's own default
 XET_CHECKS = 8  # threads that ask the store whether it still has an object
 LOAD_TIME = 7200.0  # seconds of a real load; a 7B model on disk offload reads 14 GB twice
 LOAD_CPU = 7200  # seconds of processor time of a real load and its forward pass

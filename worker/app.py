@@ -23,9 +23,9 @@ from kombu.entity import Queue
 from kombu.exceptions import OperationalError
 
 from reshard.pipeline.errors import BadSetting, TempDirUnusable
-from reshard.pipeline.limits import HEAP_KEPT, MEMORY_FLOOR_XET
+from reshard.pipeline.limits import MEMORY_FLOOR_XET
+from reshard.pipeline.stores import heap
 from reshard.pipeline.stores.connect import ConnectSettings
-from reshard.pipeline.stores.heap import keep_freed
 from reshard.pipeline.text import guard_logs
 from reshard.worker import health, logs, tracing, transport
 from reshard.worker.broker import broker_url
@@ -294,7 +294,7 @@ signals.worker_shutting_down.connect(drain.in_main)
 def _begin(**_: Any) -> None:
     warnings.simplefilter("ignore", SecurityWarning)  # of a worker that runs as root, about messages that are not JSON
     logs.configure(settings().log_format)
-    keep_freed(HEAP_KEPT)
+    heap.for_copies()
     app.log.redirect_stdouts("WARNING")  # what libraries print
     tmpdir = settings().tmpdir
     try:  # or each of its units would fail for that

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from reshard.pipeline.limits import LANE_BYTES
+from reshard.pipeline.limits import LANE_BYTES, LANE_STEPS
 
 Step = Callable[[memoryview], object]
 
@@ -14,8 +14,9 @@ Step = Callable[[memoryview], object]
 class Lane:
     """A thread that hands views to steps in the order in which they were put.
 
-    ``put`` waits while more than ``limit`` bytes are under way, so memory does not depend on what passes. The first
-    error of a step ends the lane: every later call raises it. Views must not be written to once they were put.
+    ``put`` waits while more than ``limit`` bytes or LANE_STEPS are under way, so memory does not depend on what passes.
+    The first error of a step ends the lane: every later call raises it. Views must not be written to once they were
+    put.
 
     >>> from contextlib import closing
     >>> seen = []
@@ -41,7 +42,7 @@ class Lane:
     def put(self, step: Step, view: memoryview) -> None:
         """Have ``step(view)`` called behind everything that was put before; raises what an earlier step raised."""
         with self._change:
-            while self._held and self._held + len(view) > self._limit and self._failure is None and not self._ended:
+            while self._is_full(len(view)) and self._failure is None and not self._ended:
                 self._change.wait()
             self.check()
             if self._ended:
@@ -49,6 +50,9 @@ class Lane:
             self._waiting.append((step, view))
             self._held += len(view)
             self._change.notify_all()
+
+    def _is_full(self, more: int) -> bool:
+        return len(self._waiting) >= LANE_STEPS or (self._held > 0 and self._held + more > self._limit)
 
     def flush(self, left: int = 0) -> None:
         """Wait until all but ``left`` of the steps that were put are through; raises what one raised."""

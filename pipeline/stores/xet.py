@@ -33,17 +33,14 @@ from reshard.pipeline.limits import (
     READ_TIMEOUT,
     XET_ATTEMPTS,
     XET_CHECKS,
-    XET_HEAP_KEPT,
-    XET_HEAPS,
-    XET_LARGE_BLOCK,
     XET_READ_MIN,
     XORB_MAX,
 )
 from reshard.pipeline.places import Hub
 from reshard.pipeline.protocols import Source, Traffic, Visibility
+from reshard.pipeline.stores import heap
 from reshard.pipeline.stores.answers import Reconstruction
 from reshard.pipeline.stores.carry import check_written
-from reshard.pipeline.stores.heap import keep_freed
 from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi
 from reshard.pipeline.stores.lfs import missing
@@ -74,7 +71,7 @@ def session(memory_limit: int) -> Any:
     if key not in _sessions:
         import hf_xet
 
-        keep_freed(XET_HEAP_KEPT, XET_LARGE_BLOCK, XET_HEAPS)
+        heap.for_xet()
         _sessions.setdefault(key, hf_xet.XetSession(hf_xet.XetConfig().with_config(settings(memory_limit))))
     return _sessions[key]
 
@@ -317,6 +314,7 @@ class XetBatch:
     def _end(self) -> None:
         self._upload = None
         self._end_pulse()
+        heap.give_back()
 
 
 def _pulse(upload: Any, limiter: RateLimiter) -> Callable[[], None]:

@@ -223,13 +223,14 @@ def _meant(program: str, arguments: list[str]) -> Callable[[], Any]:
     return lambda: runpy.run_module(what, run_name="__main__", alter_sys=True)
 
 
-_code = 0  # with which this process ends, once it is known
+_code = 1  # with which this process ends, unless it carried out what it is for
 
 
 def _carry_out(run: Callable[[], Any]) -> None:
     global _code
     try:
         run()
+        _code = 0
     except SystemExit as end:
         _code = end.code if isinstance(end.code, int) else int(end.code is not None)
         raise
@@ -241,7 +242,9 @@ def _carry_out(run: Callable[[], Any]) -> None:
 def _skip_the_rest() -> None:
     """End before Python takes apart what was imported: of a fork it would copy every page."""
     try:
-        sys.stdout.flush(), sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+            if stream is not None:
+                stream.flush()
     except (OSError, ValueError):  # of which Python tells in its own way
         return
     os._exit(_code)

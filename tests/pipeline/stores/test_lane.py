@@ -8,6 +8,7 @@ from contextlib import closing
 
 import pytest
 
+from reshard.pipeline.limits import LANE_STEPS
 from reshard.pipeline.stores.lane import Lane
 
 
@@ -55,6 +56,24 @@ def test_no_more_than_its_limit_is_under_way_while_a_step_is_slow(lane: Lane) ->
     lane.flush()
     assert not feeder.is_alive() and through == 200
     assert most <= 10 + 4  # one may be through and not yet counted
+
+
+def test_no_more_than_so_many_steps_are_under_way_however_little_they_get(lane: Lane) -> None:
+    may_go, put = threading.Event(), list[int]()
+
+    def feed() -> None:
+        for number in range(2 * LANE_STEPS):
+            lane.put(lambda view: may_go.wait(), memoryview(b""))
+            put.append(number)
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    feeder.join(1)  # without a limit it is through long before
+    assert feeder.is_alive() and len(put) <= LANE_STEPS + 1  # one of which has begun
+    may_go.set()
+    feeder.join(60)
+    lane.flush()
+    assert len(put) == 2 * LANE_STEPS
 
 
 def test_a_view_larger_than_the_limit_passes_alone(lane: Lane) -> None:

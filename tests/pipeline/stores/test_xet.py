@@ -142,8 +142,10 @@ import json, sys
 from resource import RUSAGE_SELF, getrusage
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.request import Options
+from reshard.pipeline.stores import heap
 from reshard.pipeline.stores.connect import Context, open_source, open_target
 
+heap.for_copies()
 context = Context.from_env()
 source = open_source(parse_place(sys.argv[1]), context)
 target = open_target(parse_place(sys.argv[2]), Options(), context)
