@@ -85,8 +85,9 @@ def _look_up(values: _Array, made: _Array, source: str, target: str) -> tuple[_A
             made += _BIAS
             np.bitwise_and(values, 0x8000, out=sizes)
             made |= sizes
-            made[others] = table[values[others]]
-            return values[others], made[others]
+            values = values[others]
+            made[others] = found = table[values]
+            return values, found
     np.take(table, values, out=made, mode="clip")
     return values, made
 
