@@ -137,8 +137,8 @@ SCALED_WINDOW = 16 * MIB  # bytes; of a weight that is put in order to be made p
 SCALES_HELD = 2 * MIB  # scales of one matrix, 4 bytes each; where there are more, each block reads those that it needs
 
 # --------------------------------------------------------------------------------------------------------- stores
-LANE_STEPS = 1024  # under way likewise, of tensors of a few bytes: each is a kilobyte or two with its digests
 LANE_BYTES = 4 * MIB  # bytes under way between two threads of a copy: a few chunks hide how unevenly each works
+LANE_STEPS = 1024  # and of these as many, however few bytes they have: a tensor's digests are a kilobyte or two
 DISK_WRITES = 2  # blocks that a disk has to write at once: it answers two sooner than one after the other
 DISK_BLOCK = 2 * MIB  # bytes written at once: past the cache each write waits for the disk
 CHUNK = 1 * MIB  # bytes; what a store reads or sends at once: large enough that Python's share per chunk is small

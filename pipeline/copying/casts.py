@@ -31,9 +31,9 @@ _QUIET_NAN = {"F32": 0x7FC00000, "F16": 0x7E00, "BF16": 0x7FC0}
 _HALF_MAX = 0x47800000  # 2**16: the first power of two that float16 has no number for
 _HALF_INFINITE = 0x477FF000  # 65,520: the least that float16 rounds to infinity, and the other dtypes later
 _HALF_NORMAL = 0x38800000  # 2**-14: below it float16 is subnormal
-# Of bfloat16, likewise, and what its bits lack once the exponent has moved:
+# Of bfloat16, likewise, and what its bits lack once they are three places up: 2**-14 is 0x0400 in float16.
 _BFLOAT_MAX, _BFLOAT_NORMAL = _HALF_MAX >> 16, _HALF_NORMAL >> 16
-_BIAS = -(112 << 10) & 0xFFFF
+_BIAS = (0x0400 - 8 * _BFLOAT_NORMAL) & 0xFFFF
 _NORMALS: _Array = np.full(CAST_BLOCK, _HALF_NORMAL, np.uint32)  # numpy compares with a single number four times slower
 
 

@@ -297,8 +297,8 @@ class Copy:
             tensor.caster.finish()
             if tensor.caster.overflows:
                 self.overflows[name] = tensor.caster.overflows
-        if tensor.hashes:
-            self.hashes[name] = [total.hexdigest() for total in tensor.hashes]
+        if tensor.as_written:
+            self.hashes[name] = [total.hexdigest() for total in (tensor.as_written, tensor.as_read) if total]
 
 
 class _Tensor:
@@ -308,14 +308,14 @@ class _Tensor:
         self.name = part.entry.name
         self.caster = caster
         self.digest = tensor_digest()
-        # As it is written and, of one that is cast from bytes as they stand, as it is read.
-        self.hashes = [hashlib.sha256() for _ in range(1 + (part.entry.cast and part.as_stored))] if hashed else []
+        self.as_written = hashlib.sha256() if hashed else None
+        self.as_read = hashlib.sha256() if hashed and part.entry.cast and part.as_stored else None
 
     def feed(self, view: memoryview) -> Iterator[memoryview]:
-        for total in self.hashes[1:]:
-            total.update(view)
+        if self.as_read:
+            self.as_read.update(view)
         for made in self.caster.feed(view) if self.caster else (view,):
             self.digest.update(made)
-            for total in self.hashes[:1]:
-                total.update(made)
+            if self.as_written:
+                self.as_written.update(made)
             yield made
