@@ -93,7 +93,9 @@ def verify(
     Example: reshard verify you/gpt2-200MB --against openai-community/gpt2 --deep
     """
     from reshard.pipeline import api
+    from reshard.pipeline.stores import heap
 
+    heap.for_copies()
     with bar(output) as shown:
         verified = api.verify(
             place,

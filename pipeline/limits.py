@@ -131,7 +131,7 @@ GATHER_HOLE = 4 * KIB  # bytes between elements that are read through: a page, w
 # 28 MiB once went over the 128 MB of a copy, under load.
 GATHER_WINDOW = 24 * MIB  # bytes
 CAST_BLOCK = 64 * KIB  # elements; what a cast holds of them in between, 4 bytes each, fits a core's cache
-LOOKUP_BLOCK = 512 * KIB  # elements, of 16 bits; a fifth less time than a quarter as many, each of which is ten calls
+LOOKUP_BLOCK = 256 * KIB  # elements, of 16 bits, each of which a lookup holds in 8 bytes: below LARGE_BLOCK
 DEQUANTIZE_BLOCK = 256 * KIB  # elements of a quantised weight that are made plain at once, 4 bytes each and more
 SCALED_WINDOW = 16 * MIB  # bytes; of a weight that is put in order to be made plain, which takes memory beside it
 SCALES_HELD = 2 * MIB  # scales of one matrix, 4 bytes each; where there are more, each block reads those that it needs

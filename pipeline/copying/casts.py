@@ -33,6 +33,7 @@ _HALF_INFINITE = 0x477FF000  # 65,520: the least that float16 rounds to infinity
 _HALF_NORMAL = 0x38800000  # 2**-14: below it float16 is subnormal
 # Of bfloat16, likewise, and what its bits lack once they are three places up: 2**-14 is 0x0400 in float16.
 _BFLOAT_MAX, _BFLOAT_NORMAL = _HALF_MAX >> 16, _HALF_NORMAL >> 16
+_SHIFTED = 64  # one other value in so many at most, or a lookup of all is faster
 _BIAS = (0x0400 - 8 * _BFLOAT_NORMAL) & 0xFFFF
 _NORMALS: _Array = np.full(CAST_BLOCK, _HALF_NORMAL, np.uint32)  # numpy compares with a single number four times slower
 
@@ -73,18 +74,20 @@ def _look_up(values: _Array, made: _Array, source: str, target: str) -> tuple[_A
     """Fill ``made``; returns those that had to be looked up, and what was made of them.
 
     A bfloat16 that float16 has as a normal number is its bits three places up, with another bias of the exponent. It
-    takes half as long to do so with all, and to look up the others: of weights, one in some hundreds.
+    takes half as long to do so with all, and to look up the others, where these are few: of most weights, one in some
+    hundreds.
     """
     table = _table(source, target)
     if target == "F16":
         sizes = values * 2
         sizes -= 2 * _BFLOAT_NORMAL
-        others = np.flatnonzero(sizes >= 2 * (_BFLOAT_MAX - _BFLOAT_NORMAL))
-        if len(others) <= len(values) // 8:
+        unlike = sizes >= 2 * (_BFLOAT_MAX - _BFLOAT_NORMAL)
+        if np.count_nonzero(unlike) <= len(values) // _SHIFTED:
             np.multiply(values, 8, out=made)
             made += _BIAS
             np.bitwise_and(values, 0x8000, out=sizes)
             made |= sizes
+            others = np.flatnonzero(unlike)
             values = values[others]
             made[others] = found = table[values]
             return values, found

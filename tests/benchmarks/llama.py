@@ -13,10 +13,9 @@ from tests.support.giants import Spec
 
 WIDTH, INNER, HEADS, KV_HEADS, VOCABULARY = 2048, 8192, 32, 8, 32_000
 SMALL = 16  # times narrower where the whole model is smaller than one such layer
-BLOCK = 1 << 24  # bytes of noise that are made at once
+BLOCK = 1 << 22  # weights that are made at once
 NAMES = {"BF16": "bfloat16", "F32": "float32"}
-# Bits that stay random, and bits that are set: weights between 2^-15 and 2^-7 that each dtype holds as normal numbers.
-NOISE = {"BF16": (np.uint16, 0x83FF, 0x3800), "F32": (np.uint32, 0x83FFFFFF, 0x38000000)}
+SPREAD = np.float32(0.02)  # the standard deviation that models begin with, transformers' initializer_range
 
 
 def config(size: int, dtype: str = "BF16") -> dict[str, object]:
@@ -68,13 +67,12 @@ def save(folder: Path, size: int, dtype: str = "BF16", seed: int = 15) -> int:
     (folder / "config.json").write_text(json.dumps(made))
     path = folder / "model.safetensors"
     header = build_header([(name, kind, shape) for name, kind, shape in specs(made, dtype)], {"format": "pt"})
-    kind, random, fixed = NOISE[dtype]
-    left = sum(int(np.prod(shape)) for _, _, shape in specs(made, dtype)) * np.dtype(kind).itemsize
+    left = sum(int(np.prod(shape)) for _, _, shape in specs(made, dtype))
     noise = np.random.default_rng(seed)
     with path.open("wb") as file:
         file.write(header)
         while left:
-            block = np.frombuffer(noise.bytes(min(BLOCK, left)), kind) & kind(random) | kind(fixed)
-            file.write(block.data)
-            left -= block.nbytes
+            weights = noise.standard_normal(min(BLOCK, left), np.float32) * SPREAD
+            file.write((weights.view("<u2")[1::2] if dtype == "BF16" else weights).tobytes())
+            left -= len(weights)
     return path.stat().st_size

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 import struct
+import subprocess
+import sys
 from itertools import pairwise, product
 
 import numpy as np
@@ -161,6 +164,32 @@ def test_a_stream_may_be_cut_anywhere(case: tuple[str, str, list[int]], cuts: li
 def test_a_long_window_is_cast_in_blocks_and_stays_equal() -> None:
     data = torch.randn(1_500_000, generator=torch.Generator().manual_seed(0)).numpy().tobytes()
     assert bytes(cast(data, "F32", "BF16").data) == torch_bytes(data, "F32", "BF16")
+
+
+# 1 MB of bits; most values are what float16 has no normal number for.
+IN_USED_MEMORY = """
+from resource import RUSAGE_SELF, getrusage
+from reshard.pipeline.copying.casts import cast
+from reshard.pipeline.stores import heap
+heap.for_copies()
+data = bytes(range(1, 250, 3)) * 8 * 1600
+for source, target in {pairs}:
+    for _ in range(3):
+        cast(data, source, target)
+    begun = getrusage(RUSAGE_SELF).ru_minflt
+    for _ in range(50):
+        cast(data, source, target)
+    print(source, target, getrusage(RUSAGE_SELF).ru_minflt - begun)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="what is kept of freed memory is told to glibc alone")
+def test_casts_are_made_in_memory_that_is_used_again() -> None:
+    command = [sys.executable, "-c", IN_USED_MEMORY.format(pairs=CASTS)]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    new_pages = {(source, target): int(pages) for source, target, pages in map(str.split, lines)}
+    assert new_pages.keys() == set(CASTS)
+    assert max(new_pages.values()) < 50, new_pages  # in 50 casts; 150 and more where each takes a block anew
 
 
 def test_strict_refuses_the_first_overflow_by_name() -> None:
