@@ -138,7 +138,7 @@ SCALES_HELD = 2 * MIB  # scales of one matrix, 4 bytes each; where there are mor
 
 # --------------------------------------------------------------------------------------------------------- stores
 LANE_BYTES = 4 * MIB  # bytes under way between two threads of a copy: a few chunks hide how unevenly each works
-LANE_STEPS = 1024  # and of these as many, however few bytes they have: a tensor's digests are a kilobyte or two
+LANE_STEPS = 1024  # and of these as many, however few bytes they have: of a view of one byte Python holds some 300
 DISK_WRITES = 2  # blocks that a disk has to write at once: it answers two sooner than one after the other
 DISK_BLOCK = 2 * MIB  # bytes written at once: past the cache each write waits for the disk
 CHUNK = 1 * MIB  # bytes; what a store reads or sends at once: large enough that Python's share per chunk is small

@@ -3,15 +3,14 @@
 Each tensor is digested as it is read, and again as it is written, cut out of the stream by the header that was written
 (hashing.py). A shard gets a receipt only when both agree and the store has answered for the whole batch. Source files
 that are read whole are also hashed range by range, so that a tensor which another process copied, or this one before a
-crash, is compared with the attested bytes. This thread reads; a lane behind it hashes and writes, and where tensors are
-cast, one between the two casts (stores/lane.py).
+crash, is compared with the attested bytes. This thread reads; a lane behind it hashes and writes (stores/lane.py).
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, chain
@@ -32,7 +31,7 @@ from reshard.pipeline.planning.model import Cut, Entry, Group, Plan, Receipt, Sh
 from reshard.pipeline.planning.ranges import Part, cuts_of, parts
 from reshard.pipeline.protocols import Batch, Sink, Source
 from reshard.pipeline.request import Options
-from reshard.pipeline.stores.lane import Lane, Step
+from reshard.pipeline.stores.lane import Lane
 from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.tensors import Attestation, ByteRange, Record, StoredFile
 
@@ -108,14 +107,10 @@ def copy(
     cuts = chain(group.witnesses, *(cuts_of(number, shards[number]) for number in group.shards))
     hashers = file_hashers(plan.files, group.attests, plan.records, cuts)
     places = (place for shard in todo for part in parts(shard.entries) for place in part.places)
-    casts = any(entry.cast for shard in todo for entry in shard.entries)
     with closing(Stream(source, plan.files, places, hashers, tick)) as stream:
         while todo:
-            # Closed after the one that it may wait for, which then no longer lets it.
-            with closing(Lane("cast")) if casts else nullcontext() as casting, closing(Lane("write")) as lane:
-                copier = _Copier(
-                    plan, source, sink, stream, disk or ScratchSpace(), stored, should_yield, lane, casting
-                )
+            with closing(Lane("write")) as lane:
+                copier = _Copier(plan, source, sink, stream, disk or ScratchSpace(), stored, should_yield, lane)
                 todo = todo[copier.batch(_batch(todo)) :]
         stream.finish()
     if rest := stream.taken():
@@ -176,7 +171,6 @@ class _Copier:
     stored: Callable[[list[Receipt], Moved], None]
     should_yield: Callable[[], bool]
     lane: Lane
-    casting: Lane | None
 
     def batch(self, shards: Sequence[Shard]) -> int:
         """Copy ``shards``, or the first of them where it should yield; returns how many."""
@@ -216,14 +210,14 @@ class _Copier:
 
     def _shard(self, shard: Shard, batch: Batch) -> Copy:
         written = HashingWriter(shard, batch.open(shard.path, shard.size), self.lane)
-        one = Copy(written, self.stream, self.disk, self.plan.options, self.casting)
-        one.pass_on(written.write, memoryview(shard.header))
+        one = Copy(written, self.stream, self.disk, self.plan.options)
+        one.written.write(memoryview(shard.header))
         with closing(Scales(self.disk, parts(shard.entries))) as scales:
             for part in parts(shard.entries):
                 one.copy(part, scales)
                 if padding := shard.padding(part.entry):
-                    one.pass_on(written.write, memoryview(bytes(padding)))
-            one.finish()
+                    one.written.write(memoryview(bytes(padding)))
+        one.written.finish()
         one.check(shard)
         return one
 
@@ -236,39 +230,38 @@ class Copy:
     stream: Stream
     disk: ScratchSpace
     options: Options
-    casting: Lane | None
     tensors: dict[str, str] = field(default_factory=dict)
     ranges: dict[str, list[str]] = field(default_factory=dict)  # of those that are not their bytes as they stand
     overflows: dict[str, int] = field(default_factory=dict)  # of those that are cast: values that became infinite
     hashes: dict[str, list[str]] = field(default_factory=dict)  # sha256 as written, and of a cast one as read
 
     def copy(self, part: Part, scales: Scales) -> None:
-        """Read ``part`` and pass it on, to be cast as its entry says and written; or keep it among ``scales``."""
+        """Read ``part`` and write it, in order and cast as its entry says; or keep it among ``scales``."""
         entry = part.entry
         plain = part.contiguous and len(part.places) == 1 and not (entry.cast or part.kept)
         take = self.stream.take if plain else partial(self._noted, entry.name)
         if part.kept:
             scales.keep(part, take)
             return
-        tensor = _Tensor(part, caster_of(entry, scales, strict=self.options.strict_dtype), self.options.tensor_hashes)
+        digest = tensor_digest()
+        caster = caster_of(entry, scales, strict=self.options.strict_dtype)
+        as_written = hashlib.sha256() if self.options.tensor_hashes else None
+        as_read = hashlib.sha256() if as_written and entry.cast and part.as_stored else None
         for view in packed(part, take, self.disk, scales, self.stream.tick):
-            self.pass_on(partial(self._write, tensor), view)
-            if part.after and self.casting:
-                self.casting.flush()  # its scale lies in a file that is closed after the last view
-        self.pass_on(partial(self._finish, tensor), memoryview(b""))
-
-    def pass_on(self, step: Step, view: memoryview) -> None:
-        """``step(view)``, after everything that was passed on before."""
-        if self.casting is None:
-            step(view)
-        else:
-            self.casting.put(step, view)
-
-    def finish(self) -> None:
-        """End the shard, once all of it was passed on; raises as ``HashingWriter.finish``, and what a step raised."""
-        if self.casting:
-            self.casting.flush()
-        self.written.finish()
+            if as_read:
+                as_read.update(view)
+            for made in caster.feed(view) if caster else (view,):
+                digest.update(made)
+                if as_written:
+                    as_written.update(made)
+                self.written.write(made)
+        if caster is not None:
+            caster.finish()
+            if caster.overflows:
+                self.overflows[entry.name] = caster.overflows
+        self.tensors[entry.name] = digest.hexdigest()
+        if as_written:
+            self.hashes[entry.name] = [total.hexdigest() for total in (as_written, as_read) if total]
 
     def check(self, shard: Shard) -> None:
         """Raises DigestsDiffer unless what was written is, tensor by tensor, what was read."""
@@ -285,37 +278,3 @@ class Copy:
             digest.update(view)
             yield view
         self.ranges.setdefault(name, []).append(digest.hexdigest())
-
-    def _write(self, tensor: _Tensor, view: memoryview) -> None:
-        for made in tensor.feed(view):
-            self.written.write(made)
-
-    def _finish(self, tensor: _Tensor, _: memoryview) -> None:
-        name = tensor.name
-        self.tensors[name] = tensor.digest.hexdigest()
-        if tensor.caster is not None:
-            tensor.caster.finish()
-            if tensor.caster.overflows:
-                self.overflows[name] = tensor.caster.overflows
-        if tensor.as_written:
-            self.hashes[name] = [total.hexdigest() for total in (tensor.as_written, tensor.as_read) if total]
-
-
-class _Tensor:
-    """One tensor between the reading and the writing: cast where it has to be, and digested."""
-
-    def __init__(self, part: Part, caster: Caster | Dequantizer | None, hashed: bool) -> None:
-        self.name = part.entry.name
-        self.caster = caster
-        self.digest = tensor_digest()
-        self.as_written = hashlib.sha256() if hashed else None
-        self.as_read = hashlib.sha256() if hashed and part.entry.cast and part.as_stored else None
-
-    def feed(self, view: memoryview) -> Iterator[memoryview]:
-        if self.as_read:
-            self.as_read.update(view)
-        for made in self.caster.feed(view) if self.caster else (view,):
-            self.digest.update(made)
-            if self.as_written:
-                self.as_written.update(made)
-            yield made

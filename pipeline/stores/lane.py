@@ -42,11 +42,11 @@ class Lane:
     def put(self, step: Step, view: memoryview) -> None:
         """Have ``step(view)`` called behind everything that was put before; raises what an earlier step raised."""
         with self._change:
-            while self._is_full(len(view)) and self._failure is None and not self._ended:
-                self._change.wait()
-            self.check()
             if self._ended:
                 raise RuntimeError("nothing can be put into a lane that was closed")
+            while self._is_full(len(view)) and self._failure is None:
+                self._change.wait()
+            self.check()
             self._waiting.append((step, view))
             self._held += len(view)
             self._change.notify_all()

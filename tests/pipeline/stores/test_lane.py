@@ -128,29 +128,3 @@ def test_close_drops_what_waits_and_lets_a_running_step_end() -> None:
     assert not closing.is_alive() and seen == [1]
     with pytest.raises(RuntimeError, match="closed"):
         lane.put(slow, memoryview(b"3"))
-
-
-def test_whoever_waits_to_put_something_is_told_that_the_lane_was_closed() -> None:
-    lane = Lane(limit=10)
-    entered, may_go, refused = threading.Event(), threading.Event(), threading.Event()
-
-    def slow(view: memoryview) -> None:
-        entered.set()
-        may_go.wait()
-
-    def put() -> None:
-        with pytest.raises(RuntimeError, match="closed"):
-            lane.put(slow, memoryview(b"1234"))
-        refused.set()
-
-    lane.put(slow, memoryview(b"12345678"))
-    assert entered.wait(30)
-    putting = threading.Thread(target=put)
-    putting.start()
-    closing = threading.Thread(target=lane.close)
-    closing.start()
-    assert refused.wait(30)  # whatever the step that runs still does
-    may_go.set()
-    for thread in (putting, closing):
-        thread.join(30)
-        assert not thread.is_alive()
