@@ -27,8 +27,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Three processes for the 2 cores that the suite is made for: its tests often wait for what they started. One file's tests
-# stay together, because they share its servers, and the files come in the order of tests/conftest.py. What fails is shown
-# at once, because a run may be ended before its summary.
+# stay together, because they share its servers, and the files come in the order of tests/conftest.py, which says of which
+# each test may go anywhere. What fails is shown at once, because a run may be ended before its summary.
 PYTEST := python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --instafail --durations 20 --durations-min 5
 
 help:

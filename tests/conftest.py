@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from tests.support import warm_reload
 
@@ -35,8 +37,8 @@ LONGEST = [
     ROOT / "tests" / name
     for name in (
         "worker/test_workers.py",
-        "pipeline/verifying/test_class_sweep.py",
         "pipeline/test_memory_formats.py",
+        "pipeline/verifying/test_class_sweep.py",
         "formats/test_table.py",
         "test_packaging.py",
         "worker/test_mixed_catalog.py",
@@ -51,6 +53,7 @@ LONGEST = [
     )
 ]
 assert all(path.exists() for path in LONGEST)
+SHARED = "tests/pipeline/verifying/test_class_sweep.py"  # 80 minutes for one process, with nothing that its tests share
 SLOW_TIMEOUT = 1800  # seconds after which a slow test hangs; a machine may take 5 times what another does
 
 
@@ -83,6 +86,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT))
+
+
+class ByFile(LoadFileScheduling):
+    """A file's tests for one process, but for those that any may take one by one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid if nodeid.startswith(SHARED) else super()._split_scope(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
+    return ByFile(config, log)
 
 
 def pytest_configure(config: pytest.Config) -> None:
