@@ -66,6 +66,26 @@ def test_a_worker_that_copies_stays_small(site: Site, tmp_path: Path) -> None:
     assert max(peaks) < MEMORY_FLOOR, f"{peaks} bytes"
 
 
+@pytest.mark.slow
+def test_a_worker_copies_over_xet_through_memory_that_it_uses_again(site: Site, tmp_path: Path) -> None:
+    big = tmp_path / "big"
+    save_sharded(big, numbered(arrays(4, 32 * MB), 1))
+    repo = site.space.repo("big")
+    site.space.admin.create_repo(repo)
+    site.space.admin.import_files(repo, {path.name: path for path in big.iterdir()})
+    worker = site.machine.worker(concurrency=1)
+    options = Options(size=50 * MB, transport="xet")
+    request = Request(source=Hub(repo=repo), target=Hub(repo=site.space.repo("cut")), options=options)
+    assert site.ended(site.store.submit(request).id).state == JobState.done
+    (child,) = worker.children()
+    assert new_pages(child) < 100_000  # 65,000; without reuse 180,000
+
+
+def new_pages(pid: int) -> int:
+    """That the system made for one process so far, of 4 KiB each."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7])
+
+
 def peak_rss(pid: int) -> int:
     """Bytes, of one process at its largest."""
     status = Path(f"/proc/{pid}/status").read_text()
