@@ -14,6 +14,7 @@ from reshard.client.facts import source_bytes
 from reshard.client.models.jobs import Finished, Moved, Waits
 from reshard.client.models.records import Problem
 from reshard.pipeline.errors import ProofError
+from reshard.pipeline.paths import ENTER, is_there
 from reshard.pipeline.request import Request
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def run(request: Request, output: Output, jobs: Jobs = None, verbose: Verbose = 
     from reshard.pipeline.stores.connect import Context, own_limiters
 
     heap.for_copies()
+    there = is_there()
     with bar(output) as shown:
         view = View(request, output, shown, reshard.PHASES, verbose)
         watcher = reshard.Watcher(
@@ -50,6 +52,8 @@ def run(request: Request, output: Output, jobs: Jobs = None, verbose: Verbose = 
             if checks := Problem.model_validate(error).checks():
                 shown.say(checks_text(checks))
             raise
+    if there and not is_there():
+        view.undo.append(("folder", f"this shell is still in the old folder: {ENTER}"))
     plan = report.plan
     done = Finished.of(
         report,

@@ -37,7 +37,8 @@ from reshard.pipeline.errors import (
     WeightsExcluded,
 )
 from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX, LAYERS_MAX, MANIFEST_MAX
-from reshard.pipeline.places import NOWHERE, resolved
+from reshard.pipeline.paths import resolved
+from reshard.pipeline.places import NOWHERE
 from reshard.pipeline.planning.beside import excluded
 from reshard.pipeline.planning.build import Known, make_plan, request_key, weights_key
 from reshard.pipeline.planning.estimate import needs

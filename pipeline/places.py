@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 from urllib.parse import quote, unquote
@@ -25,6 +24,7 @@ from pydantic import (
 
 from reshard.pipeline.errors import BadPlace, UsageError, shortened
 from reshard.pipeline.limits import PATH_MAX, REPO_MAX, REVISION_MAX, URL_MAX
+from reshard.pipeline.paths import absolute, resolved
 from reshard.pipeline.urls import is_http, shown, split_url
 from reshard.pipeline.validation import Matching, Strict
 
@@ -253,7 +253,7 @@ class Folder(_Place):
         if re.search("[\ud800-\udfff]", text):
             raise BadPlace(value=repr(text), why="name is not UTF-8", cure="rename the folder")
         # `./~` is a folder of that name, which Path would make `~`.
-        path = (Path(text).expanduser() if text.startswith("~/") else Path(text)).absolute()
+        path = absolute(Path(text).expanduser() if text.startswith("~/") else Path(text))
         real = str(resolved(str(path)) if ".." in path.parts else path)
         if len(real) > PATH_MAX:
             raise ValueError(f"a folder path can have at most {PATH_MAX} characters")
@@ -352,7 +352,7 @@ def parse_place(value: str | os.PathLike[str] | AnyPlace) -> AnyPlace:
         return value
     if not isinstance(value, str | os.PathLike):
         raise BadPlace(value=shortened(repr(value)), why="not a place", cure="give it as text, or a folder as a path")
-    text = value.strip() if isinstance(value, str) else str(Path(value).absolute())
+    text = value.strip() if isinstance(value, str) else str(absolute(Path(value)))
     if not text:
         raise BadPlace(value=repr(value), why="empty; is a shell variable unset?")
     try:
@@ -412,28 +412,6 @@ def _from_url(url: str) -> tuple[str, str | None, str | None]:
 
 def is_pull_request(ref: str) -> bool:
     return ref.startswith("refs/pr/")
-
-
-def state_dir() -> Path:
-    """Where programs of this user keep state (XDG Base Directory Specification)."""
-    folder = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(os.path.expanduser(folder), "reshard")  # noqa: PTH111 -- Path's raises where there is no home
-
-
-def resolved(path: str) -> Path:
-    """``path`` with its links followed, whether or not something is there.
-
-    Raises BadPlace for a path that no system call takes: too long, a link that leads back to itself, a NUL in it.
-    """
-    try:
-        real = Path(os.path.realpath(path))
-        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-            real.stat()
-    except OSError as error:
-        raise BadPlace(value=path, why=error.strerror or str(error)) from error
-    except ValueError as error:
-        raise BadPlace(value=path, why=str(error)) from error
-    return real
 
 
 def check_repo(repo: str, value: str = "") -> str:

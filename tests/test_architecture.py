@@ -199,7 +199,7 @@ ROOMS = {
         {"checkpoint", "request"},
         {"check", "protocols"},
         {"places", "tensors", "renaming"},
-        {"validation", "arguments", "guarded_yaml"},
+        {"validation", "arguments", "guarded_yaml", "paths"},
         {"sizes", "text", "urls"},
         {"limits", "errors"},
         {"figures", "installed"},

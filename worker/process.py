@@ -17,7 +17,7 @@ from billiard.pool import EX_RECYCLE
 from celery import signals
 
 from reshard.pipeline.errors import TempDirUnusable
-from reshard.pipeline.places import state_dir
+from reshard.pipeline.paths import state_dir
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.verdicts import VERDICTS

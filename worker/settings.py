@@ -20,7 +20,7 @@ from pydantic import AfterValidator, Field, SecretStr, ValidationError, field_va
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from reshard.pipeline.errors import BadSetting
-from reshard.pipeline.places import state_dir
+from reshard.pipeline.paths import state_dir
 from reshard.pipeline.urls import is_http
 from reshard.pipeline.validation import first_problem
 

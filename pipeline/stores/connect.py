@@ -15,7 +15,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from reshard.pipeline.errors import BadSetting, BadSize, EndpointNotAllowed
 from reshard.pipeline.limits import MEMORY_FLOOR, MEMORY_FLOOR_XET
-from reshard.pipeline.places import AnyPlace, Hub, require_branches, state_dir
+from reshard.pipeline.paths import state_dir
+from reshard.pipeline.places import AnyPlace, Hub, require_branches
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.request import Options, Transport
 from reshard.pipeline.sizes import parse_size

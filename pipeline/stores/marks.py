@@ -14,7 +14,7 @@ import tempfile
 from contextlib import suppress
 
 from reshard.pipeline.limits import MARK_KEY
-from reshard.pipeline.places import state_dir
+from reshard.pipeline.paths import state_dir
 
 KEY = "record.key"  # in what a user's programs keep as state
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from tests.cli.conftest import Run
 from tests.pipeline.stores.conftest import write_files
 from tests.support.giants import save_sparse
 from tests.support.models import arrays, save_single
+from tests.support.warm import COMMAND
 
 
 def test_a_plan_shows_what_would_be_written_and_writes_nothing(reshard: Run, model: Path, tmp_path: Path) -> None:
@@ -429,3 +432,27 @@ def test_fewer_files_at_a_time_than_asked_are_told_in_a_line(
     )
     line = "copying 1 source file at a time instead of 2, limited by RESHARD_MEMORY_LIMIT"
     assert done.code == 0 and " ".join(done.err.split()).count(line) == int(told)
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_shell_in_the_folder_that_a_run_replaced_is_told_to_enter_it_again(
+    model: Path, tmp_path: Path, is_kept: bool
+) -> None:
+    """Relative paths would mean what was there before, which is kept where it was another's, or nothing."""
+    (tmp_path / "here").mkdir()
+    if is_kept:
+        shutil.copytree(model, tmp_path / "here", dirs_exist_ok=True)
+    read = "." if is_kept else shlex.quote(str(model))
+    lines = [
+        f"cd {shlex.quote(str(tmp_path / 'here'))}",
+        f"{COMMAND} run {read} --to . --size 3300B || exit 1",
+        f"{COMMAND} plan . && exit 1",
+        f"{COMMAND} run ./x --to ./y && exit 1",
+        'cd "$PWD"',
+        f"{COMMAND} verify . -q",  # of a class that its config does not name
+    ]
+    done = subprocess.run(["sh", "-c", "\n".join(lines)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("inconclusive\n") and 'type cd "$PWD" to enter the new folder\n' in done.stdout
+    assert done.stderr.count("error[usage.place]: ") == done.stderr.count('hint: type cd "$PWD"') == 2
+    assert (tmp_path / ".here.reshard.last").exists() == is_kept

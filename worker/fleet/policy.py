@@ -23,7 +23,8 @@ from reshard.pipeline.errors import (
     TokenMissing,
 )
 from reshard.pipeline.errors.base import GO_ON
-from reshard.pipeline.places import Hub, check_repo, repository, resolved
+from reshard.pipeline.paths import resolved
+from reshard.pipeline.places import Hub, check_repo, repository
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.connect import Context

@@ -26,7 +26,8 @@ from reshard.pipeline.errors import (
     WholeCache,
 )
 from reshard.pipeline.limits import CHUNK, FOLDER_DEPTH_MAX
-from reshard.pipeline.places import Folder, resolved
+from reshard.pipeline.paths import resolved
+from reshard.pipeline.places import Folder
 from reshard.pipeline.protocols import Visibility
 from reshard.pipeline.stores.folder.hf_cache import Owns, is_moved_snapshot, owned_by_cache, snapshot_below, snapshot_in
 from reshard.pipeline.stores.record import digest_of

@@ -28,7 +28,7 @@ from glob import escape
 from pathlib import Path
 from uuid import uuid4
 
-from reshard.pipeline.places import resolved
+from reshard.pipeline.paths import resolved
 from reshard.pipeline.stores.folder.disk import make_folder, remove_if_empty, remove_tree, sync_folder, write_file
 from reshard.pipeline.stores.locks import FileLock
 from reshard.pipeline.stores.scratch import remove_abandoned

@@ -10,7 +10,8 @@ from stat import S_ISREG
 
 from reshard.pipeline.errors import FolderNotWritable, ObjectLost, TargetConflict, TargetUnfinished, UnsafePath
 from reshard.pipeline.limits import RECORD_MAX
-from reshard.pipeline.places import Folder, resolved
+from reshard.pipeline.paths import resolved
+from reshard.pipeline.places import Folder
 from reshard.pipeline.protocols import Addition, Change, Commit, HeadMoved, Leave, Source, TargetState
 from reshard.pipeline.stores.carry import SinkOf
 from reshard.pipeline.stores.folder.disk import disk_errors, remove_if_empty, sync_folder, write_file
