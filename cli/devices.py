@@ -15,6 +15,7 @@ from reshard.pipeline.errors import BadSize, UsageError
 from reshard.pipeline.limits import CONFIG_MAX
 from reshard.pipeline.planning.model import Output, Plan
 from reshard.pipeline.sizes import parse_size
+from reshard.pipeline.verifying.load import DEVICE_MAPS
 
 if TYPE_CHECKING:
     from reshard.pipeline.protocols import Source
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 Limits = Mapping[str, int] | None  # bytes by device
 DeviceMap = str | Mapping[str, str] | None  # a strategy by its name, or devices by module
 
-# What accelerate and transformers call the maps that they infer.
-DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 STRADDLING_SHOWN = 8  # blocks; --json has them all
 
 # What accelerate takes in a device map: an accelerator by its number or by its name in torch, the CPU, the disk.
@@ -34,10 +33,11 @@ _LIMITED = re.compile(r"[0-9]+|cpu")
 
 def read_placement(device_map: str | None, max_memory: str | None) -> tuple[DeviceMap, Limits]:
     """What --device-map and --max-memory say; raises UsageError, also for devices by module that come with limits."""
-    if max_memory and device_map and device_map not in DEVICE_MAPS:
-        raise UsageError(what="--max-memory and --device-map FILE cannot be used together")
     limits = parse_max_memory(max_memory) if max_memory else None
-    return read_device_map(device_map) if device_map else None, limits
+    placed = read_device_map(device_map) if device_map else None
+    if limits and isinstance(placed, dict):
+        raise UsageError(what="--max-memory and --device-map FILE cannot be used together")
+    return placed, limits
 
 
 def parse_max_memory(value: str) -> dict[str, int]:
@@ -69,7 +69,8 @@ def read_device_map(value: str) -> str | dict[str, str]:
             raise UsageError(what=f"--device-map {path} is larger than {CONFIG_MAX:,} bytes")
         pairs = json.loads(text, object_pairs_hook=tuple)  # a list is an array
     except OSError as error:
-        raise UsageError(what=f"--device-map {path}: {error.strerror}") from error
+        known = "" if "/" in value else f"; use a file, or one of {', '.join(DEVICE_MAPS)}"
+        raise UsageError(what=f"--device-map {path}: {error.strerror}{known}") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(what=f"--device-map {path}: not JSON: {error}") from error
     if not isinstance(pairs, tuple):

@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-from reshard.pipeline.arguments import as_option
+from reshard.pipeline.arguments import as_option, in_python
 from reshard.pipeline.check import Check, Result
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.copying.stream import Tick
+from reshard.pipeline.errors import UsageError, shortened
 from reshard.pipeline.limits import LOAD_CPU, LOAD_TIME
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.request import Options
@@ -29,6 +30,8 @@ from reshard.pipeline.verifying.opened import UNCHANGED
 from reshard.pipeline.verifying.tokenizer import fetched
 
 Loader = Literal["transformers", "accelerate"]
+# What accelerate and transformers call the maps that they infer.
+DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +39,34 @@ class LoadOptions:
     """How to load: ``device_map`` is one of accelerate's words or devices by module, "disk" among them; ``max_memory``
     bytes by device ("0", "cpu"), beyond which blocks go to disk; ``memory`` the bytes that the process may hold of its
     own, mapped files not counted, beyond which it is ended (on Linux).
+
+    Raises UsageError for anything else.
     """
 
     loader: Loader = "transformers"
     device_map: str | Mapping[str, str | int] = "auto"
     max_memory: Mapping[str, int] | None = None
     memory: int | None = None
+
+    @in_python()
+    def __post_init__(self) -> None:
+        if self.loader not in get_args(Loader):
+            raise _unusable("loader", f"one of {', '.join(get_args(Loader))}", self.loader)
+        if self.device_map not in DEVICE_MAPS and not isinstance(self.device_map, Mapping):
+            raise _unusable("device_map", f"one of {', '.join(DEVICE_MAPS)}, or devices by module", self.device_map)
+        limits = {} if self.max_memory is None else self.max_memory
+        if not isinstance(limits, Mapping) or not all(isinstance(d, str) and _is_size(n) for d, n in limits.items()):
+            raise _unusable("max_memory", 'bytes by device, such as {"cpu": 2 * 10**9}', self.max_memory)
+        if self.memory is not None and not _is_size(self.memory):
+            raise _unusable("memory", "a number of bytes", self.memory)
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _unusable(argument: str, words: str, given: object) -> UsageError:
+    return UsageError(what=f"{argument} must be {words}, not {shortened(repr(given))}")
 
 
 DEFAULTS = LoadOptions()

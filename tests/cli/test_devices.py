@@ -126,6 +126,12 @@ def test_a_map_that_cannot_be_read_is_refused_in_one_line(reshard: Run, model: P
     done = reshard("plan", model, "--device-map", tmp_path)
     assert done.code == 2
     assert done.err.startswith(f"error[usage]: --device-map {tmp_path}: Is a directory\n")
+    mistyped = reshard("plan", model, "--device-map", "balancd", "--max-memory", "cpu=1GB")
+    assert mistyped.code == 2
+    assert mistyped.err.startswith(
+        "error[usage]: --device-map balancd: No such file or directory;"
+        " use a file, or one of auto, balanced, balanced_low_0, sequential\n"
+    )
     with pytest.raises(UsageError, match="is larger than"):
         read_device_map("/dev/zero")
 

@@ -174,10 +174,11 @@ def test_a_map_that_misses_a_parameter_names_it(reshard: Run, headless: Path, tm
     assert "no device for model.embed_tokens.weight" in done.err
 
 
-def test_a_load_of_weights_alone_is_skipped(reshard: Run, cut: Path) -> None:
+def test_a_load_of_weights_alone_is_skipped_and_what_was_asked_for_did_not_pass(reshard: Run, cut: Path) -> None:
     done = reshard("verify", cut, "--load")
     assert done.code == 0, done.err
     assert "load            skipped" in done.out and "config.json" in done.out
+    assert ": inconclusive (2 skipped, of 4 checks)" in done.out.splitlines()[-1]
 
 
 def test_what_cannot_be_looked_at_is_an_error_of_its_own(reshard: Run, bare: Path, tmp_path: Path) -> None:

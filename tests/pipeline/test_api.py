@@ -22,7 +22,19 @@ from safetensors.numpy import save_file
 
 import reshard
 from reshard import pipeline
-from reshard.pipeline import AccessError, Hub, Options, Request, ReshardError, UsageError, errors, plan, run, verify
+from reshard.pipeline import (
+    AccessError,
+    Hub,
+    LoadOptions,
+    Options,
+    Request,
+    ReshardError,
+    UsageError,
+    errors,
+    plan,
+    run,
+    verify,
+)
 from reshard.pipeline.arguments import FLAGS, as_arguments
 from reshard.pipeline.request import Given
 
@@ -142,6 +154,18 @@ def test_a_plan_of_what_is_up_to_date_says_so_in_its_line(model: Path, tmp_path:
         (lambda model, given: run(Request.of(model, "./out"), None, None, True), "^meta_loader must be a MetaLoader,"),
         (lambda model, given: Request.of(model, size=True), "^size: must be a size, such as 200MB, not True$"),
         (lambda model, given: Options.of(dtype=given), "^dtype: must be .*, not './model'$"),
+        (lambda model, given: LoadOptions(loader=given), "^loader must be one of transformers, accelerate, not './mod"),
+        (lambda model, given: LoadOptions(device_map=given), "^device_map must be one of auto, .* by module, not './m"),
+        (
+            lambda model, given: LoadOptions(max_memory=given),
+            "^max_memory must be bytes by device, .* not './m",
+        ),
+        (
+            lambda model, given: LoadOptions(max_memory={"cpu": given}),
+            "^max_memory must be bytes by device, .*'./m",
+        ),
+        (lambda model, given: LoadOptions(memory=given), "^memory must be a number of bytes, not './model'$"),
+        (lambda model, given: LoadOptions(memory=-1), "^memory must be a number of bytes, not -1$"),
         (lambda model, given: Options.of(size="5G"), "^size=5G: unknown unit 'G'"),
         (lambda model, given: plan(Request.of(os.fsdecode(b"./m\xe8"))), "name is not UTF-8$"),
         (lambda model, given: plan(Request.of(Path(os.fsdecode(b"./m\xe8")))), "name is not UTF-8$"),
