@@ -196,6 +196,7 @@ class Step:
         steps[self._lease.kind]()
 
     def _plan(self) -> None:
+        self._signer()  # else all is copied before the key turns out to be unusable
         target = self._target()
         target.recover()  # first, as it may be the source, too
         source = self._source()
@@ -240,13 +241,16 @@ class Step:
             self._hand_in(plan, pipeline.made_of(standing, plan, self._keeper))
             return
         token, begin = self._lease.token, self._keeper.begin
-        signer = Signer.open(plan.options.sign, self._context.sign_keys, self._context.builder_id)
+        signer = self._signer()
         try:
             made = pipeline.publish_copied(plan, self._source(plan), target, token, self._keeper, begin, signer)
             if made is not None:
                 self._hand_in(plan, made)
         finally:
             target.discard(token)
+
+    def _signer(self) -> Signer | None:
+        return Signer.open(self._request.options.sign, self._context.sign_keys, self._context.builder_id)
 
     def _hand_in(self, plan: Plan, made: Made) -> None:
         record = _record(made.published, plan, made.attested, [made.check])

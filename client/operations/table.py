@@ -26,7 +26,7 @@ from typing import (
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from reshard.client.models.records import Document
-from reshard.pipeline.errors import BadBody
+from reshard.pipeline.errors import BadBody, SignKeyNotAllowed
 from reshard.pipeline.limits import REQUEST_MAX
 from reshard.pipeline.request import Request
 from reshard.pipeline.validation import first_problem
@@ -132,7 +132,9 @@ class InProcess:
             self.queue.jobs.events(job, after, seconds)
 
     def allow(self, request: Request, context: Context | None = None, has_target: bool = True) -> None:
-        """Raises what a service does not let be submitted, or done with the ``context`` it has; here nothing."""
+        """Raises what no worker carries out, and what a service does not let be done with the ``context`` it has."""
+        if "/" in (key := request.options.sign or ""):
+            raise SignKeyNotAllowed(key=key)
 
     def allow_hubs(self, endpoints: Set[str]) -> None:
         """The same of the Hubs that a catalog names; its models are the workers' to refuse, each by itself."""
