@@ -122,6 +122,6 @@ def next_command(
         return join(["reshard", "doctor", place])
     if kind in {"changes-claimed", "tokenizer-changed", "file-unproven", "source-unknown", "class-mismatch"}:
         return join(["reshard", "verify", place, "--against", compared or source or "SRC"])
-    signing = ["--sign", "KEY", "--force"] if kind == "unsigned" else []
-    changed = ((name, value) for name, value in options.weights().items() if value != getattr(AS_IT_IS, name))
+    signing = ["--sign", "KEY"] if kind == "unsigned" else []
+    changed = ((name, value) for name, value in options.content().items() if value != getattr(AS_IT_IS, name))
     return join(["reshard", "run", source or "SRC", "--to", place, *typed_options(changed), *signing])

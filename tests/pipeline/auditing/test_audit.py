@@ -234,7 +234,7 @@ def test_what_reshard_publishes_has_no_finding_but_that_it_is_not_signed(space: 
         ("named", "unsigned"), ("named", "changes-claimed"), ("source", "source-unknown"),
     }  # fmt: skip
     assert found["cut"].findings[0].next == (
-        f"reshard run {space.repo('source')} --to {space.repo('cut')} --size 1000B --sign KEY --force"
+        f"reshard run {space.repo('source')} --to {space.repo('cut')} --size 1000B --sign KEY"
     )
 
 

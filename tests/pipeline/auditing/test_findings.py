@@ -66,7 +66,11 @@ def test_what_is_typed_next_repairs_the_copy_or_looks_closer() -> None:
     )
     for size, typed in ((SINGLE, "--single"), (3300, "--size 3300B")):
         assert next_command("dtype-changed", ours, theirs, Options(size=size)) == f"reshard run c/d --to a/b {typed}"
-    assert next_command("unsigned", ours, theirs, Options()) == "reshard run c/d --to a/b --sign KEY --force"
+    assert next_command("unsigned", ours, theirs, Options()) == "reshard run c/d --to a/b --sign KEY"
+    without = Options(exclude=("*.md",), config_from="e/f")
+    assert next_command("unsigned", ours, theirs, without) == (
+        "reshard run c/d --to a/b --config-from e/f --exclude '*.md' --sign KEY"
+    )
     assert next_command("tokenizer-changed", ours, theirs, options) == "reshard verify a/b --against c/d"
     assert next_command("changes-claimed", ours, ours, options, "a/b@0f") == "reshard verify a/b --against a/b@0f"
     assert next_command("tensors-lost", ours, theirs, Options(), "0f") == "reshard run c/d --to a/b"
