@@ -43,13 +43,14 @@ def summary(done: Finished | JobDone, target: AnyPlace, files: int, size: int) -
     """In one line: where the result is, and what it took; ``size`` in bytes."""
     published = done.published
     where = printable(page(target, published.ref))
-    if published.found and not done.checks:
+    if published.found and not (done.checks and size):
         commit = f", commit {published.commit[:12]}" if target.branch else ""
         return f"Nothing to do: {where} is up to date{commit} ({lasted(done.seconds)})"
     results = Counter(check.result for check in done.checks)
     passed = count(results.pop("passed", 0), "check")
     verb = "Wrote" if target.local else "Published"
-    figures = [count(files, "file"), human_bytes(size), f"{passed} passed"]
+    weights = [count(files, "file"), human_bytes(size)] if size else [f"{count(files, 'file')} unchanged"]
+    figures = [*weights, f"{passed} passed"]
     figures += [f"{number} {result}" for result, number in results.items()]
     return f"{verb} {where}: {', '.join(figures)} ({lasted(done.seconds)})"
 

@@ -74,7 +74,8 @@ def plan_text(plan: Plan, most: Shown = SHORT, stream: TextIO | None = None) -> 
         return "\n".join([*told, lines(notes, stream=stream)] if notes else told)
     files = plan.files
     groups = f", copied in {count(len(plan.groups), 'group')}" if len(plan.groups) > 1 else ""
-    weights = f"{count(plan.tensors, 'tensor')} in {_weights(plan, lambda size: count(size, 'byte'))}{groups}"
+    tensors = f"{count(plan.tensors, 'tensor')} in " if files else "weights "
+    weights = f"{tensors}{_weights(plan, lambda size: count(size, 'byte'))}{groups}"
     skipped = [f"{left.path}: {left.why}" for left in plan.left_out]
     rest = [
         ("moves", _moves(plan)),
@@ -103,6 +104,8 @@ def _head(plan: Plan) -> str:
 
 def _weights(plan: Plan, size: Callable[[int], str]) -> str:
     """The weight files before and after, and how large they may be."""
+    if not plan.files:
+        return "unchanged, already in the target"
     most = "" if plan.size == SINGLE else f", up to {plan.size:,} bytes each"
     return (
         f"{count(len(plan.reads), 'file')} ({size(plan.bytes_read)}) ->"

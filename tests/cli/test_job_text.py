@@ -93,6 +93,8 @@ def test_what_was_there_already_is_no_work_unless_this_job_did_it() -> None:
     assert nothing == f"Nothing to do: https://hub.example/us/m is up to date, commit {'c' * 12} (1 s)"
     assert in_short(done(HUB, found=True), HUB, []) == [], "which says it all"
     assert summary(done(OUT, PASSED, found=True), OUT, 1, 10).startswith("Wrote /out: 1 file, ")
+    assert summary(done(HUB, PASSED, found=True), HUB, 1, 0) == nothing, "of weights that were there already"
+    assert ": 1 file unchanged, 3 checks passed" in summary(done(HUB, PASSED), HUB, 1, 0), "such as with a signature"
 
 
 def test_a_few_lines_follow_and_a_folder_has_neither_uploads_nor_a_branch() -> None:

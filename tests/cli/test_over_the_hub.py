@@ -120,6 +120,20 @@ def test_a_person_is_asked_before_a_private_source_is_made_public(
     assert any(line["path"] == "/api/repos/create" for line in namespace.admin.log()) is (code == 0)
 
 
+def test_weights_that_another_branch_has_are_no_work(reshard: Run, namespace: Namespace, model: Path) -> None:
+    env = {"HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": namespace.token}
+    source, target = namespace.repo("source"), namespace.repo("target")
+    namespace.admin.create_repo(source)
+    namespace.admin.put_files(source, {path.name: path.read_bytes() for path in model.iterdir()})
+    assert reshard("run", source, "--to", target, env=env).code == 0
+    for _ in range(2):
+        again = reshard("run", source, "--to", target, "--branch", "dev", env=env)
+        assert again.code == 0 and again.out.startswith("Nothing to do: "), again.out + again.err
+        assert "unchanged, already in the target" in again.err
+    api = HfApi(namespace.endpoint, namespace.token)
+    assert api.repo_info(target, revision="dev").sha == namespace.admin.head(target)
+
+
 def test_what_is_rolled_back_already_or_is_not_there_is_told(reshard: Run, namespace: Namespace, model: Path) -> None:
     env, target = {"HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": namespace.token}, namespace.repo("target")
     assert reshard("run", model, "--to", target, env=env).code == 0

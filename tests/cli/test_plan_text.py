@@ -55,7 +55,9 @@ def test_a_summary_says_what_goes_where_in_how_many_files_and_what_moves() -> No
         "moves        reads 91.7 MB (3 Xet requests), uploads about 491 kB",
         "note         note 0",
     ]
-    assert summary_text(plan(size=SINGLE, files=[])).splitlines()[1] == "weights  1 file (90.9 MB) -> 0 files (90.9 MB)"
+    assert summary_text(plan(size=SINGLE)).splitlines()[1] == "weights  1 file (90.9 MB) -> 3 files (90.9 MB)"
+    assert summary_text(plan(files=[])).splitlines()[1] == "weights  unchanged, already in the target"
+    assert "\nweights unchanged, already in the target\n" in plan_text(plan(files=[]))
 
 
 def test_a_summary_has_at_most_eight_lines_whatever_there_is_to_tell() -> None:
