@@ -16,7 +16,7 @@ from typer import Abort, TyperException
 from reshard.cli.help import COMMON
 from reshard.cli.output import Output, console
 from reshard.cli.streams import OutputLost
-from reshard.pipeline.errors import BadBody, BadPlace, BadSize, NoTarget, ReshardError, UsageError
+from reshard.pipeline.errors import BadBody, BadPlace, BadSize, NoTarget, NoWriteAccess, ReshardError, UsageError
 from reshard.pipeline.text import printable, printable_lines
 
 INTERRUPTED = 130  # exit code; 128 + SIGINT, as shells count it
@@ -126,7 +126,7 @@ def _meant(error: ReshardError, typed: Sequence[str]) -> str:
     """That a folder has the name that no repository has, or may have, if so."""
     if error.code == BadPlace.code:
         typed = [str(error.facts["value"])]
-    elif not error.code.startswith(("source.not_found", "target.not_found", "hub.unreachable")):
+    elif not error.code.startswith(("source.not_found", "target.not_found", "hub.unreachable", NoWriteAccess.code)):
         return ""
     # os.path, as Path raises for a name that is too long. Without a slash, it is a command, or told of already.
     here = next((text for text in typed if re.match(r"[^-./~].*/", text) and os.path.isdir(text)), None)  # noqa: PTH112

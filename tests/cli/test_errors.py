@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 from typer import BadParameter
 
 from reshard.cli.errors import INTERRUPTED, PIPE_CLOSED, guarded
-from reshard.pipeline.errors import BadSize, OutputUnwritable, ReshardError, SourceNotFound, by_code
+from reshard.pipeline.errors import BadSize, NoWriteAccess, OutputUnwritable, ReshardError, SourceNotFound, by_code
 from tests.cli.conftest import Run
 from tests.support.stuck import STUCK
 from tests.support.warm import COMMAND
@@ -102,6 +102,16 @@ def test_a_folder_that_is_called_as_a_command_is_not_pointed_at(
     monkeypatch.setattr("sys.argv", ["reshard", "plan", "them/model"])
     assert code_of(SourceNotFound(repo="them/model", endpoint="https://hub.example")) == 3
     assert "the folder with that name" not in capsys.readouterr().err
+
+
+def test_a_folder_here_is_pointed_at_where_a_repository_of_its_name_may_not_be_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "m" / "llama").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["reshard", "run", "./m/llama", "--to", "m/llama"])
+    assert code_of(NoWriteAccess(repo="m/llama", endpoint="https://hub.example")) == 4
+    assert capsys.readouterr().err.endswith("; to use the folder with that name, type ./m/llama\n")
 
 
 @pytest.mark.parametrize("words", [[], ["catalog"], ["schedule"], ["fleet"]])
