@@ -81,8 +81,10 @@ def held_against(request: Request, made: Plan, others: tuple[str, ...], there: T
     if there.last is not None and there.last.pin.origin != made.pin.origin:
         what = f"a publication of {there.last.source}"
     ends = {file.path: "deleted" if file.path in made.deletes else "overwritten" for file in made.replaced}
-    paths = [f"{path} (would be {ends[path]})" for path in made.occupied if path in ends] or made.occupied
-    raise TargetOccupied(target=str(request.target), what=what, paths=", ".join(some(paths, OCCUPIED_SHOWN)))
+    taken = [f"{path} (would be {ends[path]})" for path in made.occupied if path in ends]
+    beside = {} if taken else {"end": "keep them and add the new files"}
+    paths = ", ".join(some(taken or made.occupied, OCCUPIED_SHOWN))
+    raise TargetOccupied(target=str(request.target), what=what, paths=paths, **beside)
 
 
 def _loses(made: Plan) -> bool:

@@ -34,9 +34,9 @@ class TargetUnfinished(TargetError, code="target.unfinished", retryable=True):
 class TargetDrifted(TargetError, code="target.drift", since="after reshard last published to it"):
     message = "{target} was changed {since}: {what}"
     hint = "move anything you want to keep; to replace or repair the target, {replace}"
-class TargetOccupied(TargetError, code="target.occupied"):
+class TargetOccupied(TargetError, code="target.occupied", end="replace those files"):
     message = "{target} already has {what}: {paths}"
-    hint = "preview the changes with `reshard plan`; choose another target, or {replace} to replace those files"
+    hint = "preview the changes with `reshard plan`; choose another target, or {replace} to {end}"
 class KeptOriginal(TargetError, code="target.kept_original"):
     message = "{kept} is the only copy of the original weights of {target} ({what}), and this run would delete it"
     hint = "to keep it, move it somewhere else; to delete it, {replace}"

@@ -70,6 +70,13 @@ def test_a_folder_with_another_model_is_refused_and_stays(model: Path, other: Pa
     assert "--overwrite" in refused.value.next_step and refused.value.exit_code == 7
 
 
+def test_files_that_would_stay_are_not_called_replaced(model: Path, tmp_path: Path, go: Run) -> None:
+    write_files(tmp_path / "models", {"a/config.json": b"{}", "a/model.safetensors": b"other weights"})
+    with pytest.raises(TargetOccupied, match=r": a/config\.json, a/model\.safetensors$") as refused:
+        go(model, tmp_path / "models", size=SIZE)
+    assert refused.value.next_step.endswith("--overwrite to keep them and add the new files")
+
+
 def test_five_files_that_would_be_replaced_are_named(model: Path, other: Path, go: Run) -> None:
     write_files(other, {f"model-0000{n}-of-00009.safetensors": b"other weights" for n in range(1, 10)})
     with pytest.raises(TargetOccupied) as refused:
