@@ -126,6 +126,9 @@ def test_a_map_that_cannot_be_read_is_refused_in_one_line(reshard: Run, model: P
     done = reshard("plan", model, "--device-map", tmp_path)
     assert done.code == 2
     assert done.err.startswith(f"error[usage]: --device-map {tmp_path}: Is a directory\n")
+    (tmp_path / "map.json").write_text('{"": "cpu"}')
+    both = reshard("plan", model, "--device-map", tmp_path / "map.json", "--max-memory", "cpu=1GB")
+    assert (both.code, "cannot be used together" in both.err) == (2, True), both.err
     mistyped = reshard("plan", model, "--device-map", "balancd", "--max-memory", "cpu=1GB")
     assert mistyped.code == 2
     assert mistyped.err.startswith(

@@ -109,7 +109,7 @@ def test_a_folder_is_compared_with_a_repository(reshard: Run, bare: Path, cut: P
         (["--loader", "accelerate"], "require --load"),
         (["--load", "--memory", "much"], "--memory much"),
         (["--load", "--device-map", "nowhere.json"], "--device-map nowhere.json"),
-        (["--load", "--device-map", "x", "--max-memory", "cpu=1GB"], "cannot be used together"),
+        (["--load", "--device-map", "x", "--max-memory", "cpu=1GB"], "use a file, or one of auto"),
     ],
 )
 def test_how_to_load_is_looked_at_before_anything_is_read(
