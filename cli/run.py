@@ -52,8 +52,7 @@ def run(request: Request, output: Output, jobs: Jobs = None, verbose: Verbose = 
             if checks := Problem.model_validate(error).checks():
                 shown.say(checks_text(checks))
             raise
-    if there and not is_there():
-        view.undo.append(("folder", f"this shell is still in the old folder: {ENTER}"))
+    left = [("folder", f"this shell is still in the old folder: {ENTER}")] if there and not is_there() else []
     plan = report.plan
     done = Finished.of(
         report,
@@ -64,7 +63,7 @@ def run(request: Request, output: Output, jobs: Jobs = None, verbose: Verbose = 
         seconds=round(time.monotonic() - view.started, 3),
     )
     size = sum(shard.size for shard in plan.shards)
-    text = ended(done, request, weight_files(plan), size, view.undo, verbose)
+    text = ended(done, request, weight_files(plan), size, [*view.undo, *left], verbose)
     output.result(done, text, done.published.commit)
 
 

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
 from pydantic.fields import FieldInfo
 
 from reshard.pipeline.arguments import ACCESS, FILES, FLAGS, PUBLISHING, WEIGHTS, as_option, in_python
-from reshard.pipeline.errors import BadBody, RequestTooLarge, UsageError, shortened
+from reshard.pipeline.errors import BadBody, RequestTooLarge, SignKeyNotAllowed, UsageError, shortened
 from reshard.pipeline.limits import (
     ASKED_BY_MAX,
     DEFAULT_SIZE,
@@ -269,6 +269,11 @@ class Options(Strict):
     def declared(cls, name: str) -> Declared:
         (declared,) = (one for one in cls.model_fields[name].metadata if isinstance(one, Declared))
         return declared
+
+    def require_named_key(self) -> None:
+        """Raises SignKeyNotAllowed for a key that is named by its path, which no worker opens."""
+        if "/" in (key := self.sign or ""):
+            raise SignKeyNotAllowed(key=key)
 
     def weights(self) -> dict[str, object]:
         """The options that decide the bytes of the weights, normalised: part of every key and digest."""

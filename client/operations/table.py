@@ -26,7 +26,7 @@ from typing import (
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from reshard.client.models.records import Document
-from reshard.pipeline.errors import BadBody, SignKeyNotAllowed
+from reshard.pipeline.errors import BadBody
 from reshard.pipeline.limits import REQUEST_MAX
 from reshard.pipeline.request import Request
 from reshard.pipeline.validation import first_problem
@@ -133,8 +133,7 @@ class InProcess:
 
     def allow(self, request: Request, context: Context | None = None, has_target: bool = True) -> None:
         """Raises what no worker carries out, and what a service does not let be done with the ``context`` it has."""
-        if "/" in (key := request.options.sign or ""):
-            raise SignKeyNotAllowed(key=key)
+        request.options.require_named_key()
 
     def allow_hubs(self, endpoints: Set[str]) -> None:
         """The same of the Hubs that a catalog names; its models are the workers' to refuse, each by itself."""

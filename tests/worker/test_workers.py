@@ -49,11 +49,7 @@ def test_a_job_goes_from_queue_to_target(site: Site) -> None:
 @pytest.mark.slow
 def test_a_worker_that_copies_stays_small(site: Site, tmp_path: Path) -> None:
     """Over plain HTTP and LFS, a model much larger than the limit: Celery, the Hub client and the copy together."""
-    big = tmp_path / "big"
-    save_sharded(big, numbered(arrays(8, 32 * MB), 2))
-    repo = site.space.repo("big")
-    site.space.admin.create_repo(repo)
-    site.space.admin.import_files(repo, {path.name: path for path in big.iterdir()})
+    repo = big_source(site, tmp_path / "big", 8)
     worker = site.machine.worker(concurrency=2, HF_HUB_DISABLE_XET="1")
     request = Request(
         source=Hub(repo=repo), target=Hub(repo=site.space.repo("cut")), options=Options(size=100 * MB, transport="http")
@@ -68,17 +64,22 @@ def test_a_worker_that_copies_stays_small(site: Site, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_worker_copies_over_xet_through_memory_that_it_uses_again(site: Site, tmp_path: Path) -> None:
-    big = tmp_path / "big"
-    save_sharded(big, numbered(arrays(4, 32 * MB), 1))
-    repo = site.space.repo("big")
-    site.space.admin.create_repo(repo)
-    site.space.admin.import_files(repo, {path.name: path for path in big.iterdir()})
+    repo = big_source(site, tmp_path / "big", 4)
     worker = site.machine.worker(concurrency=1)
     options = Options(size=50 * MB, transport="xet")
     request = Request(source=Hub(repo=repo), target=Hub(repo=site.space.repo("cut")), options=options)
     assert site.ended(site.store.submit(request).id).state == JobState.done
     (child,) = worker.children()
     assert new_pages(child) < 100_000  # 65,000; without reuse 180,000
+
+
+def big_source(site: Site, folder: Path, tensors: int) -> str:
+    """A repository with so many tensors of 32 MB each."""
+    save_sharded(folder, numbered(arrays(tensors, 32 * MB), 2))
+    repo = site.space.repo("big")
+    site.space.admin.create_repo(repo)
+    site.space.admin.import_files(repo, {path.name: path for path in folder.iterdir()})
+    return repo
 
 
 def new_pages(pid: int) -> int:

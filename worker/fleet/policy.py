@@ -17,7 +17,6 @@ from reshard.pipeline.errors import (
     FolderNotAllowed,
     PublicNotAllowed,
     ReshardError,
-    SignKeyNotAllowed,
     SourceNotAllowed,
     TargetNotAllowed,
     TokenMissing,
@@ -43,8 +42,7 @@ def check(request: Request, settings: Settings, own: Callable[[Hub], Iterable[st
     Raises BadPlace for what is not a repository: a client may not read requests as `reshard` does, and
     `us/../them/model` would be taken for ours. Raises SignKeyNotAllowed for a key that is named by its path.
     """
-    if "/" in (key := request.options.sign or ""):
-        raise SignKeyNotAllowed(key=key)
+    request.options.require_named_key()
     sources = [place for place in (request.source, request.options.config_from) if place is not None]
     for place in (*sources, request.target):
         if place.local:
