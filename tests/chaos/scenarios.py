@@ -85,6 +85,8 @@ def broker_killed(service: Service, transport: Transport) -> None:
     service.broker.kill()
     service.admin.clear_faults()
     service.mend()
+    service.ended(work)
+    service.kills += service.count_events(work, "lost")  # none, unless a busy machine has it back after a lease's end
     service.check(work)
 
 

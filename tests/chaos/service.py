@@ -268,8 +268,11 @@ class Service:
 
     def expect_event(self, work: Work, kind: str) -> None:
         """The schedule did what it was made for."""
-        if not any(event["kind"] == kind for _, event in self.store.events(work.job)):
+        if not self.count_events(work, kind):
             raise AssertionError(f"nothing was {kind}: {self.story(work)}")
+
+    def count_events(self, work: Work, kind: str) -> int:
+        return sum(event["kind"] == kind for _, event in self.store.events(work.job))
 
     def mend(self) -> None:
         """Start again whatever is dead. Nobody waits for it: whoever is there already goes on meanwhile."""
