@@ -54,11 +54,17 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return [*ast.walk(tree(path))]
+
+
 @pytest.fixture(scope="module", autouse=True)
 def trees() -> Iterator[None]:
     """Those of all files take 220 MB, which other files of this process have no use for."""
     yield
     tree.cache_clear()
+    nodes.cache_clear()
 
 
 def breaking(broken: Callable[[Path], object]) -> dict[str, object]:
@@ -73,7 +79,7 @@ def imports(path: Path) -> frozenset[str]:
 
 
 def _imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -109,7 +115,7 @@ REACHED = {
 
 def bound(path: Path) -> Iterator[str]:
     """What a file gives a name to, anywhere in it."""
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Store):
@@ -118,7 +124,7 @@ def bound(path: Path) -> Iterator[str]:
 
 def reached(path: Path) -> Iterator[str]:
     """The names by which a file reaches into objects but its own, and into modules of ours."""
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Attribute):
             if not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}):
                 yield node.attr
@@ -154,11 +160,10 @@ def test_places_answer_for_themselves() -> None:
     """Whoever tests a place's class or kind has to be found by who adds a store."""
 
     def asked(path: Path) -> list[str]:
-        nodes = [*ast.walk(tree(path))]
-        calls = [node for node in nodes if isinstance(node, ast.Call) and len(node.args) > 1]
+        calls = [node for node in nodes(path) if isinstance(node, ast.Call) and len(node.args) > 1]
         given = [call.args[1] for call in calls if isinstance(call.func, ast.Name) and call.func.id == "isinstance"]
         named = {n.id for kind in given for n in ast.walk(kind) if isinstance(n, ast.Name)} & PLACE_CLASSES
-        left = [node.left for node in nodes if isinstance(node, ast.Compare)]
+        left = [node.left for node in nodes(path) if isinstance(node, ast.Compare)]
         kinds = [ast.unparse(one) for one in left if isinstance(one, ast.Attribute) and one.attr == "kind"]
         return [*named, *(kind for kind in kinds if kind.endswith(("place.kind", "target.kind", "source.kind")))]
 
@@ -167,7 +172,7 @@ def test_places_answer_for_themselves() -> None:
 
 def test_pages_read_nothing_of_the_broker_by_themselves() -> None:
     def read(path: Path) -> list[int]:
-        return [n.lineno for n in ast.walk(tree(path)) if isinstance(n, ast.Attribute) and n.attr == "redis"]
+        return [n.lineno for n in nodes(path) if isinstance(n, ast.Attribute) and n.attr == "redis"]
 
     assert {path: lines for path, lines in breaking(read).items() if path.startswith("web/pages/")} == {}
 
