@@ -291,7 +291,7 @@ def remove(name: Name, session: Session, output: Output) -> None:
 
 
 def _status(seen: models.Catalog) -> list[tuple[str, str]]:
-    failed, models_ = seen.failed(), f"{seen.entries:,}: {_counts(seen, seen.at_work())}"
+    failed, models_ = seen.failed(), f"{seen.entries:,}: {_counts(seen, seen.running)}"
     return [
         ("catalog", f"{seen.name}, {seen.digest[:12]}"),
         ("state", f"{seen.state} since {dated(seen.since)}{f': {seen.note}' if seen.note else ''}"),
@@ -309,7 +309,7 @@ def _status(seen: models.Catalog) -> list[tuple[str, str]]:
 
 
 def _models(seen: models.Catalog) -> str:
-    return f"{count(seen.entries, 'model')} ({_counts(seen, seen.at_work())})"
+    return f"{count(seen.entries, 'model')} ({_counts(seen, seen.running)})"
 
 
 def _counts(seen: models.Catalog | models.CatalogNow, active: int) -> str:

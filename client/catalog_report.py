@@ -36,7 +36,7 @@ def _figures(seen: Catalog) -> Iterator[str]:
             continue
         yield f"| {what} | {number:,} | {_moved(ended for ended in seen.ended if ended.outcome == what)} |"
     for what, number in (
-        ("running", active := seen.at_work()),
+        ("running", active := seen.running),
         ("to do", seen.todo),
         ("not queued", dropped(seen, active)),
     ):

@@ -14,7 +14,8 @@ from reshard.pipeline.drafting import drafted
 from reshard.pipeline.limits import CONFIG_MAX
 from reshard.pipeline.places import NOWHERE
 from reshard.pipeline.planning.build import Known
-from reshard.pipeline.planning.estimate import Room, forecast, licence, needs, warnings
+from reshard.pipeline.planning.estimate import Room, forecast, needs, warnings
+from reshard.pipeline.planning.front_matter import licence
 from reshard.pipeline.planning.model import CARD, MANIFEST, Plan, Shard
 from reshard.pipeline.planning.readers import Readers, Reads, patterns, reads, suffixes
 from reshard.pipeline.protocols import Source, Target
@@ -118,10 +119,7 @@ def _needs(plan: Plan, source: Source, target: Target | None, context: Context) 
     need = need if target else need._replace(target=0)
     need = need if target is None or target.place.keeps else need._replace(history=0)
     card = source.files().get(CARD)
-    text = None
-    if card and plan.pin.named:
-        head = b"".join(source.read(card, 0, min(card.size, CONFIG_MAX)))
-        text = head.decode("utf-8-sig", "replace").replace("\r\n", "\n")
+    text = b"".join(source.read(card, 0, min(card.size, CONFIG_MAX))) if card and plan.pin.named else b""
     scratch, free = Room(str(context.disk.path), context.disk.room()), target.room() if target else None
     room = Room(str(target.place), free) if target and free is not None else None
     warned = warnings(plan, need, source.visibility, text, scratch, room)

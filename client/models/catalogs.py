@@ -63,7 +63,7 @@ class CatalogSubmitted(Document):
     existed: bool
     waits: str | None
     outdated_schedules: list[str]
-    state: str | None = None
+    state: str | None
 
 
 class CatalogFile(Document):
@@ -107,7 +107,7 @@ class Catalog(Document):
     entries: int
     todo: int
     active: dict[str, str] = Field(description="job IDs by repository")
-    running: int | None = Field(default=None, description="number of its jobs; a repository can have several")
+    running: int = Field(description="number of its jobs; a repository can have several")
     empty: list[int]
     counts: dict[str, int] = Field(description=_COUNTS)
     left: Seconds | None = Field(default=None, description=_LEFT)
@@ -117,15 +117,9 @@ class Catalog(Document):
     next: int | None = Field(default=None, exclude_if=absent, description=_MORE)
     waits: str | None = Field(default=None, description="why nothing of it starts now; null if it is not under way")
 
-    def at_work(self) -> int:
-        """How many jobs it has, as far as a service of an older release tells."""
-        return len(self.active) if self.running is None else self.running
-
     def failed(self) -> dict[str, int]:
         """How many failed, by error code; the most frequent first."""
         found = {what.partition(":")[2]: number for what, number in self.counts.items() if ":" in what}
-        if not found:  # a service of an older release tells all that ended, and no codes beside it
-            found = {code: len(group) for code, group in self.failures().items()}
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def failures(self) -> dict[str, list[Ended]]:
@@ -166,7 +160,7 @@ class CatalogRetried(Document):
     name: str
     again: int
     left: dict[str, int] = Field(description="number of models not retried, by error code")
-    state: str | None = None
+    state: str | None
 
 
 class CatalogTurned(Document):

@@ -189,15 +189,15 @@ class Plan(Document):
     kept: list[str]
     drift: list[str]
     occupied: list[str]
-    takes: bool = Field(default=False, description="true: others' data is lost, or data that only the source has")
-    pruned: list[str] = Field(default_factory=list, description="files of others that `--prune` deletes")
+    takes: bool = Field(description="true: others' data is lost, or data that only the source has")
+    pruned: list[str] = Field(description="files of others that `--prune` deletes")
     ranks: list[RankReads] | None = Field(default=None, exclude_if=absent, description="only if split for ranks")
     notes: list[str]
 
     @property
     def changes_source(self) -> bool:
-        """Whether it takes what others put into its own source, or what only that has; an older service says less."""
-        return self.in_place and bool(self.replaced) and (self.takes or bool(self.occupied))
+        """Whether it takes what others put into its own source, or what only that has."""
+        return self.in_place and bool(self.replaced) and self.takes
 
 
 class Planned(Plan):

@@ -101,7 +101,7 @@ def list_catalogs(session: InProcess, query: CatalogsQuery) -> catalogs.Catalogs
 
 
 def all_catalogs(session: Session, failing: bool = False) -> list[catalogs.CatalogNow]:
-    """Every page of them; a service of an older release knows no pages, and is sent nothing of them."""
+    """Every page of them."""
     found = pages(partial(list_catalogs, session), CatalogsQuery(failing=failing))
     return [one for page in found for one in page.catalogs]
 

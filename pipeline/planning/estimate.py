@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from math import ceil
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from reshard.pipeline.limits import (
     TREE_PAGE,
 )
 from reshard.pipeline.planning.existing import missing
+from reshard.pipeline.planning.front_matter import licence
 from reshard.pipeline.planning.model import MANIFEST, Plan
 from reshard.pipeline.planning.ranges import adjoining, attested, joined, parts, read_plan
 from reshard.pipeline.protocols import Visibility
@@ -104,10 +104,6 @@ _LISTINGS = 5  # of source and target, each of which has pages
 _LFS_CALLS = 3  # for a shard: where to put it, whether it arrived, whether it is still there
 _SMALL_FILES = 9  # that are read through the resolver: indexes, configs, the card, and again at the end
 
-# The card's front matter is YAML; one line of it is wanted.
-_FRONT = re.compile(r"\A---\n(?P<yaml>.*?)^---$", re.DOTALL | re.MULTILINE)
-_LICENCE = re.compile(r"^license:[ \t]*(?P<licence>[^\n#]+?)[ \t]*(?:#.*)?$", re.MULTILINE)
-
 
 class Needs(NamedTuple):
     """Bytes, and requests over the whole job."""
@@ -158,13 +154,6 @@ def _api_calls(plan: Plan, from_hub: bool, to_hub: bool, files_before: int) -> i
     return calls
 
 
-def licence(card: str | None) -> str | None:
-    """What a model card states in its front matter."""
-    front = _FRONT.match(card or "")
-    match = _LICENCE.search(front["yaml"]) if front else None
-    return match["licence"] if match else None
-
-
 class Room(NamedTuple):
     """Bytes that may be written to a folder's disk."""
 
@@ -173,11 +162,12 @@ class Room(NamedTuple):
 
 
 def warnings(
-    plan: Plan, need: Needs, visibility: Visibility, card: str | None, scratch: Room, target: Room | None
+    plan: Plan, need: Needs, visibility: Visibility, card: bytes, scratch: Room, target: Room | None
 ) -> list[str]:
     """What a person should think of before the job runs.
 
-    ``card`` is the source's model card; ``scratch`` is for temporary files, and ``target`` a folder that is written.
+    ``card`` is the source's, empty where it has none; ``scratch`` is for temporary files, and ``target`` a folder that
+    is written.
     """
     found = []
     if plan.pin.named and visibility != "public":

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from reshard.pipeline.errors import SourceChanged, TargetConflict
 from reshard.pipeline.limits import CONFIG_MAX
 from reshard.pipeline.planning.beside import excluded
+from reshard.pipeline.planning.front_matter import front_matter
 from reshard.pipeline.planning.model import CARD, Plan, weight_files
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.publishing.history import Publication
@@ -20,9 +21,6 @@ from reshard.pipeline.tensors import StoredFile, same_by_hash
 
 _BEGIN, _END = b"<!-- reshard:begin -->", b"<!-- reshard:end -->"
 _BLOCK = re.compile(re.escape(_BEGIN) + rb".*?" + re.escape(_END) + rb"(?:\r?\n)?", re.DOTALL)
-# What the Hub takes for front matter, also behind a byte order mark or blank lines; closed by the end of the file too.
-_OPENING = re.compile(rb"\A(?:\xef\xbb\xbf|\s)*---[ \t]*(?:\r\n?|\n)")
-_CLOSING = re.compile(rb"^---\r?$", re.MULTILINE)
 # Lines of a YAML mapping in block style, after which a line with another key changes none of the others.
 _PLAIN_YAML = re.compile(rb"""(?:(?:["']?[\w.-]+["']?[ \t]*:(?:[ \t].*)?|[ \t].*|-[ \t].*|-|\#.*|)\r?\n)*""")
 _BASE_MODEL = re.compile(rb"""^["']?base_model["']?[ \t]*:""", re.MULTILINE)
@@ -75,19 +73,17 @@ def with_lineage(card: bytes, base_model: str) -> bytes:
     """
     end = _line_end(card)
     line = b"base_model: " + base_model.encode() + end
-    opening = _OPENING.match(card)
-    if opening is None:
+    front = front_matter(card)
+    if front is None:
         mark = b"\xef\xbb\xbf" if card.startswith(b"\xef\xbb\xbf") else b""
         return mark + b"---" + end + line + b"---" + end + card[len(mark) :]
-    closing = _CLOSING.search(card, opening.end())
-    if closing is None:
+    if front.stop is None:
         raise CannotEdit("its front matter is not closed")
-    yaml = card[opening.end() : closing.start()]
-    if _BASE_MODEL.search(yaml):
+    if _BASE_MODEL.search(front.yaml):
         return card
-    if not _PLAIN_YAML.fullmatch(yaml):
+    if not _PLAIN_YAML.fullmatch(front.yaml):
         raise CannotEdit("its front matter is not a plain YAML mapping")
-    return card[: closing.start()] + line + card[closing.start() :]
+    return card[: front.stop] + line + card[front.stop :]
 
 
 def _line_end(card: bytes) -> bytes:

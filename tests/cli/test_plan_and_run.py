@@ -8,7 +8,6 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -241,14 +240,10 @@ def test_a_run_that_prunes_files_of_others_says_how_that_is_undone(reshard: Run,
         (None, "lfs", "nothing is replaced until the pull request is merged"),
     ],
 )
-@pytest.mark.parametrize("why", [{"occupied": ["a", "b"]}, {"occupied": [], "takes": True}])
-def test_a_plan_in_place_says_what_brings_the_source_back(
-    undo: str | None, transport: str, says: str, why: dict[str, Any]
-) -> None:
-    """Of an older service, which does not say what it ``takes``, and of a later one."""
+def test_a_plan_in_place_says_what_brings_the_source_back(undo: str | None, transport: str, says: str) -> None:
     plan = Plan.model_construct(
-        in_place=True, may_replace=True, undo=undo, target="us/m", into="pull request of us/m",
-        replaced=[Replaced(path="a", size=1, deleted=False)], transports=Transports(source="", target=transport), **why,
+        in_place=True, may_replace=True, takes=True, undo=undo, target="us/m", into="pull request of us/m",
+        replaced=[Replaced(path="a", size=1, deleted=False)], transports=Transports(source="", target=transport),
     )  # fmt: skip
     assert occupied(plan, 8) == [("warning", f"this changes the source itself (a); {says}")]
 

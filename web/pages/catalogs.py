@@ -76,7 +76,7 @@ def catalog(call: Call) -> Reply:
             some += group[: FAILURES_SHOWN - len(some)]
     grid = _grid(seen, ended, call.queue.catalogs.nights(seen.name))
     by_code = {code: failures[code] for code in seen.failed() if code in failures}
-    shown_ = {"dropped": dropped(seen, seen.at_work()), "may": seen.may(), "failures": by_code}
+    shown_ = {"dropped": dropped(seen, seen.running), "may": seen.may(), "failures": by_code}
     return Page("catalog.html", {"seen": seen, "grid": grid, **shown_})
 
 

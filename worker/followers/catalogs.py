@@ -228,8 +228,8 @@ class Catalogs:
             },
             running=len(at_work),
             outcomes=outcomes,
-            read=max(0, int(moved.get(b"read", 0))),  # a run begun by an older release has not counted
-            uploaded=max(0, int(moved.get(b"uploaded", 0))),
+            read=int(moved.get(b"read", 0)),
+            uploaded=int(moved.get(b"uploaded", 0)),
             ended=tuple((repo, one) for repo, _, one in rows),
             targets=tuple(target for _, target, _ in rows),
             next=more,

@@ -329,6 +329,4 @@ class Cursor(Catalogs):
         limits, state, run = cast("list[bytes]", self._redis.hmget(key(name), "limits", "state", "run"))
         if state is None:
             raise CatalogNotFound(name=name)
-        # An older release begins runs without these.
-        read = Limits.model_validate_json(limits) if limits is not None else self.definition(name)
-        return read, cast(State, state.decode()), run.decode()
+        return Limits.model_validate_json(limits), cast(State, state.decode()), run.decode()

@@ -16,7 +16,7 @@ import redis
 from reshard.pipeline.limits import ASKED_BY_MAX
 from reshard.worker.followers.catalogs import catalog_of, key
 from reshard.worker.followers.counters import MOVED
-from reshard.worker.followers.records import Definition, Limits
+from reshard.worker.followers.records import Limits
 from reshard.worker.queue.events import Event, Reader
 from reshard.worker.queue.scripts import PREFIX, Pipeline, at_once, decoded
 
@@ -74,10 +74,7 @@ class Spending:
         """Who submitted a catalog; "" where it is gone."""
         limits = cast("bytes | None", self._redis.hget(key(catalog), "limits"))
         try:
-            if limits is not None:
-                return Limits.known(limits)[0].asked_by
-            # An older release begins runs without them.
-            return Definition.known(self._redis.hget(key(catalog), "definition") or b"")[0].asked_by
+            return Limits.known(limits or b"")[0].asked_by
         except ValueError:
             return ""
 

@@ -81,9 +81,3 @@ TRANSITIONS = (
 # States that only a retry, or nothing, leads out of.
 ENDED = frozenset(S) - {t.source for t in TRANSITIONS if t.step != "retry"}
 CANCELLABLE = frozenset(t.source for t in TRANSITIONS if t.source and t.step == "cancel")
-
-
-def mermaid() -> str:
-    """The diagram of docs/operations.md."""
-    arrows = [f"    {t.source or '[*]'} --> {t.target}" + (f": {t.why}" if t.why else "") for t in TRANSITIONS]
-    return "\n".join(["stateDiagram-v2", *arrows, "    done --> [*]"])

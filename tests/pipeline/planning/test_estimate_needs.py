@@ -14,7 +14,7 @@ import torch
 from reshard.pipeline.errors import DiskFull, TargetFull
 from reshard.pipeline.limits import MEMORY_FLOOR, MEMORY_FLOOR_XET, STAGED_SHARDS_MAX
 from reshard.pipeline.places import parse_place
-from reshard.pipeline.planning.estimate import Needs, Room, licence, needs, warnings
+from reshard.pipeline.planning.estimate import Needs, Room, needs, warnings
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import draft
@@ -27,6 +27,7 @@ from tests.support.models import save_model
 SIZE = 20_000
 NOTHING = Needs(0, 0, 0, 0, 0, 0, 0)
 AMPLE = Room("/scratch", 10**9)
+LICENSED = b"---\nlicense: mit\n---\n"
 
 
 def drafted(source: str | Path, target: str | Path, **options: Any) -> tuple[Plan, Needs]:
@@ -97,33 +98,23 @@ def plan(tmp_path: Path, on_hub: Namespace) -> Plan:
     return drafted(upload(on_hub, "source", model(tmp_path / "model", 2, 24)), tmp_path / "out", size=SIZE)[0]
 
 
-@pytest.mark.parametrize(
-    ("card", "said"),
-    [
-        ("---\nlicense: mit\ntags: [x]\n---\n# A model\n", "mit"),
-        ("---\ntags: [x]\nlicense: other   # ours\n---\n", "other"),
-        ("---\ntags: [x]\n---\nlicense: mit\n", None),
-        ("no front matter", None),
-        (None, None),
-    ],
-)
-def test_a_licence_is_a_fact_and_none_a_warning(card: str | None, said: str | None, plan: Plan) -> None:
-    assert licence(card) == said
-    warned = [] if said else ["the source does not state a license"]
+@pytest.mark.parametrize(("card", "stated"), [(LICENSED, True), (b"", False)])
+def test_without_a_licence_a_plan_warns(card: bytes, stated: bool, plan: Plan) -> None:
+    warned = [] if stated else ["the source does not state a license"]
     assert warnings(plan, NOTHING, "public", card, AMPLE, None) == warned
 
 
 def test_what_to_think_of_is_told(plan: Plan) -> None:
-    gated, _ = warnings(plan, NOTHING, "gated", None, AMPLE, None)
+    gated, _ = warnings(plan, NOTHING, "gated", b"", AMPLE, None)
     assert "the source is gated" in gated and "private unless --public" in gated
-    told = warnings(plan, Needs(0, 0, 0, 0, 2000, 9, 0), "public", None, AMPLE, None)
+    told = warnings(plan, Needs(0, 0, 0, 0, 2000, 9, 0), "public", b"", AMPLE, None)
     assert any("1,000 calls" in warning for warning in told)
 
 
 def test_a_disk_without_room_is_a_warning_that_names_its_folder(plan: Plan) -> None:
     def told(scratch: int, target: int) -> list[str]:
         rooms = Room("/scratch", scratch), Room("/out", target)
-        return warnings(plan, Needs(0, 100, 0, 200, 0, 0, 0), "public", "---\nlicense: mit\n---\n", *rooms)
+        return warnings(plan, Needs(0, 100, 0, 200, 0, 0, 0), "public", LICENSED, *rooms)
 
     assert told(100, 200) == []
     assert told(99, 200) == ["temporary files need 100 bytes in /scratch (99 bytes free)"]

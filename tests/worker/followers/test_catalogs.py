@@ -453,16 +453,6 @@ def test_no_step_of_a_run_reads_the_file_of_its_catalog(store: JobStore, catalog
     assert {(one.submitter, one.catalog) for one in spent(store.redis, days)} == {("ada", "mirror")}
 
 
-def test_a_run_that_an_older_release_began_goes_on_by_its_limits(
-    store: JobStore, catalogs: Cursor, leases: Leases
-) -> None:
-    begin(catalogs, definition(3, at_once=2))
-    store.redis.hdel(key("mirror"), "limits")
-    first, _ = jobs(catalogs)
-    finish(leases, first)
-    assert len(jobs(catalogs)) == 2
-
-
 def test_removed_it_leaves_nothing_but_its_jobs(catalogs: Cursor, leases: Leases, store: JobStore) -> None:
     before = set(store.redis.scan_iter(f"{PREFIX}catalog*"))
     begin(catalogs, definition(2, at_once=1))
@@ -658,9 +648,3 @@ def test_what_nobody_foresaw_ends_the_expanding_and_is_said(catalogs: Cursor) ->
     Expander(catalogs, broken).look(catalogs.expanding())
     wait_for(lambda: catalogs.get("mirror").state == "failed", "its end")
     assert "ZeroDivisionError: in the expanding" in (catalogs.get("mirror").note or "")
-
-
-def test_a_run_that_an_older_release_began_moves_no_negative_bytes(catalogs: Cursor) -> None:
-    begin(catalogs, definition(1))
-    catalogs.store.redis.hset(key("mirror", "moved"), mapping={"read": -5, "uploaded": -7})
-    assert (catalogs.get("mirror").read, catalogs.get("mirror").uploaded) == (0, 0)
