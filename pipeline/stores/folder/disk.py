@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from reshard.pipeline.errors import FolderNotWritable, ResourceError, TargetFilled, TargetFull
 from reshard.pipeline.errors.machine import FULL
@@ -19,6 +20,8 @@ _FORBIDDEN = frozenset({
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EBUSY, errno.ENAMETOOLONG, errno.ELOOP,
     errno.EXDEV,  # of a folder in the lower layer of an overlay
 })  # fmt: skip
+
+_ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +60,28 @@ def remove_tree(folder: Path) -> None:
             log.warning("cannot remove %s: %s", path, info[1])
 
     shutil.rmtree(folder, onerror=failed)
+
+
+def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """os.walk, for which a folder that may not be read is empty; here that raises."""
+
+    def failed(error: OSError) -> NoReturn:
+        raise error
+
+    return os.walk(folder, onerror=failed)
+
+
+def mounted_in(root: Path) -> Path | None:
+    """Where something is mounted below ``root``, or at it: it would not follow into the folder's next state.
+
+    By proc_pid_mountinfo(5), which also knows folders of the same device; where there is none, by the device.
+    """
+    try:
+        lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
+    except FileNotFoundError:
+        return next((Path(folder) for folder, _, _ in os.walk(root) if Path(folder).is_mount()), None)
+    names = (_ESCAPED.sub(lambda code: bytes([int(code[1], 8)]), line.split(b" ")[4]) for line in lines)
+    return next((point for point in map(Path, map(os.fsdecode, names)) if point.is_relative_to(root)), None)
 
 
 def remove_if_empty(folder: Path) -> None:

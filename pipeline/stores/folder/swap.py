@@ -29,7 +29,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from reshard.pipeline.paths import resolved
-from reshard.pipeline.stores.folder.disk import make_folder, remove_if_empty, remove_tree, sync_folder, write_file
+from reshard.pipeline.stores.folder.disk import make_folder, remove_if_empty, remove_tree, sync_folder, walk, write_file
 from reshard.pipeline.stores.locks import FileLock
 from reshard.pipeline.stores.scratch import remove_abandoned
 
@@ -213,7 +213,7 @@ def exchange(one: Path, other: Path) -> bool:
 
 def link_tree(old: Path, new: Path, without: set[str]) -> None:
     """Every folder, link and file of ``old`` in ``new``, as the same files, except the paths ``without``."""
-    for folder, subfolders, names in os.walk(old):
+    for folder, subfolders, names in walk(old):
         here = Path(folder).relative_to(old)
         for name in [*subfolders, *names]:
             source, goal = Path(folder, name), new / here / name
@@ -224,7 +224,7 @@ def link_tree(old: Path, new: Path, without: set[str]) -> None:
                 goal.mkdir()
             elif (here / name).as_posix() not in without:
                 link_file(source, goal)
-    for folder, _, _ in os.walk(old):
+    for folder, _, _ in walk(old):
         shutil.copystat(folder, new / Path(folder).relative_to(old))
 
 

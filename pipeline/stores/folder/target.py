@@ -14,7 +14,7 @@ from reshard.pipeline.paths import resolved
 from reshard.pipeline.places import Folder
 from reshard.pipeline.protocols import Addition, Change, Commit, HeadMoved, Leave, Source, TargetState
 from reshard.pipeline.stores.carry import SinkOf
-from reshard.pipeline.stores.folder.disk import disk_errors, remove_if_empty, sync_folder, write_file
+from reshard.pipeline.stores.folder.disk import disk_errors, mounted_in, remove_if_empty, sync_folder, walk, write_file
 from reshard.pipeline.stores.folder.sink import FolderBatch
 from reshard.pipeline.stores.folder.source import FileStat, FolderSource, list_folder
 from reshard.pipeline.stores.folder.swap import Swap, copy_file, link_file, link_tree
@@ -79,9 +79,8 @@ class FolderTarget(RecordedTarget):
 
     def prepare(self, private: bool) -> str:
         """Creates nothing: the folder appears whole with its first commit. Raises FolderNotWritable."""
-        if self._exists() and self._root.is_mount():
-            why, cure = "it is a mount point, which cannot be replaced", "choose a folder inside it"
-            raise FolderNotWritable(path=self.place.path, why=why, cure=cure)
+        if self._exists():
+            self._check_movable()
         existing = next(parent for parent in self._root.parents if parent.exists())
         if not existing.is_dir():
             raise FolderNotWritable(path=str(existing), why="it is a file", cure=OTHER_NAME)
@@ -91,6 +90,19 @@ class FolderTarget(RecordedTarget):
         head = self.head()
         self._planned_on = _name(self._root) or ""
         return head
+
+    def _check_movable(self) -> None:
+        """Raises FolderNotWritable if a swap would lose something: what is mounted in it, or unreadable."""
+        mount = mounted_in(self._root)
+        if mount == self._root:
+            why, cure = "it is a mount point, which cannot be replaced", "choose a folder inside it"
+            raise FolderNotWritable(path=self.place.path, why=why, cure=cure)
+        if mount is not None:
+            why, cure = f"it contains a mount point, {mount}", "choose another folder, or unmount it first"
+            raise FolderNotWritable(path=self.place.path, why=why, cure=cure)
+        with disk_errors(self._root, None):
+            for _ in walk(self._root):
+                pass
 
     def head(self) -> str:
         self._swap.recover()
@@ -178,6 +190,7 @@ class FolderTarget(RecordedTarget):
         self._swap.new.mkdir(parents=True)
         replaced = {addition.path for addition in change.additions} | set(change.deletes)
         if self._root.exists():
+            self._check_movable()
             link_tree(self._root, self._swap.new, replaced)
         for addition in change.additions:
             self._add(addition)

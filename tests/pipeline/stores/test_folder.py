@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import tracemalloc
@@ -43,6 +44,7 @@ from reshard.pipeline.stores.folder.target import FolderTarget
 from reshard.pipeline.stores.record import PUBLICATIONS, RECORD, Record, RecordedPublication
 from tests.pipeline.stores.conftest import noise, read, write_files
 from tests.support.full_disk import files_of_at_most
+from tests.support.nobody import nobody
 
 OLD = {"a.safetensors": b"old weights", "notes/mine.txt": b"mine", "config.json": b"{}"}
 CHANGE = Change(
@@ -683,6 +685,40 @@ def test_a_file_in_the_way_is_refused(root: Path) -> None:
 def test_a_mount_point_is_refused() -> None:
     with pytest.raises(FolderNotWritable, match="mount point"):
         FolderTarget(Folder(path="/proc")).prepare(private=True)
+
+
+NAMESPACE = ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--mount"]
+MOUNTED = """
+import sys
+from reshard.pipeline.places import Folder
+from reshard.pipeline.stores.folder.target import FolderTarget
+FolderTarget(Folder(path=sys.argv[1])).prepare(private=True)
+"""
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None or subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode != 0,
+    reason="this system gives no mount namespaces to this user",
+)
+def test_a_folder_in_which_something_is_mounted_is_refused(tmp_path: Path) -> None:
+    """Also a folder of the same disk, in a place with a blank: its files would go with the last state."""
+    root = tmp_path / "my model"
+    write_files(root, OLD)
+    write_files(tmp_path / "volume", {"precious.txt": b"theirs"})
+    mount = ["sh", "-ec", 'mount --bind "$1" "$2/notes" && exec "$3" -c "$4" "$2"', "sh"]
+    command = [*NAMESPACE, *mount, str(tmp_path / "volume"), str(root), sys.executable, MOUNTED]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert f"cannot write to {root}: it contains a mount point, {root}/notes" in done.stderr
+
+
+def test_a_folder_in_the_target_that_may_not_be_read_is_refused() -> None:
+    """A swap would not know what to keep of it."""
+    with nobody() as folder:
+        write_files(folder / "model", OLD | {".git/objects/theirs": b""})
+        (folder / "model/.git/objects").chmod(0)
+        with pytest.raises(FolderNotWritable, match=r"cannot write to .*/model/\.git/objects: Permission denied"):
+            FolderTarget(Folder(path=str(folder / "model"))).prepare(private=True)
+        (folder / "model/.git/objects").chmod(0o700)
 
 
 def test_a_folder_that_may_not_be_written_is_refused() -> None:
