@@ -22,6 +22,8 @@ from reshard.pipeline.errors import (
     PathTooLong,
     ResourceError,
     SourceChanged,
+    SourceError,
+    Unreadable,
     UnsafePath,
     WholeCache,
 )
@@ -115,9 +117,16 @@ def _stat(file: os.DirEntry[str] | Path, real: Path, owns: Owns, root: Path, pat
     return FileStat(status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
 
 
-def _unreadable(error: OSError, path: Path | str) -> FolderNotFound:
-    kind = {errno.ELOOP: LinkLoop, errno.ENAMETOOLONG: PathTooLong}.get(error.errno or 0, FolderNotFound)
-    return kind(path=str(path), why=error.strerror or str(error))
+_KINDS: dict[int | None, type[SourceError]] = {
+    errno.ELOOP: LinkLoop,
+    errno.ENAMETOOLONG: PathTooLong,
+    errno.ENOENT: FolderNotFound,
+    errno.ENOTDIR: FolderNotFound,
+}
+
+
+def _unreadable(error: OSError, path: Path | str) -> SourceError:
+    return _KINDS.get(error.errno, Unreadable)(path=str(path), why=error.strerror or str(error))
 
 
 class FolderSource:
@@ -143,11 +152,14 @@ class FolderSource:
         """The folder as it is now; raises FolderNotFound, CacheFolder, UnsafePath."""
         root = Path(place.path)
         _followed(root)
-        if root.is_file() and is_weights(root.name):
-            return cls._of_file(place, root)
-        if not root.is_dir():
-            why = "it is a file, but not a weight file" if root.exists() else "no such folder"
-            raise FolderNotFound(path=str(root), why=why)
+        try:
+            if root.is_file() and is_weights(root.name):
+                return cls._of_file(place, root)
+            if not root.is_dir():
+                why = "it is a file, but not a weight file" if root.exists() else "no such folder"
+                raise FolderNotFound(path=str(root), why=why)
+        except PermissionError as error:  # of a folder above; later Pythons find nothing there
+            raise _unreadable(error, root) from error
         if snapshot := snapshot_in(resolved(place.path)):
             raise CacheFolder(path=str(root), snapshot=str(snapshot))
         if snapshot := snapshot_below(resolved(place.path)):
@@ -188,12 +200,17 @@ class FolderSource:
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise ResourceError(what=f"{file.path}: {error.strerror}") from error
-            raise self._changed(f"{file.path}: {error.strerror}") from error
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+                raise self._changed(f"{file.path}: {error.strerror}") from error
+            raise _unreadable(error, self.folder / file.path) from error
         try:
             self._untouched(file, descriptor)
             at = start
             while at < stop:
-                chunk = os.pread(descriptor, min(CHUNK, stop - at), at)
+                try:
+                    chunk = os.pread(descriptor, min(CHUNK, stop - at), at)
+                except OSError as error:  # of a disk that fails
+                    raise _unreadable(error, self.folder / file.path) from error
                 if not chunk:
                     raise self._changed(f"{file.path} ends at byte {at}")
                 at += len(chunk)

@@ -61,13 +61,15 @@ class FolderTarget(RecordedTarget):
         return (what,) if last.exists() else ()
 
     def recover(self) -> None:
-        self._swap.recover()
+        with disk_errors(self._root, None):
+            self._swap.recover()
 
     def state(self) -> TargetState:
-        if self._swap.half_done():
-            raise TargetUnfinished(target=self.place.path)
-        exists = self._exists()
-        return TargetState(exists, "private", self._now() if exists else None)
+        with disk_errors(self._root, None):
+            if self._swap.half_done():
+                raise TargetUnfinished(target=self.place.path)
+            exists = self._exists()
+            return TargetState(exists, "private", self._now() if exists else None)
 
     def _exists(self) -> bool:
         if self._root.exists() and not self._root.is_dir():
@@ -79,14 +81,15 @@ class FolderTarget(RecordedTarget):
 
     def prepare(self, private: bool) -> str:
         """Creates nothing: the folder appears whole with its first commit. Raises FolderNotWritable."""
-        if self._exists():
-            self._check_movable()
-        existing = next(parent for parent in self._root.parents if parent.exists())
-        if not existing.is_dir():
-            raise FolderNotWritable(path=str(existing), why="it is a file", cure=OTHER_NAME)
-        if not os.access(existing, os.W_OK | os.X_OK):
-            raise FolderNotWritable(path=str(existing), why="no permission")
-        self._swap.sweep()
+        with disk_errors(self._root, None):
+            if self._exists():
+                self._check_movable()
+            existing = next(parent for parent in self._root.parents if parent.exists())
+            if not existing.is_dir():
+                raise FolderNotWritable(path=str(existing), why="it is a file", cure=OTHER_NAME)
+            if not os.access(existing, os.W_OK | os.X_OK):
+                raise FolderNotWritable(path=str(existing), why="no permission")
+            self._swap.sweep()
         head = self.head()
         self._planned_on = _name(self._root) or ""
         return head
@@ -100,9 +103,8 @@ class FolderTarget(RecordedTarget):
         if mount is not None:
             why, cure = f"it contains a mount point, {mount}", "choose another folder, or unmount it first"
             raise FolderNotWritable(path=self.place.path, why=why, cure=cure)
-        with disk_errors(self._root, None):
-            for _ in walk(self._root):
-                pass
+        for _ in walk(self._root):
+            pass
 
     def head(self) -> str:
         self._swap.recover()

@@ -16,6 +16,7 @@ import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,12 @@ from reshard.pipeline.errors import (
     FolderNotFound,
     FolderNotWritable,
     SourceChanged,
+    SourceError,
     TargetConflict,
     TargetFilled,
     TargetFull,
     TargetUnfinished,
+    Unreadable,
     UnsafePath,
     UsageError,
 )
@@ -724,6 +727,38 @@ def test_a_folder_in_the_target_that_may_not_be_read_is_refused() -> None:
 def test_a_folder_that_may_not_be_written_is_refused() -> None:
     with pytest.raises(FolderNotWritable, match="no permission"):
         FolderTarget(Folder(path="/proc/self/model")).prepare(private=True)
+
+
+def test_what_lies_below_a_folder_that_may_not_be_searched_is_refused() -> None:
+    with nobody() as folder:
+        write_files(folder / "closed" / "model", OLD)
+        (folder / "closed").chmod(0o600)
+        try:
+            with pytest.raises(SourceError):
+                source_of(folder / "closed" / "model")
+            for ask in (FolderTarget.recover, FolderTarget.state, partial(FolderTarget.prepare, private=True)):
+                with pytest.raises(FolderNotWritable):
+                    ask(FolderTarget(Folder(path=str(folder / "closed" / "model"))))
+        finally:
+            (folder / "closed").chmod(0o700)
+
+
+def test_a_file_that_may_not_be_read_has_not_changed() -> None:
+    with nobody() as folder:
+        write_files(folder / "model", OLD)
+        (folder / "model" / "a.safetensors").chmod(0)
+        with pytest.raises(Unreadable, match=r"cannot read .*/model/a\.safetensors: Permission denied"):
+            read(source_of(folder / "model"), "a.safetensors")
+
+
+def test_a_disk_that_fails_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    source = source_of(root)
+    monkeypatch.setattr("os.pread", failing)
+    with pytest.raises(Unreadable, match=r"model/a\.safetensors: Input/output error"):
+        read(source, "a.safetensors")
 
 
 def test_a_place_where_no_folder_can_be_made_is_refused() -> None:
