@@ -84,9 +84,8 @@ def verify(
         threading.Thread(target=meta_loader.warm, daemon=True).start()  # its imports take seconds, and so do headers
     recorded = check_manifest(output, trust.described)
     claims = unlike(recorded.manifest.made.claims(), changes) if recorded.manifest else {}
-    their_side, told = _their_side(source, changes, claims) if source else (None, {})
-    expected = changes.model_copy(update=told)
-    loaded = [load(expected)] if load else []
+    their_side, fitting, told = _their_side(source, changes, claims) if source else (None, {}, {})
+    loaded = [load(changes.model_copy(update=fitting if _by_config(source, output) else told))] if load else []
     side = OpenedSide.attempt(output)
     attester = cache(partial(trust.attester, side, recorded))
 
@@ -109,7 +108,8 @@ def verify(
     ties = {name: verdict.ties for name, verdict in models.items()}
     if matched:
         same = check_headers(matched, ties, lambda: changes.ties == "source" or bool(attester()))
-        checks += [_explained(same, claims, told, attester), check_files(matched.source, side, expected, deep, tick)]
+        files = partial(check_files, matched.source, side, deep=deep, tick=tick)
+        checks += [_explained(same, claims, told, attester), _with_claims(files, changes, fitting, told, attester)]
     checks += [_check_model(name, verdict, alone=source is None) for name, verdict in models.items()]
     checks += check_tokenizers(output, source, meta_loader, tmpdir, lambda path: excluded(changes, path))
     if deep and matched:
@@ -123,19 +123,19 @@ def verify(
     return checks + loaded
 
 
-def _their_side(source: Source, changes: Options, claims: dict[str, Any]) -> tuple[OpenedSide, dict[str, Any]]:
-    """The source after ``changes`` and a manifest's claims, and those that make a difference.
-
-    Without the claims where they do not fit the source.
-    """
+def _their_side(
+    source: Source, changes: Options, claims: dict[str, Any]
+) -> tuple[OpenedSide, dict[str, Any], dict[str, Any]]:
+    """The source after ``changes`` and a manifest's claims; these, where they fit it; those that alter tensors."""
     try:
         side = OpenedSide.open(source, changes.model_copy(update=claims))
     except (UsageError, CheckpointError):
         if not claims:
             raise
-        return OpenedSide.open(source, changes), {}
+        return OpenedSide.open(source, changes), {}, {}
     altered = side.altered() if claims else set()
-    return side, {name: value for name, value in claims.items() if altered & {*Options.declared(name).alters}}
+    told = {name: value for name, value in claims.items() if altered & {*Options.declared(name).alters}}
+    return side, claims, told
 
 
 def _formats(theirs: OpenedSide | None) -> Set[str]:
@@ -174,6 +174,32 @@ def _explained(same: Check, claims: dict[str, Any], told: dict[str, Any], attest
         said = f"the output's manifest states {claims_text(claims)}, which does not explain it"
         return replace(same, reason="; ".join(filter(None, (same.reason, said))))
     return same
+
+
+def _with_claims(
+    files: Callable[[Options], Check],
+    changes: Options,
+    claims: dict[str, Any],
+    told: dict[str, Any],
+    attester: Callable[[], str],
+) -> Check:
+    """The check of ``files``: a claim that altered no tensor may still explain a config, such as its dtype."""
+    found = files(changes.model_copy(update=told))
+    if found.result == "failed" and (rest := {name: value for name, value in claims.items() if name not in told}):
+        explained = files(changes.model_copy(update=claims))
+        if explained.result != "failed":
+            return _by_its_word(explained, rest, attester())
+    return found
+
+
+def _by_config(source: Source | None, output: Source) -> bool:
+    """Whether loaders are told something else of the output, so that it need not give the source's output."""
+    texts = {
+        b"".join(side.read(file, 0, file.size))
+        for side in (source, output)
+        if side and (file := side.files().get("config.json")) and file.size <= CONFIG_MAX
+    }
+    return len(texts) == 2
 
 
 def _by_its_word(same: Check, told: dict[str, Any], attester: str) -> Check:

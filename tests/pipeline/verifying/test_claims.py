@@ -134,6 +134,23 @@ def test_a_claim_that_changes_nothing_or_does_not_fit_neither_doubts_nor_explain
     assert "which does not explain it" in same.reason
 
 
+def test_a_claim_that_alters_no_tensor_explains_the_dtype_in_a_config(tmp_path: Path, go: Run) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    save_torch({"good": torch.ones(300, dtype=torch.bfloat16)}, source / "model.safetensors")
+    (source / "config.json").write_text(json.dumps({"hidden_size": 4, "torch_dtype": "float32"}))
+    go(source, out, dtype="bfloat16")
+    assert json.loads((out / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    assert named(deep(out, source), "other files").result == "passed", "we vouch for what we published"
+    assert named(deep(out, source, dtype="bfloat16"), "other files").result == "passed"
+    shutil.rmtree(out / RECORD)
+    files = named(deep(out, source), "other files")
+    assert files.result == "inconclusive" and "only the output's manifest states: --dtype bfloat16" in files.reason
+    config = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps(config | {"hidden_size": 5}))
+    assert named(deep(out, source), "other files").result == "failed"
+
+
 def test_names_that_were_asked_for_are_no_claim_beside_one_of_a_cast(tmp_path: Path, go: Run) -> None:
     source, out = tmp_path / "source", tmp_path / "out"
     source.mkdir()

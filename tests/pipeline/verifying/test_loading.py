@@ -151,3 +151,18 @@ def test_what_only_a_manifest_says_is_changed_is_loaded_alone_unless_it_changes_
         found = verify(tmp_path / dtype, source, load=LoadOptions())
         (loaded,) = (check for check in found.checks if check.name == "load")
         assert (loaded.result, found.result) == (expected, expected), loaded
+
+
+def test_what_only_a_config_says_is_changed_is_loaded_alone(
+    saved: Callable[..., Saved], tmp_path: Path, go: Run
+) -> None:
+    """The tensors have the new dtype already, and the config still says the old one, by which loaders go."""
+    source = tmp_path / "source"
+    shutil.copytree(saved("llama").folder, source)
+    weights = load_file(source / "model.safetensors")
+    save_file({name: one.bfloat16() for name, one in weights.items()}, source / "model.safetensors", {"format": "pt"})
+    assert '"dtype": "float32"' in (source / "config.json").read_text()
+    go(source, tmp_path / "out", size=SIZE, dtype="bfloat16")
+    found = verify(tmp_path / "out", source, load=LoadOptions())
+    (loaded,) = (check for check in found.checks if check.name == "load")
+    assert loaded.result == found.result == "inconclusive", loaded
