@@ -370,8 +370,8 @@ def _of_others(made: Plan, target: Target, last: publication.Publication | None)
         return ()
     if last is not None or not target.branch or not _manifest_holds(made, target.at(made.base)):
         return made.occupied
-    weights = (MANIFEST, SUFFIX, GGUF, ".index.json")
-    return tuple(file.path for file in made.replaced if not file.path.endswith(weights))
+    paths = (file.path for file in made.replaced if not is_weight_index(file.path))
+    return tuple(path for path in paths if not path.endswith((MANIFEST, SUFFIX, GGUF)))
 
 
 def _manifest_holds(made: Plan, there: Source) -> bool:

@@ -21,6 +21,7 @@ from uuid import uuid4
 
 from pydantic import ConfigDict, NonNegativeInt, ValidationError
 
+from reshard.pipeline.checkpoint.discover import is_weight_index
 from reshard.pipeline.errors import (
     ObjectLost,
     ReshardError,
@@ -316,7 +317,7 @@ class ObjectTarget(RecordedTarget):
         Every step may be done twice. Raises ObjectLost while it is pending.
         """
         files = pending.stored
-        indexes = [file for file in files if file.path.endswith(".index.json")]
+        indexes = [file for file in files if is_weight_index(file.path)]
         for part in ([file for file in files if file not in indexes], indexes):
             try:
                 self.objects.put(part)

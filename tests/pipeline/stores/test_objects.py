@@ -67,8 +67,8 @@ def stored(target: Target, data: bytes, path: str = "model-1.safetensors") -> Ad
     return Addition(path, stored=batch.seal()[0])
 
 
-def change(*additions: Addition, index: bytes = b"{}", deletes: tuple[str, ...] = ()) -> Change:
-    return Change("Weights", "digest 123", (Addition(INDEX, content=index), *additions), deletes)
+def change(*additions: Addition, index: bytes = b"{}", deletes: tuple[str, ...] = (), path: str = INDEX) -> Change:
+    return Change("Weights", "digest 123", (Addition(path, content=index), *additions), deletes)
 
 
 def age_lock(target: ObjectTarget) -> None:
@@ -245,16 +245,20 @@ def test_until_the_change_is_written_down_a_kill_changes_nothing(target: ObjectT
     assert listed(target) == {INDEX: b"{}", "model-1.safetensors": OLD} and target.head() == base
 
 
-def test_the_old_index_stands_until_all_new_files_are_there_and_old_ones_go_after_it(target: ObjectTarget) -> None:
-    base = target.commit(change(stored(target, OLD), index=b"old"), EMPTY)
-    coming = change(stored(target, NEW, "model-2.safetensors"), index=b"new", deletes=("model-1.safetensors",))
+@pytest.mark.parametrize("index", [INDEX, "model.safetensors.index.fp16.json"])
+def test_the_old_index_stands_until_all_new_files_are_there_and_old_ones_go_after_it(
+    target: ObjectTarget, index: str
+) -> None:
+    base = target.commit(change(stored(target, OLD), index=b"old", path=index), EMPTY)
+    new = stored(target, NEW, "model-2.safetensors")
+    coming = change(new, index=b"new", deletes=("model-1.safetensors",), path=index)
     seen: list[set[str]] = []
 
     class Watched(Mortal):
         def __getattr__(self, name: str) -> object:
             if name in ("put", "delete"):
-                there = target.objects.read(INDEX) or b""
-                seen.append({path for path in target.objects.listed() if "/" not in path} - {INDEX} | {there.decode()})
+                there = target.objects.read(index) or b""
+                seen.append({path for path in target.objects.listed() if "/" not in path} - {index} | {there.decode()})
             return super().__getattr__(name)
 
     objects: Any = Watched(target.objects, "")
