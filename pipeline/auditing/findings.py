@@ -124,4 +124,7 @@ def next_command(
         return join(["reshard", "verify", place, "--against", compared or source or "SRC"])
     signing = ["--sign", "KEY"] if kind == "unsigned" else []
     changed = ((name, value) for name, value in options.content().items() if value != getattr(AS_IT_IS, name))
-    return join(["reshard", "run", source or "SRC", "--to", place, *typed_options(changed), *signing])
+    repository = audited.at(None)
+    branch = [] if repository == audited else ["--branch", audited.branch]
+    to = ["--to", repository.spelled, *branch]
+    return join(["reshard", "run", source or "SRC", *to, *typed_options(changed), *signing])

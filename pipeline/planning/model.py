@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
 from reshard.pipeline.request import AT_ONCE, Options
+from reshard.pipeline.sizes import SINGLE
 from reshard.pipeline.tensors import Name, Piece, Pin, Record, StoredFile, Tensor, size_in_bytes
 from reshard.pipeline.text import counted
 
@@ -260,6 +261,13 @@ class Receipt:
 def weight_files(plan: Plan) -> int:
     """How many weight files the target holds once the plan is carried out."""
     return len(plan.shards) + sum(1 for path in plan.reused if path.endswith((".safetensors", ".gguf")))
+
+
+def files_told(plan: Plan, files: int) -> str:
+    """How many there are, and how large at most, where there is a bound."""
+    if files == 1:
+        return "one file"
+    return f"{files} files" if plan.options.size == SINGLE else f"{files} files of at most {plan.options.size:,} bytes"
 
 
 def index_bytes(index: Index, shards: Sequence[Shard], root: str | None = None) -> bytes:

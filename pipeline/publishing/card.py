@@ -14,9 +14,10 @@ from reshard.pipeline.errors import SourceChanged, TargetConflict
 from reshard.pipeline.limits import CONFIG_MAX
 from reshard.pipeline.planning.beside import excluded
 from reshard.pipeline.planning.front_matter import front_matter
-from reshard.pipeline.planning.model import CARD, Plan, weight_files
+from reshard.pipeline.planning.model import CARD, Plan, files_told, weight_files
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.publishing.history import Publication
+from reshard.pipeline.sizes import SINGLE
 from reshard.pipeline.tensors import StoredFile, same_by_hash
 
 _BEGIN, _END = b"<!-- reshard:begin -->", b"<!-- reshard:end -->"
@@ -33,9 +34,9 @@ class CannotEdit(Exception):
 def block(plan: Plan) -> bytes:
     """The marked block: where the weights come from and how they are cut; the same for the same plan anywhere."""
     files = weight_files(plan)
-    count = "one file" if files == 1 else f"{files} files of at most {plan.options.size:,} bytes each"
-    alone = "" if files == 1 else "\n> (a larger tensor has its own file)"
-    text = f"> These are the weights of {plan.pin.linked()} in {count}{alone}.\n> {plan.options.told(plan.altered)}\n"
+    alone = " each\n> (a larger tensor has its own file)" if files > 1 and plan.options.size != SINGLE else ""
+    what = f"the weights of {plan.pin.linked()} in {files_told(plan, files)}{alone}"
+    text = f"> These are {what}.\n> {plan.options.told(plan.altered)}\n"
     return _BEGIN + b"\n" + text.encode() + _END + b"\n"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from reshard.pipeline.checkpoint.indexes import load_json
 from reshard.pipeline.limits import CLOCK_SKEW_MAX, HISTORY_MAX
-from reshard.pipeline.planning.model import Plan
+from reshard.pipeline.planning.model import Plan, files_told
 from reshard.pipeline.protocols import Commit, Target
 from reshard.pipeline.request import LAYOUT
 from reshard.pipeline.tensors import Pin
@@ -61,9 +61,7 @@ def address(target: Target, path: Path | None = None) -> str:
 def title(plan: Plan) -> str:
     if plan.reused:
         return f"Carried files of {plan.pin}"
-    files = len(plan.shards)
-    count = "one file" if files == 1 else f"{files} files of at most {plan.options.size:,} bytes"
-    return f"Weights of {plan.pin} in {count}"
+    return f"Weights of {plan.pin} in {files_told(plan, len(plan.shards))}"
 
 
 def message(plan: Plan, root: str | None = None, sha256: str | None = None, added: Iterable[str] = ()) -> str:

@@ -76,6 +76,8 @@ def test_what_is_typed_next_repairs_the_copy_or_looks_closer() -> None:
     assert next_command("tensors-lost", ours, theirs, Options(), "0f") == "reshard run c/d --to a/b"
     assert next_command("source-unknown", ours, None, options) == "reshard verify a/b --against SRC"
     assert next_command("index-ghost", parse_place("/a b"), None, options) == "reshard doctor '/a b'"
+    on_branch = next_command("tensors-lost", parse_place("a/b@fp16"), theirs, Options(size=3300))
+    assert on_branch == "reshard run c/d --to a/b --branch fp16 --size 3300B"
     there = parse_place("https://hub.example/a/b/tree/v1")
     assert next_command("source-wrong", there, ours, options) == f"reshard provenance {there.spelled}"
     assert next_command("file-unproven", ours, there, options) == f"reshard verify a/b --against {there.spelled}"

@@ -16,7 +16,8 @@ from reshard.pipeline.planning.codec import decode_head, encode
 from reshard.pipeline.planning.existing import NOTHING
 from reshard.pipeline.planning.model import Keys
 from reshard.pipeline.publishing.card import CannotEdit, block, with_block, with_lineage, without_block
-from reshard.pipeline.publishing.history import message
+from reshard.pipeline.publishing.history import message, title
+from reshard.pipeline.sizes import SINGLE
 from tests.pipeline.planning.builders import PIN, opened_named, plan_of, request
 
 BLOCK = b"<!-- reshard:begin -->\n> ours\n<!-- reshard:end -->\n"
@@ -149,3 +150,11 @@ def test_of_weights_that_stay_as_they_are_is_told_what_may_have_changed() -> Non
     stays = plan_of(Opened((), (), {}), strip_prefix="auto", **TO_BF16)
     assert f"> Besides the split into files, at most: {CAST}, {STRIPPED}. Nothing else" in block(stays).decode()
     assert ONLY in block(plan_of(Opened((), (), {}))).decode()
+
+
+def test_files_without_a_bound_of_their_size_have_none_in_the_card_and_the_title() -> None:
+    """As with --single, of a model with several components."""
+    plan = plan_of(opened_named({"a": F32, "b": F32}, 10**6), size=100)
+    assert b"in 2 files of at most 100 bytes each\n> (a larger" in block(plan) and "at most 100 bytes" in title(plan)
+    single = replace(plan, options=plan.options.model_copy(update={"size": SINGLE}))
+    assert b"in 2 files.\n" in block(single) and title(single).endswith("in 2 files")
