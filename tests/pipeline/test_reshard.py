@@ -221,6 +221,15 @@ def test_somebody_elses_commit_on_top_of_ours_is_nothing_to_do_either(model: Pat
     assert len([r for r in on_hub.admin.log() if r["path"].startswith("/api/")]) <= 7, "and the files of both commits"
 
 
+def test_a_copy_that_turns_out_to_be_there_already_is_not_left_beside_it(model: Path, tmp_path: Path, go: Run) -> None:
+    """No hash of the source says so before: only a new time, which makes it another source."""
+    go(model, tmp_path / "out", size=SIZE, manifest=False)
+    for path in model.iterdir():
+        os.utime(path, (0, 0))
+    assert go(model, tmp_path / "out", size=SIZE, manifest=False).published.found
+    assert {path.name for path in tmp_path.iterdir()} == {model.name, "out"}
+
+
 def test_what_was_planned_is_opened_again_by_one_call(model: Path, on_hub: Namespace, go: Run) -> None:
     repo = upload(on_hub, "source", model)
     made = go(repo, on_hub.repo("target"), size=SIZE).plan

@@ -167,6 +167,12 @@ class FolderTarget(RecordedTarget):
                 self._swap.clear_staging()
         self._swap.remove_empty_staging()
 
+    def show(self) -> None:
+        """What turned out to be there already does not stay staged."""
+        if self._swap.staging.exists():
+            with self._swap.lock(wait=True):
+                self._swap.clear_staging()
+
     def holds(self, stored: Sequence[StoredFile]) -> list[StoredFile]:
         return [file for file in stored if not self._object(file)]
 
