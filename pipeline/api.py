@@ -13,7 +13,7 @@ from reshard.pipeline.arguments import as_option, in_python
 from reshard.pipeline.check import Check, Result
 from reshard.pipeline.checkpoint.discover import foreign_format
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
-from reshard.pipeline.errors import AccessError, HubRefused, NoTarget, TargetGone, UsageError, shortened
+from reshard.pipeline.errors import AccessError, BadPlace, HubRefused, NoTarget, TargetGone, UsageError, shortened
 from reshard.pipeline.places import NOWHERE, AnyPlace, parse_place
 from reshard.pipeline.planning.model import MANIFEST, Plan
 from reshard.pipeline.protocols import Source
@@ -166,11 +166,14 @@ def verify(
         may = place.local.is_dir() if place.local else MANIFEST in ours.files()
         # To look at its history, what reads the repository has to do.
         reading = replace(context, credentials=context.credentials.reading())
-        target = open_target(place, Options(), reading) if may else None
+        target = described = None
         try:
+            target = open_target(place, Options(), reading) if may else None
             described = described_by(target, ours.pin.commit) if target else None
         except (AccessError, HubRefused, TargetGone):
-            described = None  # which the check of the manifest tells
+            pass  # which the check of the manifest tells
+        except BadPlace:
+            pass  # a folder whose name is too long for what a publication needs beside it
         theirs = open_source(other, context) if other else None
         if theirs and lender:
             theirs = Borrowing(theirs, open_source(lender, context))

@@ -60,8 +60,12 @@ def _unwanted(path: str, options: Options) -> str | None:
         return "it is about the source's files"
     if options.dequantize and basename(path) == MODELOPT:
         return "the weights are no longer quantized"
-    why = None if any(fnmatchcase(path, pattern) for pattern in options.include) else leftover(path)
+    why = None if _included(options, path) else leftover(path)
     return why and f"{why}; {_by_include(path)}"
+
+
+def _included(options: Options, path: str) -> bool:
+    return any(fnmatchcase(path, pattern) for pattern in options.include)
 
 
 def _by_include(path: str) -> str:
@@ -75,14 +79,21 @@ def describes(path: str, folders: Iterable[str]) -> bool:
 
 
 def sort_out(
-    listing: Mapping[str, StoredFile], found: Found, opened: Opened, options: Options, written: Set[str] = frozenset()
+    listing: Mapping[str, StoredFile],
+    found: Found,
+    opened: Opened,
+    options: Options,
+    written: Set[str] = frozenset(),
+    published: Set[str] = frozenset(),
 ) -> tuple[tuple[StoredFile, ...], tuple[LeftOut, ...]]:
     """(carried files, files left out) among everything that is neither read nor rewritten; each sorted by path.
 
-    ``written`` are paths that the result has for other files.
+    ``written`` are paths that the result has for other files. Which weights are not read shows once they are opened;
+    of those that are not, because the target has them, ``published`` says which --include brought there.
     """
-    rewritten = ({file.path for file in found.files} | {*found.indexes, CARD, MANIFEST}) - opened.duplicates.keys()
-    rewritten -= {CARD} if excluded(options, CARD) else set()
+    weights = {file.path for file in found.files} | {*found.indexes}
+    weights -= opened.duplicates.keys() | {path for path in published & weights if _included(options, path)}
+    rewritten = weights | {MANIFEST} | (set() if excluded(options, CARD) else {CARD})
     carried, left_out = [], []
     for path in sorted(listing.keys() - rewritten):
         why = _why_not(path, found, opened.duplicates, options)
@@ -100,7 +111,7 @@ def _why_not(path: str, found: Found, duplicates: Mapping[str, str], options: Op
         return why
     if describes(path, (dirname(file.path) for file in found.files if file.path not in found.uncut)):
         return "it is about the source's files"
-    if path in found.uncut or any(fnmatchcase(path, pattern) for pattern in options.include):
+    if path in found.uncut or _included(options, path):
         return None
     if path in duplicates:
         return duplicates[path]

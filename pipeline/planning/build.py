@@ -196,7 +196,8 @@ def make_plan(known: Known) -> Plan:
     if options.sign:
         written |= {*STATEMENTS} if options.tensor_hashes and shards else {SIGNATURE, PROVENANCE}
     reused = () if opened.checkpoints else _reused(known)
-    carried, left_out = sort_out(known.listing, known.found, opened, options, written | {*reused})
+    brought = set[str]() if opened.checkpoints else before.published.keys() - {*reused}
+    carried, left_out = sort_out(known.listing, known.found, opened, options, written | {*reused}, brought)
     check_headers(shards, options.size)
     if on_hub:
         check_sizes(shards, carried)

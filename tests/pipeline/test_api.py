@@ -228,6 +228,11 @@ def test_one_key_to_verify_by_is_as_good_as_a_list(model: Path) -> None:
             verify(model, signed_by=keys)
 
 
+def test_a_folder_with_a_name_too_long_for_a_target_is_verified(model: Path) -> None:
+    checks = verify(model).checks
+    assert verify(model.rename(model.with_name("m" * 240))).checks == checks
+
+
 def test_a_watcher_whose_methods_would_never_be_called_is_refused() -> None:
     """The fields of a dataclass hide the methods of a class below it."""
     with pytest.raises(TypeError, match=r"^Mine: pass functions to Watcher instead, such as Watcher\(noted=print\)$"):

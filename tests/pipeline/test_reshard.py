@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from huggingface_hub import HfApi
+from safetensors.numpy import save_file
 
 from reshard.pipeline import drafting, driving, reshard
 from reshard.pipeline.api import plan, verify
@@ -219,6 +220,26 @@ def test_somebody_elses_commit_on_top_of_ours_is_nothing_to_do_either(model: Pat
     again = go(repo, on_hub.repo("target"), size=SIZE)
     assert again.published.found and again.published.commit == first.published.commit
     assert len([r for r in on_hub.admin.log() if r["path"].startswith("/api/")]) <= 7, "and the files of both commits"
+
+
+def test_weights_that_include_brought_stay_while_nothing_is_opened(tmp_path: Path, on_hub: Namespace, go: Run) -> None:
+    """Twins in another cut: which of the two is read shows only when they are opened."""
+    folder, names = tmp_path / "twins", [f"model-0000{i}-of-00002.fp16.safetensors" for i in (1, 2)]
+    folder.mkdir()
+    weights = {name: np.arange(2000, dtype=np.float16) for name in "ab"}
+    save_file(weights, folder / "model.fp16.safetensors", {"format": "pt"})
+    for name, path in zip("ab", names, strict=True):
+        save_file({name: weights[name]}, folder / path, {"format": "pt"})
+    index = {"metadata": {"total_size": 8000}, "weight_map": dict(zip("ab", names, strict=True))}
+    (folder / "model.safetensors.index.fp16.json").write_text(json.dumps(index))
+    repo, out = upload(on_hub, "twins", folder), tmp_path / "out"
+    first = go(repo, out, size=SIZE, include=("model-*",))
+    assert {*names} <= {path.name for path in out.iterdir()}
+    again = go(repo, out, size=SIZE, include=("model-*",), exclude=("*.md5",))
+    assert not again.plan.shards and not again.plan.deletes
+    assert {*names} <= {path.name for path in out.iterdir()}
+    assert not go(repo, out, size=SIZE).plan.shards and not {*names} & {path.name for path in out.iterdir()}
+    assert first.plan.shards
 
 
 def test_a_copy_that_turns_out_to_be_there_already_is_not_left_beside_it(model: Path, tmp_path: Path, go: Run) -> None:
