@@ -58,7 +58,7 @@ def run(request: Request, output: Output, jobs: Jobs = None, verbose: Verbose = 
         report,
         state="done",
         target=str(request.target),
-        source_bytes=source_bytes(() if plan.published else (file.path for file in plan.files), report.attested),
+        source_bytes=source_bytes(() if plan.published else (file.path for file in plan.read), report.attested),
         moved=Moved.of(report.moved, expected=forecast(plan).uploaded),
         seconds=round(time.monotonic() - view.started, 3),
     )
@@ -93,8 +93,8 @@ class View:
         from reshard.cli.plan_text import show_plan
         from reshard.client.plan import document_of
 
-        self._total, self._shards = sum(file.size for file in plan.files), len(plan.shards)
         document = document_of(self._request, plan)
+        self._total, self._shards = document.forecast.read, len(plan.shards)
         self.undo = undo_rows(self._request, document)
         show_plan(document, self._output, self._bar, self._verbose)
 

@@ -63,10 +63,10 @@ def document_of(request: Request, plan: Plan) -> plans.Plan:
         commit=plan.pin.commit,
         size=options.size,
         tensors=sum(len(s.entries) for s in plan.shards),
-        bytes_read=sum(f.size for f in plan.files),
+        bytes_read=sum(f.size for f in plan.read),
         bytes_written=sum(s.size for s in plan.shards),
         forecast=forecast(plan).to_dict(),
-        reads=plan.files,
+        reads=plan.read,
         files=[
             plans.Shard.of(s, tensors=len(s.entries), oversize=s.entries[0].name if s.size > options.size else None)
             for s in plan.shards

@@ -11,6 +11,7 @@ from typing import ParamSpec
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from reshard.pipeline.planning.estimate import forecast
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.reshard import PHASES, Watcher
 
@@ -36,7 +37,7 @@ def _moving(watcher: Watcher, progress: Progress) -> Watcher:
     task = progress.add_task(PHASES["plan"], total=None)
 
     def planned(plan: Plan) -> None:
-        progress.update(task, total=sum(file.size for file in plan.files) or None)
+        progress.update(task, total=forecast(plan).read or None)
 
     def step(name: str) -> None:
         everything = progress.tasks[0].total if name not in {"plan", "copy"} else None  # headers are no part of a copy

@@ -297,7 +297,7 @@ def _record(
     published: Published, plan: Plan, attested: Sequence[Attested] = (), checks: Sequence[Check] = ()
 ) -> dict[str, Any]:
     """What the job keeps: where the result is, its source's commit, what attested the files, what was checked."""
-    levels: dict[str, Attestation] = {file.path: "as delivered" for file in plan.files} if attested else {}
+    levels: dict[str, Attestation] = {file.path: "as delivered" for file in plan.read} if attested else {}
     levels |= {path: level for group in attested for path, level in group.files.items()}
     return {
         **asdict(published),

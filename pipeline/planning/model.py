@@ -193,7 +193,7 @@ class Plan:
     base: str  # the target's head when we planned
     options: Options
     keys: Keys
-    files: tuple[StoredFile, ...]  # the weight files that are read
+    files: tuple[StoredFile, ...]  # the weight files that were opened
     records: tuple[Record, ...]  # stretches of those files that an archive keeps a CRC of
     shards: tuple[Shard, ...]
     groups: tuple[Group, ...]
@@ -217,6 +217,12 @@ class Plan:
     pruned: tuple[str, ...] = ()  # what others put there and --prune deletes
     submitted: int | None = None  # when, in ms since the epoch; no part of the digest
     altered: tuple[str, ...] | None = None  # the options that changed tensors; None: not known, no header was read
+
+    @property
+    def read(self) -> list[StoredFile]:
+        """Those of ``files`` whose tensors are copied: neither twins of others nor without tensors."""
+        others = {*(one.path for one in self.left_out), *(file.path for file in self.carried)}
+        return [file for file in self.files if file.path not in others]
 
     def __repr__(self) -> str:
         if self.published:

@@ -111,7 +111,7 @@ def manifest_of(plan: Plan, receipts: Mapping[str, Receipt], levels: Mapping[str
             endpoint=pin.endpoint,
             repo=pin.named,
             commit=pin.commit,
-            files={file.path: levels.get(file.path, "as delivered") for file in plan.files},
+            files={file.path: levels.get(file.path, "as delivered") for file in plan.read},
         ),
         made=Making(
             by=f"reshard {version('reshard')}", layout=LAYOUT, plan=plan.digest, options=plan.options.weights()

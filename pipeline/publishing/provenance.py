@@ -139,7 +139,7 @@ def tensors_of(plan: Plan, receipts: Mapping[str, Receipt], levels: Mapping[str,
     files = [
         {"path": file.path, "verified": levels.get(file.path, "as delivered")}
         | ({"sha256": file.sha256} if file.sha256 else {})
-        for file in plan.files
+        for file in plan.read
     ]
     return {
         "_type": STATEMENT,

@@ -197,7 +197,7 @@ def test_no_row_fills_the_terminal_where_ctrl_c_would_break_it_in_two(monkeypatc
 def test_a_run_that_goes_on_begins_at_the_bytes_that_were_copied(
     plan: Plan, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shards, size = len(plan.shards), sum(file.size for file in plan.files)
+    shards, tensors = len(plan.shards), sum(entry.size for shard in plan.shards for entry in shard.entries)
     with bar(Output()) as shown:
         view = View(Request.of("us/model", "/out"), Output(), shown, pipeline.PHASES)
         view.planned(plan)
@@ -206,7 +206,7 @@ def test_a_run_that_goes_on_begins_at_the_bytes_that_were_copied(
         view.step("copy")
     assert capsys.readouterr().err.splitlines() == [
         f"Resuming: 2 of {shards} files copied by an earlier run",
-        f"copying: 2 of {shards} files, 40.0 kB of {human_bytes(size)}",
+        f"copying: 2 of {shards} files, 40.0 kB of {human_bytes(tensors)}",
     ]
 
 

@@ -234,12 +234,14 @@ def test_weights_that_include_brought_stay_while_nothing_is_opened(tmp_path: Pat
     (folder / "model.safetensors.index.fp16.json").write_text(json.dumps(index))
     repo, out = upload(on_hub, "twins", folder), tmp_path / "out"
     first = go(repo, out, size=SIZE, include=("model-*",))
+    manifest = json.loads((out / "reshard.manifest.json").read_text())
+    assert manifest["source"]["files"] == {"model.fp16.safetensors": "checked"}, "and nothing of what was not read"
+    assert [file.path for file in first.plan.read] == ["model.fp16.safetensors"]
     assert {*names} <= {path.name for path in out.iterdir()}
     again = go(repo, out, size=SIZE, include=("model-*",), exclude=("*.md5",))
     assert not again.plan.shards and not again.plan.deletes
     assert {*names} <= {path.name for path in out.iterdir()}
     assert not go(repo, out, size=SIZE).plan.shards and not {*names} & {path.name for path in out.iterdir()}
-    assert first.plan.shards
 
 
 def test_a_copy_that_turns_out_to_be_there_already_is_not_left_beside_it(model: Path, tmp_path: Path, go: Run) -> None:
