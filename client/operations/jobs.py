@@ -115,7 +115,8 @@ class Filter(Body):
             return None
 
         def takes(job: Job) -> bool:
-            error, request = job.error or job.last_error or {}, job.request
+            # The last error stays in the record of a job that got over it.
+            error, request = job.error or (None if job.state.ended else job.last_error) or {}, job.request
             return (
                 job.created >= since
                 and fnmatchcase(str(request.source), self.source or "*")

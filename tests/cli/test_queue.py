@@ -18,7 +18,7 @@ import httpx2
 import pytest
 
 from reshard.cli.errors import INTERRUPTED
-from reshard.pipeline.errors import NoWeights
+from reshard.pipeline.errors import HubUnreachable, NoWeights
 from reshard.pipeline.planning.model import Plan
 from reshard.web.auth import Scope, add_token
 from reshard.worker import broker
@@ -417,6 +417,17 @@ def test_jobs_are_listed_by_what_their_records_say(queue: Queue, url: str) -> No
         assert {*queue("list", "-q", *words.split()).out.split()} == {ids[name] for name in names}, words
     assert "More jobs match; use --all to show them" in queue("list", "--target", "us/*", "--limit", "2").out
     assert queue("list", "--by", "x" * 501).code == 2
+
+
+def test_the_code_of_an_error_that_a_job_got_over_selects_it_only_until_its_end(queue: Queue, url: str) -> None:
+    error = HubUnreachable(endpoint="http://hub", what="it is away")
+    with JobStore.at(url) as store:
+        leases, job = another(store), store.submit(ask("retried")).id
+        leases.again(claimed(leases, job, "plan"), error.to_dict(), 0)
+        assert queue("list", "-q", "--code", error.code).out.split() == [job]
+        finish(leases, job)
+    assert queue("list", "-q", "--code", error.code).out == ""
+    assert queue("delete", "--code", error.code, "--yes", "-q").out == ""
 
 
 def test_a_job_that_a_catalog_has_not_noted_yet_is_kept(queue: Queue, url: str, tmp_path: Path) -> None:
