@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +12,16 @@ from reshard.client.operations.table import InProcess, Session
 from reshard.client.queue import open_queue
 
 
+def user_name() -> str:
+    """Of whoever runs this process; in containers, often a number without a name."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # KeyError: before Python 3.13
+        return str(os.getuid())
+
+
 def asked_by() -> str:
-    return f"{getpass.getuser()}@{socket.gethostname()}"
+    return f"{user_name()}@{socket.gethostname()}"
 
 
 @contextmanager

@@ -13,11 +13,11 @@ import re
 import secrets
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from getpass import getuser
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from reshard.client.connect import user_name
 from reshard.pipeline.errors import BadSetting, UsageError
 from reshard.web.settings import WebSettings
 
@@ -128,10 +128,7 @@ def own_token(tokens: Path) -> str:
 
 
 def _own_name() -> str:
-    try:
-        name = getuser()
-    except (OSError, KeyError):  # the system knows no name for it
-        name = ""
+    name = user_name()
     return name if NAME.fullmatch(name) else "owner"
 
 

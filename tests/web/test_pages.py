@@ -539,7 +539,7 @@ def test_a_client_of_the_broker_with_a_user_of_its_own_makes_no_link(store: JobS
 def test_whoever_has_a_name_that_no_token_may_have_is_called_the_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reshard.web.auth.getuser", lambda: "_svc")
+    monkeypatch.setattr("getpass.getuser", lambda: "_svc")
     caller = Tokens(tmp_path / "tokens").find(own_token(tmp_path / "tokens"))
     assert caller and caller.name == "owner"
     (tmp_path / OWN).unlink()
