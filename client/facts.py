@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from reshard.client.models.jobs import Happened, Job
 from reshard.client.queue import Queue
-from reshard.pipeline.errors import CatalogNotFound, JobNotFound
+from reshard.pipeline.errors import CatalogNotFound, JobNotFound, JobUnreadable
 from reshard.pipeline.places import AnyPlace
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.credentials import default_endpoint
@@ -109,6 +109,8 @@ def last_run(queue: Queue, seen: ScheduleStatus) -> str:
         return f"catalog {error.facts['name']} (since removed)"
     except JobNotFound:
         return f"job {run.job} (since deleted)"
+    except JobUnreadable:
+        return f"job {run.job} (its record cannot be read)"
     return outcome_text(run)
 
 

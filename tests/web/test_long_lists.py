@@ -23,8 +23,9 @@ from reshard.worker.queue.events import KINDS
 from reshard.worker.queue.jobs import PAGE_BYTES, JobStore, new_id, submission
 from reshard.worker.queue.scripts import job_key
 from tests.web.conftest import Site, signed_in
+from tests.worker.conftest import ask as ask_for
 from tests.worker.conftest import followed
-from tests.worker.followers.builders import begin, definition, rows
+from tests.worker.followers.builders import begin, definition, nightly, rows
 
 LONG = 950_000  # characters of a glob, which a release before took
 ANSWER = 2 * PAGE_BYTES  # bytes; strings are longer in JSON where they are escaped
@@ -169,6 +170,20 @@ def test_catalogs_are_listed_in_pages(site: Site, store: JobStore) -> None:
         store.redis.hset(TROUBLE, mapping=dict.fromkeys(names, 1))
         assert browser.get("/").text.count('<td>catalog <a href="/catalogs/c') == 60
     assert "/catalogs/c50" in seen and "/catalogs/c49" not in seen and 'rel="next"' not in seen
+
+
+def test_a_schedule_whose_last_job_cannot_be_read_says_so_and_hides_no_other(site: Site, store: JobStore) -> None:
+    schedules = Schedules(store)
+    for name in ("s0", "s1"):
+        schedules.add(nightly(name, ask_for(name)))
+    job = schedules.run("s0").job or ""
+    store.redis.hset(job_key(job), "request", "{")
+    told = f"job {job} (its record cannot be read)"
+    page = site.get(f"{ROOT}/schedules")
+    assert [(row["name"], row["last"]) for row in page["schedules"]] == [("s0", told), ("s1", "never")]
+    assert site.get(f"{ROOT}/schedules/s0")["last"] == told
+    with signed_in(site, "read") as client:
+        assert told[1:] in client.get("/schedules").text
 
 
 def test_a_schedule_that_cannot_be_read_is_said_and_hides_no_other(site: Site, store: JobStore) -> None:
