@@ -27,6 +27,8 @@ def files_of(queue: Queue, job: Job) -> list[JobFile]:
 
     What a unit has copied since its last seal counts for its files in their order.
     """
+    from reshard.worker.queue.pace import until
+
     digest = queue.jobs.plan_digest(job.id)
     planned = _planned(queue, job.id, digest) if digest else ()
     files = planned or [_Planned(*file) for file in queue.jobs.outline(job.id)]
@@ -45,7 +47,7 @@ def files_of(queue: Queue, job: Job) -> list[JobFile]:
             if file.done < size:  # it is at hand, and what follows it in its unit waits
                 del copied[unit]
                 file.rate = rate = rates[unit]
-                file.left = (size - file.done) / rate if rate else None
+                file.left = until(size - file.done, rate) if rate else None
         found.append(file)
     return found
 

@@ -150,7 +150,7 @@ class Outlook(NamedTuple):
 
 def outlooks(queue: Queue, jobs: Sequence[Job]) -> Iterator[Outlook]:
     """What those can expect who wait for these jobs, in this order."""
-    from reshard.worker.queue.pace import places
+    from reshard.worker.queue.pace import places, until
 
     bulk = {job.id: job.request.priority == "bulk" for job in jobs if not job.state.ended}
     reason = cache(queue.waits)
@@ -163,7 +163,7 @@ def outlooks(queue: Queue, jobs: Sequence[Job]) -> Iterator[Outlook]:
         why, place = waits(reason, job, works), found.get(job.id)
         ahead = place.ahead if place else float(max(0, job.bytes - job.bytes_done)) or None
         pace = rate if place else job.rate
-        left = ahead / pace if pace and ahead is not None and not why else None
+        left = until(ahead, pace) if pace and ahead is not None and not why else None
         yield Outlook(why, place and place.number, place and place.of, left)
 
 

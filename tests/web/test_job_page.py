@@ -112,6 +112,21 @@ def test_each_file_has_a_bar_and_the_one_at_hand_its_rate_and_the_time_that_is_l
     assert [one["state"] for one in files(site, job)][:2] == ["sealed", "sealed"]
 
 
+def test_a_copy_that_would_take_thousands_of_years_is_told_no_time(
+    site: Site, store: JobStore, leases: Leases, plan: Plan, browser: httpx2.Client
+) -> None:
+    announce(store.redis, process("here:1"))
+    job, lease = copying(store, leases, plan)
+    for key, of in ((job_key(job, "units"), f"{lease.unit}."), (job_key(job), "")):
+        store.redis.hincrby(key, f"{of}paced_from", -20_000)
+    assert leases.renew(lease, 1, progress=True) == "ok"
+    for key, of in ((job_key(job, "units"), f"{lease.unit}."), (job_key(job), "")):
+        store.redis.hset(key, f"{of}paced", "1e-9")
+    first, *_ = files(site, job)
+    assert first["rate"] and first["left"] is None
+    assert "data-left" not in seen(browser, job)
+
+
 def test_a_unit_that_another_worker_takes_over_has_a_rate_of_its_own(
     store: JobStore, leases: Leases, plan: Plan
 ) -> None:

@@ -367,6 +367,8 @@ def test_a_catalog_under_way_has_no_end_and_says_how_long_the_rest_will_take(sit
         assert "<dt>Ended</dt>" not in seen
         store.redis.hset(job_key(job), mapping={"bytes": 600_000_000, "bytes_sealed": 480_000_000})
         assert re.search("about 1[23] min left", client.get("/catalogs/mirror").text)
+        store.redis.hset(job_key(job), "bytes", 10**18)
+        assert "1 of 1</dd>" in client.get("/catalogs/mirror").text, "30,000 years"
 
 
 def test_a_catalog_is_submitted_by_the_form_or_its_mistake_is_shown(site: Site, store: JobStore) -> None:

@@ -25,6 +25,7 @@ from reshard.worker.queue.wakes import QUEUES
 PACE = f"{PREFIX}pace"
 LEAST = 10_000  # ms of copying before a rate is known
 SEEN = 100  # jobs of a queue whose units are counted; a look costs no more with more of them
+LEFT_MAX = 365 * 86400.0  # seconds; a time beyond tells nobody anything, and pages write no date after the year 9999
 COUNTED = 100  # jobs at work, of each state, whose bytes are counted; with more no time is told
 
 
@@ -121,7 +122,12 @@ def remaining(client: redis.Redis, jobs: Collection[str], more: int) -> float | 
     unplanned, speed = more + left.count(None), rate(pace, server_ms(client))
     if not speed or (unplanned and "mean" not in pace):
         return None
-    return (sum(filter(None, left)) + unplanned * float(pace.get("mean", 0))) / speed
+    return until(sum(filter(None, left)) + unplanned * float(pace.get("mean", 0)), speed)
+
+
+def until(bytes_: float, speed: float) -> float | None:
+    """Seconds until so many bytes are copied; None where that is no time to wait for."""
+    return left if (left := bytes_ / speed) <= LEFT_MAX else None
 
 
 def _left(client: redis.Redis, jobs: Collection[str]) -> list[tuple[int | None, bool]]:
