@@ -146,6 +146,7 @@ def options_text(request: Request) -> str:
 def describe(job: JobNow) -> Rows:
     request, published, checks = job.request, job.published, job.all_checks
     error = job.error.error() if job.error else None
+    last = None if job.state.ended else job.last_error  # the record of one that ended keeps it, and its note
     return [
         ("job", job.id),
         ("state", now_text(job)),
@@ -159,8 +160,8 @@ def describe(job: JobNow) -> Rows:
         *([("files", f"{job.shards_done:,} of {job.shards:,} stored")] if job.shards else []),
         *([moved(job.read, job.uploaded, job.deduplicated, job.expected, sent(request.target))] if job.read else []),
         *(("worker", f"{claim.worker}: {claim.unit} since {dated(claim.since)}") for claim in job.claims),
-        *(("waiting", why) for why in (job.waits, job.note) if why),
-        *(("last error", f"{t.message} ({_next_try(job, t)})") for t in (job.last_error,) if t and not error),
+        *(("waiting", why) for why in (job.waits, job.note) if why and not job.state.ended),
+        *([("last error", f"{last.message} ({_next_try(job, last)})")] if last else []),
         *([("error", f"{error.code}: {error}"), ("hint", error.next_step)] if error else []),
         *(("note", note) for note in job.notes),
         *([("source files", _held(published.attested))] if published and published.attested else []),

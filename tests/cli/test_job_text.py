@@ -187,6 +187,13 @@ def test_a_job_between_two_tries_says_when_the_next_one_is(monkeypatch: pytest.M
     assert trouble().endswith(" (retrying)"), "a job of an older release"
 
 
+@pytest.mark.parametrize("state", [JobState.done, JobState.cancelled, JobState.failed])
+def test_a_job_that_has_ended_neither_waits_nor_is_retried(state: JobState) -> None:
+    error = HubUnreachable(endpoint="http://hub", what="it is away").to_dict()
+    job = Job("id", state, Request.of("them/m", "us/m"), created=0, since=0, last_error=error, note="its place is full")
+    assert not {"waiting", "last error"} & dict(describe(document(job))).keys()
+
+
 def claim(waits: str) -> Claim:
     return Claim("group:00000", "worker", 0.0, 0, 1, waits)
 

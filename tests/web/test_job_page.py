@@ -193,6 +193,19 @@ def test_of_thousands_of_files_the_first_stay_and_the_rest_is_counted(
     assert len(bars(seen(browser, job))) == OUTLINE_FILES and "<p>7 more.</p>" in seen(browser, job)
 
 
+def test_a_job_that_has_ended_neither_waits_nor_is_retried(
+    store: JobStore, leases: Leases, browser: httpx2.Client
+) -> None:
+    job = store.submit(ask()).id
+    leases.again(claimed(leases, job, "plan"), NoWeights(place="them/m", found="").to_dict(), 60)
+    store.redis.hset(job_key(job), "note", "its place is full")
+    before = seen(browser, job)
+    assert "Waiting:" in before and "Retrying after" in before
+    store.cancel(job)
+    after = seen(browser, job)
+    assert "Waiting:" not in after and "Retrying after" not in after
+
+
 @pytest.mark.parametrize("how", ["failed", "cancelled", "found"])
 def test_a_job_that_never_had_a_plan_says_so(
     site: Site, store: JobStore, leases: Leases, browser: httpx2.Client, how: str
