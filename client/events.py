@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import redis
 
 from reshard.client.facts import happened
-from reshard.client.models.jobs import UNDER_WAY, Happened, Progress
+from reshard.client.models.jobs import BEGUN, Happened, Progress
 from reshard.client.queue import Queue
 from reshard.pipeline.errors import BrokerUnavailable
 from reshard.worker.logs import Outage
@@ -66,9 +66,9 @@ class Followed:
         return _readable(rows)
 
     def progress(self, most: int) -> list[Progress]:
-        """How far jobs are that have not ended, the newest of them."""
+        """How far jobs are that have begun and not ended, the newest of them."""
         with self._asking():
-            return [Progress.of(job) for job in self._store.recent(UNDER_WAY, most)]
+            return [Progress.of(job) for job in self._store.recent(BEGUN, most)]
 
     def close(self) -> None:
         self._client.close()

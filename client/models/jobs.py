@@ -33,7 +33,8 @@ from reshard.client.models.records import (
 )
 from reshard.worker.queue.states import CANCELLABLE, JobState
 
-UNDER_WAY, OVER = ([state for state in JobState if state.ended is over] for over in (False, True))
+OVER = [state for state in JobState if state.ended]
+BEGUN = [state for state in JobState if state not in {JobState.queued, *OVER}]  # a worker may be at them
 
 
 def _state(name: object) -> JobState:

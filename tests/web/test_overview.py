@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 from reshard.pipeline.errors import UsageError
+from reshard.web.pages.overview import AT_WORK_MAX
 from reshard.web.pages.wording import COPY
 from reshard.worker.fleet.heartbeat import announce, withdraw
 from reshard.worker.followers.cursor import Cursor
@@ -17,7 +18,7 @@ from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX, server_ms
 from tests.support.procs import wait_for
 from tests.web.conftest import Site, signed_in
-from tests.worker.conftest import Wakes, ask, followed, process
+from tests.worker.conftest import Wakes, ask, claimed, followed, process
 from tests.worker.followers.builders import begin, definition, fail, finish, jobs, nightly
 
 
@@ -116,3 +117,15 @@ def test_a_failed_catalog_that_is_expanded_again_is_shown_without_a_count_of_mod
     catalogs.refuse("mirror", run, "token", UsageError(what="no such owner"))
     shown = failing(site, store)
     assert "no such owner" in shown and "0 of 0" not in shown and "next run" not in shown
+
+
+def test_a_worker_at_an_old_job_is_shown_so_however_many_wait(site: Site, store: JobStore) -> None:
+    worker = process(f"{socket.gethostname()}:1")
+    announce(store.redis, worker)
+    job = store.submit(ask("first")).id
+    claimed(Leases(store, Wakes(), worker.name), job, "plan")
+    for number in range(AT_WORK_MAX):
+        store.submit(ask(f"m{number}"))
+    with signed_in(site, "read") as client:
+        workers = client.get("/").text.partition('id="workers"')[2].partition("</section>")[0]
+    assert f'href="/jobs/{job}"' in workers and "idle" not in workers

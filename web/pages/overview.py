@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from reshard.client.models.catalogs import ScheduleRow
-from reshard.client.models.jobs import OVER, UNDER_WAY, Job
+from reshard.client.models.jobs import BEGUN, OVER, Job
 from reshard.client.operations import fleet as operations
 from reshard.client.operations.catalogs import all_catalogs
 from reshard.client.operations.jobs import JobsQuery, list_jobs
@@ -29,7 +29,7 @@ AT_WORK_MAX = 200  # jobs that are looked at for who copies what; progress is to
 @page("GET", "/")
 def overview(call: Call) -> Reply:
     queue = call.queue
-    jobs = list_jobs(call.session, JobsQuery(state=UNDER_WAY, limit=AT_WORK_MAX)).jobs
+    jobs = list_jobs(call.session, JobsQuery(state=BEGUN, limit=AT_WORK_MAX)).jobs
     seen, at_work = queue.fleet.seen(), _at_work(jobs)
     workers = operations.workers(queue, seen, {})  # whose claims are those of ``jobs``
     gone = sorted(at_work.keys() - {worker.name for worker in workers})
