@@ -494,6 +494,16 @@ def test_what_is_done_to_jobs_that_are_marked_is_asked_once_and_names_their_numb
         assert client.post("/jobs/choose", data={"act": "burn"}).status_code == 400
 
 
+def test_all_that_match_are_retried_once_for_each_request_as_the_command_does(site: Site, store: JobStore) -> None:
+    for _ in range(2):
+        last = ask(store, "us/m")
+        store.cancel(last)
+    with signed_in(site) as client:
+        every = client.post("/jobs/choose", data={"act": "retry", "every": "on", "state": "cancelled"}).text
+        assert "Retry 1 job?" in every and f'name="job" value="{last}"' in every
+        assert "Delete 2 jobs?" in client.post("/jobs/choose", data={"act": "delete", "every": "on"}).text
+
+
 def test_a_link_signs_in_once_whoever_runs_the_service(site: Site, store: JobStore) -> None:
     link = f"/sign-in?once={Queue(store).new_link()}"
     with site.client(None) as client:

@@ -101,7 +101,8 @@ def choose(call: Call) -> Reply:
     ids = call.body.get("job", [])
     if "every" in call.body:
         chosen = _limits(filter_) or {"all": True}
-        ids = do(call.session, read(operations.Chosen, chosen | {"dry_run": True}, "the form")).ids
+        # By its own body: of the same request, a retry takes one job.
+        ids = do(call.session, read(do.body or operations.Chosen, chosen | {"dry_run": True}, "the form")).ids
     return Page("chosen.html", {"act": call.body.one("act"), "ids": ids, "back": urlencode(filter_, doseq=True)})
 
 
