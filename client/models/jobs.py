@@ -122,10 +122,11 @@ class Job(Document):
 
     def may(self) -> set[str]:
         """What makes sense to do with it now."""
+        undoable = self.own is not None and not self.rolled_back and self.request.target.keeps
         ways = {
             "cancel": self.state in CANCELLABLE,
             "retry": self.state.ended and self.state != JobState.done,
-            "rollback": self.state.ended and self.own is not None and not self.rolled_back,
+            "rollback": self.state.ended and undoable,
             "delete": self.state.ended,
         }
         return {way for way, sense in ways.items() if sense}

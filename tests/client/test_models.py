@@ -8,9 +8,12 @@ from pydantic import TypeAdapter, ValidationError
 from reshard.client.models.jobs import Happened
 from reshard.client.models.records import Known
 from reshard.client.operations.catalogs import Submission
+from reshard.client.operations.jobs import shown
 from reshard.client.operations.table import BODY_MAX
 from reshard.pipeline.limits import CATALOG_MAX
-from reshard.pipeline.request import Options
+from reshard.pipeline.request import Options, Request
+from reshard.worker.queue.record import Job
+from reshard.worker.queue.states import JobState
 
 
 def test_what_a_newer_release_adds_is_passed_over_or_shown_and_hides_nothing_else() -> None:
@@ -27,3 +30,18 @@ def test_a_catalog_of_more_than_a_body_is_submitted_in_process() -> None:
     assert len(Submission(text="#" * (BODY_MAX + 1)).text) > BODY_MAX
     with pytest.raises(ValidationError):
         Submission(text="#" * (CATALOG_MAX + 1))
+
+
+@pytest.mark.parametrize(
+    ("target", "offered"),
+    [
+        ("us/m", True),
+        ("/models/m", True),
+        ("s3://bucket/m", False),
+        ("hf://buckets/us/bucket/m", False),
+    ],
+)
+def test_a_rollback_is_offered_where_the_target_keeps_what_a_publication_replaces(target: str, offered: bool) -> None:
+    published = {"commit": "c" * 40, "ref": "", "found": False}
+    job = Job("id", JobState.done, Request.of("them/m", target), created=0, since=0, published=published)
+    assert ("rollback" in shown(job).may()) == offered
