@@ -129,7 +129,15 @@ async def _events(web: Web, request: Request) -> Response:
     job = request.path_params.get("job")
     with web.queue.answering():
         id = await run_in_threadpool(web.queue.jobs.resolve, job) if job else None
-    return await follow(web.streams, id, found.name, request.headers.get("last-event-id"))
+
+    async def may() -> bool:
+        try:
+            await run_in_threadpool(web.caller, request, Scope.read)
+        except ReshardError:  # their line was taken out, or the file cannot be read
+            return False
+        return True
+
+    return await follow(web.streams, id, found.name, request.headers.get("last-event-id"), may)
 
 
 async def _hook(web: Web, request: Request) -> Response:

@@ -14,8 +14,8 @@ import json
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -39,10 +39,13 @@ LISTEN = 0.5  # seconds that one read waits for an event; well below what the br
 PROGRESS = 1.0  # seconds between two looks at jobs that are at work, while anybody reads
 LIVE_MAX = 200  # jobs whose progress is told; a page shows no more
 ALIVE = 15.0  # seconds without an event after which a comment is sent: proxies hang up on silence
+CHECKED = 5.0  # seconds after which a reader who gets something is looked at again: a token may be taken out any time
 AGAIN = 1.0  # seconds until the broker is asked again when it does not answer
 
 ID_MAX = 2**64 - 1  # of either half of an event's id; nothing comes after one that has it twice
 _ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
+SIGN = b": alive\n\n"
+May = Callable[[], Awaitable[bool]]  # whether who reads is still let in
 
 
 class Message(NamedTuple):
@@ -145,9 +148,10 @@ class Streams:
 class _Stream(StreamingResponse):
     """Gives its place back however it ends, also where its other end is gone before it began."""
 
-    def __init__(self, streams: Streams, reader: Reader, after: Id | None) -> None:
+    def __init__(self, streams: Streams, reader: Reader, after: Id | None, may: May) -> None:
         headers = {"X-Accel-Buffering": "no"}  # or nginx keeps events back
-        super().__init__(_read(streams, reader, after), media_type="text/event-stream", headers=headers)
+        told = _while_it_may(_read(streams, reader, after), may)
+        super().__init__(told, media_type="text/event-stream", headers=headers)
         self._leave = partial(streams.leave, reader)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -157,14 +161,25 @@ class _Stream(StreamingResponse):
             self._leave()
 
 
-async def follow(streams: Streams, job: str | None, who: str, last: str | None) -> Response:
-    """The open stream of one job or of all, after the event ``last``; raises TooManyReaders."""
+async def follow(streams: Streams, job: str | None, who: str, last: str | None, may: May) -> Response:
+    """The stream of one job or of all, after the event ``last``, open as long as ``may``; raises TooManyReaders."""
     after = parsed(last) if last and _ID.fullmatch(last) else None
     after = None if after and (max(after) > ID_MAX or min(after) == ID_MAX) else after  # the queue gives no such id
-    return _Stream(streams, streams.join(job, who), after)
+    return _Stream(streams, streams.join(job, who), after, may)
 
 
-async def _read(streams: Streams, reader: Reader, after: Id | None) -> AsyncIterator[bytes]:
+async def _while_it_may(told: AsyncGenerator[bytes, None], may: May) -> AsyncIterator[bytes]:
+    looked = time.monotonic()
+    async with aclosing(told):
+        async for text in told:
+            if text == SIGN or time.monotonic() - looked >= CHECKED:
+                if not await may():
+                    return
+                looked = time.monotonic()
+            yield text
+
+
+async def _read(streams: Streams, reader: Reader, after: Id | None) -> AsyncGenerator[bytes, None]:
     yield b": open\n\n"
     if after is not None:
         batches = streams.missed(reader.job, after)
@@ -177,7 +192,7 @@ async def _read(streams: Streams, reader: Reader, after: Id | None) -> AsyncIter
             async with asyncio.timeout(ALIVE):
                 message = await reader.waiting.get()
         except TimeoutError:
-            yield b": alive\n\n"
+            yield SIGN
             continue
         if message is None:
             return

@@ -7,26 +7,33 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx2
 import psutil
 import pytest
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.types import Message
 
 from reshard.client.events import Followed, News
 from reshard.client.queue import Queue
+from reshard.client.served import Served
 from reshard.pipeline.errors import BrokerUnavailable
 from reshard.pipeline.places import Hub
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.request import Request
 from reshard.web import streams
+from reshard.web.app import Web, build
 from reshard.web.auth import Scope, add_token
+from reshard.web.settings import WebSettings
 from reshard.web.streams import BEHIND_MAX, READERS_OF_ONE, Streams
 from reshard.worker.queue.events import EVENTS
 from reshard.worker.queue.jobs import JobStore
+from reshard.worker.settings import Settings
 from tests.support.procs import Broker, Machine, answer, busy, free_port, wait_for
 from tests.support.stuck import STUCK
 from tests.web.conftest import Site, dial, start
@@ -271,6 +278,41 @@ def test_a_broker_that_is_away_is_logged_once_and_once_that_it_is_back(
     asyncio.run(run())
     lines = ["cannot read events: ", "the broker is available again"] * 2
     assert [line.startswith(start) for line, start in zip(caplog.messages, lines, strict=True)] == [True] * 4
+
+
+@pytest.mark.parametrize("events", [0, 5])
+def test_a_stream_ends_when_its_token_is_taken_out_also_while_it_has_much_to_tell(
+    events: int, store: JobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "CHECKED", 0.0)
+    monkeypatch.setattr(streams, "ALIVE", STUCK if events else 0.01)
+    tokens, parts = tmp_path / "tokens", list[bytes]()
+    token = add_token(tokens, "ada", Scope.read)
+    queue = Queue(store)
+    web = Web(queue, partial(Served, queue, Settings()), WebSettings(tokens=tokens))
+    app = build(web)
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError("the other end stays")
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.body" and (part := message["body"]):
+            parts.append(part)
+            if len(parts) == 3:
+                tokens.write_text("")
+
+    async def run() -> None:
+        async with asyncio.timeout(STUCK), web.streams.running(app):
+            headers = [(b"host", b"127.0.0.1"), (b"authorization", f"Bearer {token}".encode())]
+            headers += [(b"last-event-id", b"0-0")]
+            asked = {"type": "http", "method": "GET", "path": PATH, "query_string": b"", "headers": headers}
+            await app(asked | {"state": {"connection": Mock()}}, receive, send)
+
+    for number in range(events):
+        submit(store, number)
+    asyncio.run(run())
+    assert len(parts) == 3 and all((b"event: event" in part) == bool(events) for part in parts[1:])
 
 
 def test_a_broker_that_a_script_holds_up_is_unavailable_to_all_who_ask(site: Site, store: JobStore) -> None:
