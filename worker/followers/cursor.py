@@ -74,14 +74,17 @@ class Cursor(Catalogs):
         states = at_once(self._redis, lambda pipe: [pipe.hget(key(name), "state") for name in names])
         return [name for name, state in zip(names, states, strict=True) if state == b"expanding"]
 
-    def claim(self, name: str, token: str) -> str:
-        """The run that this control is to expand now, or an empty string; claimed again, it stays this control's."""
+    def claim(self, name: str, token: str, left: str = "") -> str:
+        """The run that this control is to expand now, or an empty string; claimed again, it stays this control's.
+
+        ``left`` is a run that it leaves to another.
+        """
 
         def step(pipe: Pipeline, now: Snapshot) -> str:
             pipe.multi()
             ends = now.expander_until  # beyond its length: from before the broker's clock jumped back
             held = now.expander not in {"", token} and now.at < ends <= now.at + ms(EXPAND_LEASE + CLOCK_SLACK)
-            if now.state != "expanding" or held:
+            if now.state != "expanding" or held or now.run == left:
                 return ""
             pipe.hset(key(name), mapping={"expander": token, "expander_until": now.at + ms(EXPAND_LEASE)})
             return now.run
@@ -94,13 +97,13 @@ class Cursor(Catalogs):
             raise CatalogNotFound(name=name)
         return Definition.model_validate_json(stored)
 
-    def delay(self, name: str, run: str, token: str, error: ReshardError) -> None:
-        """This run cannot be expanded yet, and why; nothing when it is not this control's to expand any more."""
+    def delay(self, name: str, run: str, token: str, why: str) -> None:
+        """This run cannot be expanded yet; nothing when it is not this control's to expand any more."""
 
         def step(pipe: Pipeline, now: Snapshot) -> None:
             pipe.multi()
             if (now.state, now.run, now.expander) == ("expanding", run, token):
-                pipe.hset(key(name), "note", f"{error}; trying again")
+                pipe.hset(key(name), "note", why)
 
         self._change(name, step)
 

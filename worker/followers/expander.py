@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable
 from uuid import uuid4
 
 import redis
+from pydantic import ValidationError
 
 from reshard.pipeline.catalogs.definition import parse
 from reshard.pipeline.catalogs.expand import expand, interleaved, stands
 from reshard.pipeline.copying.loop import Stopped
-from reshard.pipeline.errors import CatalogNotFound, CatalogState, ReshardError
+from reshard.pipeline.errors import BadCatalog, CatalogNotFound, CatalogState, ReshardError
 from reshard.pipeline.stores.connect import Context
+from reshard.pipeline.validation import first_problem
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.records import Definition, Entry, entry_of
 
@@ -23,18 +25,26 @@ log = logging.getLogger(__name__)
 EXPAND_AGAIN = 60.0  # seconds before it is tried again when the Hub was away
 
 
+class Unreadable(Exception):
+    """What a client could read that submitted it: a newer one."""
+
+
 Rows = list[tuple[Entry, ReshardError | None]]
 
 
 def expanded(definition: Definition, context: Context, catalogs: Cursor) -> tuple[Rows, list[int]]:
     """What a catalog comes to now, owners taking turns, and which of its entries find no model.
 
-    Raises BadCatalog, the HubError and AccessError families.
+    Raises Unreadable, BadCatalog for what it comes to, the HubError and AccessError families.
 
     Where the broker knows nothing of an entry, its target is asked. What it says is kept at once: asking thousands may
     take longer than this process lives.
     """
-    found = expand(parse(definition.text, definition.name), context)
+    try:
+        catalog = parse(definition.text, definition.name)
+    except BadCatalog as error:
+        raise Unreadable(str(error)) from error
+    found = expand(catalog, context)
     wanted = [(one, entry_of(one)) for one in interleaved(found.models)]
     standings = catalogs.standings(definition.name, [entry for _, entry in wanted])
     for (one, entry), standing in zip(wanted, standings, strict=True):
@@ -65,6 +75,7 @@ class Expander:
         self._at = ("", "")  # the catalog and the run that the thread expands
         self._dropped = threading.Event()
         self._again: dict[str, float] = {}  # run -> when it may be tried again
+        self._left: dict[str, str] = {}  # catalog -> its run that cannot be read here
 
     @property
     def busy(self) -> bool:
@@ -77,7 +88,7 @@ class Expander:
         for name in waiting:
             if busy and name != self._at[0]:
                 continue
-            run = self._catalogs.claim(name, self._token)
+            run = self._catalogs.claim(name, self._token, self._left.get(name, ""))
             if busy:
                 wanted = (name, run) == self._at
             elif run and self._again.get(run, 0.0) <= self._clock():
@@ -102,14 +113,18 @@ class Expander:
 
     def _attempt(self, name: str, run: str) -> None:
         try:
-            rows, empty = self._expand(self._catalogs.definition(name))
+            rows, empty = self._expand(self._definition(name))
             log.info("catalog %s: %s entries", name, len(rows))
             self._catalogs.fill(name, run, self._token, rows, empty)
+        except Unreadable as error:
+            self._left[name] = run
+            log.error("cannot read catalog %s here; leaving it to another control process: %s", name, error)
+            self._catalogs.delay(name, run, self._token, f"waiting for a newer control process: {error}")
         except ReshardError as error:
             log.warning("cannot expand catalog %s: %s", name, error, extra=error.logged)
             if error.retryable:
                 self._again[run] = self._clock() + EXPAND_AGAIN
-                self._catalogs.delay(name, run, self._token, error)
+                self._catalogs.delay(name, run, self._token, f"{error}; trying again")
             else:
                 self._refuse(name, run, error)
         except Stopped as stopped:
@@ -119,6 +134,13 @@ class Expander:
         except Exception as error:
             log.exception("catalog %s failed for an unknown reason", name)
             self._refuse(name, run, ReshardError(what=f"{type(error).__name__}: {error}"))
+
+    def _definition(self, name: str) -> Definition:
+        try:
+            return self._catalogs.definition(name)
+        except ValidationError as error:
+            first = first_problem(error)
+            raise Unreadable(f"{first.where or 'its record'}: {first.why}") from error
 
     def _refuse(self, name: str, run: str, error: ReshardError) -> None:
         try:

@@ -18,6 +18,7 @@ from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX, job_key
 from reshard.worker.settings import Settings
+from tests.support.procs import wait_for
 from tests.worker.conftest import Wakes, ask
 from tests.worker.followers.builders import begin, counts, definition, finish, jobs, rows
 
@@ -53,6 +54,37 @@ def test_a_catalog_that_breaks_stops_neither_the_others_nor_the_wakes(
     store.redis.hset(key("mirror"), "failures", 0)
     catalogs.reconcile()
     assert catalogs.get("mirror").state == "done"
+
+
+@pytest.mark.parametrize(
+    ("field", "stored"),
+    [
+        ("newer", True),
+        ("text", "name: mirror\ndefaults: {to: 'us/{name}', newer: true}\nentries: [{repo: them/m0}]\n"),
+    ],
+)
+def test_a_catalog_of_a_newer_release_is_left_to_another_control(
+    field: str, stored: object, store: JobStore, control: Control, caplog: pytest.LogCaptureFixture
+) -> None:
+    catalogs, wanted = Cursor(store), definition(1)
+    catalogs.submit(wanted)
+    newer = json.dumps(wanted.model_dump(mode="json", exclude_defaults=True) | {field: stored})
+    store.redis.hset(key("mirror"), "definition", newer)
+
+    def look() -> str | None:
+        control.look(listen=0.01)
+        return catalogs.get("mirror").note
+
+    wait_for(look, "its note")
+    assert "newer control process" in (catalogs.get("mirror").note or "")
+    store.redis.hset(key("mirror"), "expander_until", 0)
+    for _ in range(3):
+        control.look(listen=0.01)
+    assert catalogs.get("mirror").state == "expanding"
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
+    run = catalogs.claim("mirror", "another")
+    assert run and catalogs.fill("mirror", run, "another", rows(wanted))
+    assert (seen := catalogs.get("mirror")).state == "running" and seen.note is None
 
 
 def test_a_job_in_a_state_of_a_newer_release_is_waited_for_and_stops_nothing_else(
