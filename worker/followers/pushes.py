@@ -123,11 +123,13 @@ class Pushes:
     def _go_on(self, field: str, watch: Watch) -> None:
         waited, _, what = field.partition(" ")
         source = watch.request.source
-        if watch.what not in {one.what for one in self.watches(str(source.at(None)), {source.branch})}:
+        # By what it asks for now: a schedule may have been edited since.
+        found = {one.what: one for one in self.watches(str(source.at(None)), {source.branch})}
+        if watch.what not in found:
             log.info("dropped a push waiting for job %s: %s no longer reads its source", waited, what)
             self._redis.hdel(WAITING, field)
             return
-        carried = self._submit(watch)
+        carried = self._submit(found[watch.what])
         log.info("a push waiting for job %s: %s, job %s", waited, *carried)
         if not (carried.outcome == "waits" and field.startswith(f"{carried.job} ")):  # retried meanwhile
             self._redis.hdel(WAITING, field)
@@ -135,43 +137,47 @@ class Pushes:
     # ------------------------------------------------------------------------------------------------------- inside
 
     def _submit(self, watch: Watch) -> Carried:
-        slot = submission(watch.request)[2]
+        _, wanted, slot, *_ = submission(watch.request)
         for _ in range(TRIES):
             there = cast("bytes | None", self._redis.hget(ACTIVE, slot))
             in_the_way: ReshardError
             try:
-                job, same = self._ask(watch)
+                job, carries = self._ask(watch)
             except TooManyQueued as full:  # it follows one of those that are in its way
-                job, same, in_the_way = full.facts["job"], False, full
+                job, in_the_way = full.facts["job"], full
             else:
-                if there is None or there.decode() != job:
+                # Without a job: its schedule submits a catalog by now.
+                if job is None or (carries and (there is None or there.decode() != job)):
                     return Carried("submitted", job)
                 in_the_way = TargetBusy(job=job, target=str(watch.request.target))
-            if (outcome := self._behind(job, same, watch)) is not None:
+            if (outcome := self._behind(job, wanted, watch)) is not None:
                 return Carried(outcome, job)
         raise in_the_way
 
     def _ask(self, watch: Watch) -> tuple[str | None, bool]:
-        """The job that carries it out or has its target, and whether it is none other than what is asked for."""
+        """The job that carries it out, or stands in its way, and whether it is the first."""
         if watch.schedule is not None:
             run = self._schedules.run(watch.schedule)
             if run.outcome == "full":
                 raise TooManyQueued(name=watch.what, most=self._store.most, job=run.job)
-            return run.job, run.outcome != "busy"
+            return run.job, run.outcome == "fired"
         try:
             return self._store.submit(watch.request.submitted_for(ASKED_BY)).id, True
         except TargetBusy as busy:
             return busy.facts["job"], False
 
-    def _behind(self, job: str, same: bool, watch: Watch) -> Outcome | None:
-        """Whether that job will read the push, or it is to follow it; None when it has ended meanwhile."""
+    def _behind(self, job: str, wanted: str, watch: Watch) -> Outcome | None:
+        """Whether that job will read the push, or it is to follow it; None when it has ended meanwhile.
+
+        ``wanted`` is the key of its request: what a schedule fired before it was edited may read another source.
+        """
 
         def step(pipe: Pipeline) -> Outcome | None:
-            state = pipe.hget(job_key(job), "state")
+            state, its = pipe.hmget(job_key(job), "state", "key")
             pipe.multi()
             if state is None or JobState.known(state.decode()).ended:
                 return None
-            if same and state.decode() == JobState.queued:
+            if its == wanted.encode() and state.decode() == JobState.queued:
                 return "existed"
             pipe.hset(WAITING, f"{job} {watch.what}", watch.model_dump_json(exclude_defaults=True))
             return "waits"

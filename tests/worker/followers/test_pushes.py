@@ -161,6 +161,42 @@ def test_a_push_waits_for_another_requests_job_on_its_target_also_for_the_next(
     assert newest.request.asked_by == "schedule nightly" and newest.state == "queued"
 
 
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_push_for_an_edited_schedule_waits_for_the_job_of_what_it_asked_for_before(
+    store: JobStore, leases: Leases, pushes: Pushes, planned: bool
+) -> None:
+    schedules = Schedules(store)
+    schedules.add(scheduled("nightly", ask("before")))
+    job = schedules.run("nightly").job or ""
+    if planned:
+        claimed(leases, job, "plan")
+    schedules.edit(scheduled("nightly", ask("after")))
+    (watch,) = pushes.watches("them/model", MAIN)
+    assert pushes.push(watch, "1" * 40) == ("waits", job)
+    store.cancel(job)
+    followed(store)
+    newest = store.recent()[0]
+    assert str(newest.request.target) == "us/after" and newest.state == "queued"
+    assert store.redis.hlen(WAITING) == 0
+
+
+def test_a_push_that_waits_goes_on_by_what_its_schedule_asks_for_by_then(
+    store: JobStore, leases: Leases, pushes: Pushes
+) -> None:
+    schedules, other = Schedules(store), store.submit(ask("before", size=10**9)).id
+    schedules.add(scheduled("nightly", ask("before")))
+    assert pushes.push(Watch(schedule="nightly", request=ask("before")), "1" * 40) == ("waits", other)
+    schedules.edit(scheduled("nightly", ask("after")))
+    job = schedules.run("nightly").job or ""
+    claimed(leases, job, "plan")
+    store.cancel(other)
+    followed(store)
+    store.cancel(job)
+    followed(store)
+    newest = store.recent()[0]
+    assert newest.id != job and str(newest.request.target) == "us/after" and newest.state == "queued"
+
+
 def test_what_waits_for_a_schedule_that_was_removed_is_forgotten(
     store: JobStore, leases: Leases, pushes: Pushes
 ) -> None:
