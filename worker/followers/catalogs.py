@@ -164,8 +164,9 @@ class Catalogs:
 
         def step(pipe: Pipeline, now: Snapshot) -> bool:
             if not now.busy:
+                start = starting(pipe, definition, now)
                 pipe.multi()
-                start(pipe, definition, now)
+                start(pipe)
                 return True
             running = Definition.known(cast(bytes, pipe.hget(key(definition.name), "definition")))[0]
             if running.digest != definition.digest or now.state not in UNDER_WAY:
@@ -415,16 +416,21 @@ class Catalogs:
         return transact(self._redis, carry_out, key(name), *watched)
 
 
-def start(pipe: Pipeline, definition: Definition, now: Snapshot, schedule: str = "") -> None:
-    """Begin a run of a catalog that is not busy, in a transaction that read ``now`` of it."""
+def starting(pipe: Pipeline, definition: Definition, now: Snapshot, schedule: str = "") -> Callable[[Pipeline], None]:
+    """What begins a run of a catalog that is not busy; ``pipe`` reads, and has read ``now`` of it."""
     name = definition.name
-    pipe.delete(key(name), *(key(name, part) for part in RUN_PARTS))
-    begun = {"run": uuid4().hex, "started": now.at, "fired_by": schedule, "failures": 0, "bytes": 0}
-    pipe.hset(key(name), mapping=begun | definition.stored())
-    pipe.sadd(ALL, name)
-    pipe.lpush(key(name, "nights"), now.at)
-    pipe.ltrim(key(name, "nights"), 0, NIGHTS - 1)
-    now.enter(pipe, "expanding")
+    old = [f"night:{ms}" for ms in texts(pipe.lrange(key(name, "nights"), NIGHTS - 1, -1))]
+
+    def start(pipe: Pipeline) -> None:
+        pipe.delete(key(name), *(key(name, part) for part in (*RUN_PARTS, *old)))
+        begun = {"run": uuid4().hex, "started": now.at, "fired_by": schedule, "failures": 0, "bytes": 0}
+        pipe.hset(key(name), mapping=begun | definition.stored())
+        pipe.sadd(ALL, name)
+        pipe.lpush(key(name, "nights"), now.at)
+        pipe.ltrim(key(name, "nights"), 0, NIGHTS - 1)
+        now.enter(pipe, "expanding")
+
+    return start
 
 
 def asked_by(name: str) -> str:

@@ -320,7 +320,7 @@ class Schedules:
             run = catalogs.Snapshot.read(pipe, catalog.name)
             if run.busy:
                 return "overlap", "", None
-            return "fired", "", lambda pipe: catalogs.start(pipe, catalog, run, schedule.name)
+            return "fired", "", catalogs.starting(pipe, catalog, run, schedule.name)
         last = pipe.hget(LAST_JOB, schedule.name)
         state = pipe.hget(job_key(last.decode()), "state") if last else None
         if last and state and not JobState.known(state.decode()).ended:

@@ -26,6 +26,7 @@ from reshard.worker.followers.catalogs import key
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.expander import EXPAND_AGAIN, Expander
 from reshard.worker.followers.records import Definition
+from reshard.worker.followers.schedules import Schedule, Schedules
 from reshard.worker.followers.spending import DAY, spent
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
@@ -107,6 +108,25 @@ def test_of_a_large_catalog_only_what_was_not_unchanged_is_remembered(
     begin(catalogs, wanted, [*broken, *rows(wanted)[1:]])
     nights = [sorted(night.values()) for _, night in catalogs.nights("mirror")]
     assert nights == [[("failed", NoWeights.code)], [("unchanged", "")] * 3, [("same", "")] * 3]
+
+
+@pytest.mark.parametrize("by", ["hand", "schedule"])
+def test_of_runs_before_the_last_nothing_is_kept(catalogs: Cursor, store: JobStore, by: str) -> None:
+    wanted, schedules = definition(1), Schedules(store)
+    schedules.add(Schedule(name="nightly", cron="@daily", catalog=wanted))
+    failed: Rows = [(rows(wanted)[0][0], NoWeights(place="them/m0", found=""))]
+    for number in range(kept.NIGHTS + 2):
+        if by == "hand":
+            assert catalogs.submit(wanted)
+        else:
+            assert schedules.run("nightly").outcome == "fired"
+        run = catalogs.claim("mirror", f"control {number}")
+        assert catalogs.fill("mirror", run, f"control {number}", failed)
+    listed = {f"{key('mirror')}:night:{round(began * 1000)}".encode() for began, _ in catalogs.nights("mirror")}
+    assert len(catalogs.nights("mirror")) == kept.NIGHTS
+    assert {*store.redis.scan_iter(f"{key('mirror')}:night:*")} == listed
+    catalogs.remove("mirror")
+    assert [*store.redis.scan_iter(f"{key('mirror')}*")] == []
 
 
 def test_a_commit_of_ours_is_what_the_target_must_still_be_at(catalogs: Cursor, leases: Leases) -> None:
