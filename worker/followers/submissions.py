@@ -204,6 +204,8 @@ def ended(pipe: Pipeline, event: Event) -> list[Write]:
     job, state, error = (event.fields[part] for part in ("job", "state", "error"))
     try:
         told, published = pipe.hmget(job_key(job), "callbacks", "published")
+        if told is None:  # perhaps it was deleted since
+            told, published = pipe.hmget(job_key(job, "callbacks"), "callbacks", "published")
     except redis.ResponseError as error_:
         if "WRONGTYPE" not in str(error_):
             raise

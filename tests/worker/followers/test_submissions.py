@@ -113,6 +113,23 @@ def test_a_failure_a_cancel_and_each_end_after_a_retry_are_told(store: JobStore,
     assert [answer["error"] and answer["error"]["code"] for answer in answers] == [NoWeights.code, None, None]
 
 
+def test_the_end_of_a_job_that_was_deleted_before_control_followed_it_is_told_once(
+    store: JobStore, leases: Leases, app: Celery
+) -> None:
+    send(app)
+    take(store)
+    (job,) = jobs(store)
+    assert leases.done(claimed(leases, job, "plan"), asdict(Published("c0ffee", "main", False))) == "ok"
+    assert store.delete([job]) == [job]
+    followed(store)
+    answer = {"id": job, "key": "a", "state": "done", "commit": "c0ffee", "ref": "main", "error": None}
+    assert told(store) == [("acme.done", [answer], {})]
+    followed(store)
+    assert told(store) == []
+    (left,) = store.redis.scan_iter(job_key(job, "*"))
+    assert store.redis.ttl(left) > 0
+
+
 def test_one_key_is_one_job_which_a_sender_who_is_not_sure_is_told_of_again(
     store: JobStore, leases: Leases, app: Celery
 ) -> None:

@@ -11,6 +11,7 @@
 --   :events    stream, for who watches
 --   :log       list of the last lines that its workers logged
 --   :files     what the plan said of its files, which stays as long as the job does
+--   :callbacks hash: what a job that was deleted soon after its end still has to tell other apps (submissions.py)
 
 local PREFIX = 'reshard:'
 local PARTS = { 'todo', 'units', 'plan', 'receipts', 'attested', 'events', 'log' }

@@ -2,6 +2,13 @@
 local id = ARGV[1]
 local state = get(id, 'state')
 if state and not ENDED[state] then return 0 end
+-- Control may not have followed its end yet, and then has other apps to tell of it (submissions.py).
+local told, since = redis.call('HMGET', key(id), 'callbacks', 'published'), tonumber(get(id, 'since') or '')
+local KEPT = 7 * 86400000 -- ms
+if told[1] and since and now() - since < KEPT then
+  redis.call('HSET', key(id, 'callbacks'), 'callbacks', told[1], 'published', told[2] or '')
+  redis.call('PEXPIRE', key(id, 'callbacks'), KEPT)
+end
 redis.call('DEL', key(id))
 for _, part in ipairs(PARTS) do redis.call('DEL', key(id, part)) end
 redis.call('DEL', key(id, 'files'))
