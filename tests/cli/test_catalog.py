@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from reshard.client.models.catalogs import CatalogRetried, CatalogSubmitted
-from reshard.client.models.records import Document
 from reshard.pipeline.catalogs.definition import parse
 from reshard.pipeline.catalogs.expand import expand
 from reshard.pipeline.errors import SourceNotFound, TargetFilled
@@ -250,17 +248,6 @@ def test_the_jobs_of_one_model_for_two_targets_are_each_counted_as_running(
     report = tmp_path / "report.md"
     assert queue("catalog", "status", "mirror", "--report", report).code == 0
     assert "| running | 2 | | |" in report.read_text() and "not queued" not in report.read_text()
-
-
-@pytest.mark.parametrize(
-    ("kind", "answer"),
-    [
-        (CatalogSubmitted, {"name": "c", "digest": "d", "existed": True, "waits": None, "outdated_schedules": []}),
-        (CatalogRetried, {"name": "c", "again": 1, "left": {}}),
-    ],
-)
-def test_an_older_service_that_tells_no_state_is_understood(kind: type[Document], answer: dict[str, object]) -> None:
-    assert kind.model_validate(answer).document() == answer | {"state": None}
 
 
 def test_a_schedule_submits_a_catalog_or_a_request_but_not_both(queue: Queue, tmp_path: Path) -> None:
