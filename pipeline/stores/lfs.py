@@ -101,6 +101,9 @@ class LfsBatch:
             staged.scratch.close()
 
 
+_STALE = frozenset({401, 403, 404, 410})  # as answers to signed URLs: they have expired
+
+
 class Aborted(Exception):
     """The batch was aborted while its object was being sent."""
 
@@ -136,22 +139,28 @@ class LfsWriter:
     def send(self) -> bool:
         """False: the store has it already, and nothing was sent. Raises the error tree.
 
-        Signed URLs that expire on the way are asked for anew.
+        Signed URLs that expire on the way are asked for anew, a few times, as all parts are sent again then.
         """
         target = StoredFile(path=self.sha256, size=self.size, sha256=self.sha256)
         with meaning(lambda refusal: refusal.as_target(self._repo, self._pull_request)):
             while (actions := self._api.lfs_batch(self._repo, [target])[self.sha256]) and actions.upload:
-                if self._carry_out(actions.upload):
+                try:
+                    self._upload(actions.upload)
+                except Refusal as refusal:
+                    if refusal.status not in _STALE:
+                        raise
+                    self._retry.after(refusal.response)
+                else:
                     if verify := actions.verify:
                         body = {"oid": self.sha256, "size": self.size}
                         self._api.call("POST", verify.href, headers=LFS_HEADERS | verify.header, json=body)
                     return True
         return False
 
-    def _carry_out(self, action: LfsAction) -> bool:
-        """False when the URLs have expired and new ones must be asked for."""
+    def _upload(self, action: LfsAction) -> None:
         if "chunk_size" not in action.header:
-            return self._put(action.href, 0, self.size, action.header) is not None
+            self._put(action.href, 0, self.size, action.header)
+            return
         try:
             part_size, urls = action.parts
         except ValueError as error:
@@ -162,32 +171,21 @@ class LfsWriter:
         for number, url in enumerate(urls, 1):
             start = (number - 1) * part_size
             answer = self._put(url, start, min(start + part_size, self.size), {})
-            if answer is None:
-                return False
             if "etag" not in answer.headers:
                 raise self._refused("a part was stored without an ETag")
             parts.append({"partNumber": number, "etag": answer.headers["etag"]})
         body = {"oid": self.sha256, "parts": parts}
         self._api.call("POST", action.href, headers=LFS_HEADERS, json=body)
-        return True
 
     def _refused(self, why: str) -> HubRefused:
         return HubRefused(endpoint=self._api.endpoint, what=f"the object {self.sha256}", why=why)
 
-    def _put(self, url: str, start: int, stop: int, headers: dict[str, str]) -> httpx2.Response | None:
-        """The store's answer to bytes ``start <= b < stop``; None when it no longer honours the URL."""
+    def _put(self, url: str, start: int, stop: int, headers: dict[str, str]) -> httpx2.Response:
+        """The store's answer to bytes ``start <= b < stop``."""
         headers = headers | {"Content-Length": str(stop - start)}
-        try:
-            response = self._api.repeated(
-                lambda: self._api.client.put(url, headers=headers, content=self._blocks(start, stop)), self._retry
-            )
-        except Refusal as refusal:
-            if refusal.status not in (401, 403, 404, 410):
-                raise
-            self._retry.after(refusal.response)
-            return None
-        self._retry.progress()
-        return response
+        return self._api.repeated(
+            lambda: self._api.client.put(url, headers=headers, content=self._blocks(start, stop)), self._api.retry()
+        )
 
     def _blocks(self, start: int, stop: int) -> Iterator[bytes]:
         for at in range(start, stop, CHUNK):

@@ -18,7 +18,7 @@ import httpx2
 
 from reshard.pipeline.errors import HubError, HubUnreachable, RateLimited
 from reshard.pipeline.limits import ATTEMPTS, BACKOFF_FIRST, BACKOFF_MAX, WAIT_MAX
-from reshard.pipeline.stores.pace import RateLimiter, RateLimitWindow
+from reshard.pipeline.stores.pace import TELL_EVERY, RateLimiter, RateLimitWindow, rate_limited
 
 if TYPE_CHECKING:
     from huggingface_hub.utils import RateLimitInfo
@@ -57,13 +57,20 @@ class Retry:
         if asked:  # at once, as some servers say, would use up all attempts while they are down
             if asked > WAIT_MAX:
                 raise RateLimited(endpoint=self._endpoint, seconds=round(asked), **request_id(problem, self._endpoint))
-            self._limiter.slow_down(asked)
-            return  # the limiter holds back the next request, and everybody else's
+            if own(self._endpoint, str(problem.request.url)):
+                self._limiter.slow_down(asked)  # everybody's requests
+            self._pause(asked)  # signed ones, of whatever host, do not ask the limiter
+            return
         wait = min(BACKOFF_MAX, BACKOFF_FIRST * 2 ** (self._failed - 1))
         what = "unreachable" if isinstance(problem, httpx2.TransportError) else f"returned HTTP {problem.status_code}"
         host = self._asked(problem) if isinstance(problem, httpx2.TransportError) else self._endpoint
         why = f"{host} {what}, attempt {self._failed + 1} of {self._attempts}"
         self._limiter.sleep(wait * random.uniform(0.5, 1.5), why)
+
+    def _pause(self, seconds: float) -> None:
+        while seconds > 0:
+            self._limiter.sleep(min(seconds, TELL_EVERY), rate_limited(seconds))
+            seconds -= TELL_EVERY
 
     def _given_up(self, problem: httpx2.TransportError | httpx2.Response, asked: float | None) -> HubError:
         tried = f"{self._failed} attempts"

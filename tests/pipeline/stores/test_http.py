@@ -110,7 +110,13 @@ def test_a_rate_limit_slows_down_everybody_for_as_long_as_it_says(
 ) -> None:
     hub.fault("GET .*/resolve/", "status", status=429, headers=headers, times=1)
     assert read(source, "model.safetensors") == DATA
-    assert pace.slowed == [7.0] and pace.slept == [] and pace.refusals == 1
+    assert pace.slowed == pace.slept == [7.0] and pace.refusals == 1
+
+
+def test_what_another_host_asks_for_slows_down_nobody_else(source: Source, hub: HubAdmin, pace: Impatient) -> None:
+    hub.fault(CDN, "status", status=503, headers={"Retry-After": "17"}, times=1)
+    assert read(source, "model.safetensors") == DATA
+    assert pace.slowed == [] and pace.slept == [10.0, 7.0]
 
 
 def test_a_signed_url_is_used_for_every_range_of_its_file(source: Source, hub: HubAdmin) -> None:

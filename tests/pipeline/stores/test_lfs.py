@@ -119,6 +119,36 @@ def test_parts_that_arrived_are_not_sent_again(sink: LfsSink, hub: HubAdmin) -> 
     assert [path.rpartition("/")[2] for path in puts(hub)] == ["1", "2", "3", "3", "3", "4"]
 
 
+def test_urls_that_always_expire_before_the_last_part_are_asked_for_a_few_times(sink: LfsSink, hub: HubAdmin) -> None:
+    hub.settings(lfs_multipart_threshold=1_000_000, lfs_part_size=800_000)
+    hub.fault("PUT .*/parts/3", "status", status=403)
+    batch = sink.batch([])
+    write(batch, 3)
+    with pytest.raises(HubError) as failed:
+        batch.seal()
+    assert failed.value.retryable and len(puts(hub)) == 3 * ATTEMPTS
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_a_completion_that_is_refused_is_no_matter_of_the_token(sink: LfsSink, hub: HubAdmin, status: int) -> None:
+    """Its URL has expired, or a first answer to it was lost: the store is asked again what it has."""
+    hub.settings(lfs_multipart_threshold=1_000_000, lfs_part_size=800_000)
+    rule = hub.fault("POST /_lfs", "status", status=status, times=1)
+    batch = sink.batch([])
+    write(batch, 3)
+    assert [stored.sha256 for stored in batch.seal()] == [hashlib.sha256(noise(SIZE, 3)).hexdigest()]
+    hub.wait_for_fault(rule, hits=1)
+
+
+def test_a_store_that_says_when_to_come_again_is_asked_then(sink: LfsSink, hub: HubAdmin, pace: Impatient) -> None:
+    hub.settings(lfs_multipart_threshold=1_000_000, lfs_part_size=800_000)
+    hub.fault("PUT .*/parts/2", "status", status=503, headers={"Retry-After": "7"}, times=1)
+    batch = sink.batch([])
+    write(batch, 3)
+    batch.seal()
+    assert pace.slept == [7.0]
+
+
 def test_a_failure_that_stays_is_raised_and_frees_the_disk(sink: LfsSink, hub: HubAdmin, context: Context) -> None:
     hub.fault("PUT /_lfs", "status", status=503)
     batch = sink.batch([])
