@@ -182,6 +182,7 @@ OCCUPIED_SHOWN = 5  # files of others that an error names; a plan lists all
 TOKENIZER_MAX = 256 * MIB  # bytes; of one file of a tokenizer that is fetched to be loaded; the largest known has 34 MB
 READ_AGAIN_MAX = 20  # tensors that differ and are read again to say where; of another model a few say enough
 SHARED_MAX = 100  # commits of main among which a branch of ours may have begun
+MESSAGES_MAX = ANSWER_MAX // 4  # bytes; of all publications in a record, which has the last one's files as well
 HISTORY_MAX = 1000  # commits; how far back we look for our own last publication
 
 # ------------------------------------------------------------------------------------------------------------ xet

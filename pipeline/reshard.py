@@ -216,8 +216,10 @@ def run(
         done = True  # the notes do not help: the next run must not believe them
         raise
     finally:
-        target.discard(work.token)
-        journal.close(done)
+        try:
+            target.discard(work.token)
+        finally:
+            journal.close(done)
     levels = {path: level for group in attested for path, level in group.files.items()}
     return Report(made, published, tuple(checks), levels, work.moved)
 

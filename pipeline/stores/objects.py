@@ -15,6 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
 from uuid import uuid4
@@ -23,6 +24,8 @@ from pydantic import ConfigDict, NonNegativeInt, ValidationError
 
 from reshard.pipeline.checkpoint.discover import is_weight_index
 from reshard.pipeline.errors import (
+    AccessError,
+    HubError,
     ObjectLost,
     ReshardError,
     SourceChanged,
@@ -200,6 +203,15 @@ def refuse_unfinished(whole: Source) -> None:
         raise (SourceLocked if held else SourceUnfinished)(place=folder)
 
 
+@contextmanager
+def _tidying() -> Iterator[None]:
+    """What fails inside is no failure of a publication; what stays staged goes with a later run."""
+    try:
+        yield
+    except (HubError, AccessError) as error:
+        log.warning("cannot remove what was staged: %s", error)
+
+
 class ObjectTarget(RecordedTarget):
     """A Target of one prefix."""
 
@@ -266,7 +278,8 @@ class ObjectTarget(RecordedTarget):
         return self.objects.sink(token)
 
     def discard(self, token: str) -> None:
-        self.objects.discard(token)
+        with _tidying():
+            self.objects.discard(token)
 
     def holds(self, stored: Sequence[StoredFile]) -> list[StoredFile]:
         return self.objects.lost(stored)
@@ -308,8 +321,9 @@ class ObjectTarget(RecordedTarget):
 
     def show(self) -> None:
         """Nothing that has its place stays staged: what was copied for the change, or in vain by an equal run."""
-        placed = [StoredFile(path, size, sha256=digest) for path, (size, _, digest) in self._record().files.items()]
-        self.objects.clear(placed)
+        with _tidying():
+            placed = [StoredFile(path, size, sha256=digest) for path, (size, _, digest) in self._record().files.items()]
+            self.objects.clear(placed)
 
     def _finish(self, pending: _Pending, lock: _Lock) -> str | None:
         """The commit; None where another has taken over the lock, and may have begun the next.

@@ -13,7 +13,7 @@ from typing import Any, Self
 from pydantic import BaseModel, NonNegativeInt
 
 from reshard.pipeline.errors import TargetConflict
-from reshard.pipeline.limits import KEPT_MAX
+from reshard.pipeline.limits import KEPT_MAX, MESSAGES_MAX
 from reshard.pipeline.protocols import Addition, Commit, HistoryRewritten, Sink, Source, Traffic
 from reshard.pipeline.request import key_of
 from reshard.pipeline.stores.carry import send_whole
@@ -85,7 +85,12 @@ class Record:
             if len(data) <= KEPT_MAX:
                 texts[path] = base64.b64encode(data).decode()
         files = {path: (*listing[path], digest) for path, digest in sha256.items() if path in listing}
-        return Record([*self.publications, ours], files, texts, self.marks | ({ours.id: made} if made else {}))
+        # The older half goes where all become too much to be read again: each lists what others have there.
+        large = sum(len(one.message) for one in self.publications) > MESSAGES_MAX
+        publications = [*self.publications[len(self.publications) // 2 if large else 0 :], ours]
+        marks = self.marks | ({ours.id: made} if made else {})
+        known = {one.id for one in publications}
+        return Record(publications, files, texts, {id: mark for id, mark in marks.items() if id in known})
 
     def history(self, at: str, since: str | None, kept: str | None = None) -> Iterator[Commit]:
         """Our publications, newest first; what others changed between two of them is one commit without an author.

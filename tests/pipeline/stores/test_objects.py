@@ -24,7 +24,7 @@ from reshard.pipeline.limits import ANSWER_MAX, LOCK_AGE
 from reshard.pipeline.protocols import Addition, Change, HeadMoved, Target
 from reshard.pipeline.stores.connect import Context, open_source
 from reshard.pipeline.stores.objects import LOCK, OWN, PENDING, PUBLISHED, Objects, ObjectTarget
-from reshard.pipeline.stores.record import EMPTY, PUBLICATIONS, Listing
+from reshard.pipeline.stores.record import EMPTY, PUBLICATIONS, Listing, Record, RecordedPublication
 from reshard.pipeline.tensors import StoredFile
 from tests.pipeline.stores.conftest import MakeTarget, noise, read
 
@@ -377,3 +377,25 @@ def test_the_record_of_a_folder_that_was_copied_here_vouches_for_no_hash(target:
     target.objects.write(PUBLISHED, json.dumps(record).encode())
     target.objects.write("theirs.txt", b"x")
     assert {file.sha256 for file in target.at(ours).files().values()} == {None}
+
+
+@pytest.mark.parametrize("broken", ["clear", "discard"])
+def test_what_cannot_be_tidied_up_is_no_failure_of_what_was_published(
+    target: ObjectTarget, broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def away(*_: object) -> None:
+        raise HubUnreachable(endpoint="the store", what="timeout")
+
+    monkeypatch.setattr(target.objects, broken, away)
+    commit = target.commit(change(stored(target, OLD)), EMPTY)
+    target.discard("t")
+    assert target.head() == commit and "cannot remove what was staged" in caplog.text
+
+
+def test_a_record_of_many_publications_that_each_list_much_stays_small_enough_to_be_read() -> None:
+    record, listing = Record(), {"a": (1, "tag")}
+    for n in range(1200):
+        ours = RecordedPublication(f"{n}", f"{n - 1}", "", "x" * 100_000)
+        record = record.after(ours, None, listing, {"a": "0" * 64}, {})
+    assert len(record.text()) < ANSWER_MAX
+    assert [one.id for one in record.history("1199", None)][:20] == [f"{1199 - n}" for n in range(20)]
