@@ -61,7 +61,8 @@ def pause(
 ) -> None:
     """Pause all workers until `reshard fleet resume`.
 
-    Copies stop after the current file and go back to the queue. Other tasks run to completion.
+    Copies stop after the current file and go back to the queue. Other tasks run to completion, but planning and
+    checking stop while they wait for the Hub.
 
     Example: reshard fleet pause --reason "the Hub is down"
     """

@@ -7,6 +7,7 @@ Each is found again and reused, so `up` twice is `up` once.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -28,6 +29,7 @@ from reshard.worker.queue.jobs import JobStore, without_password
 from reshard.worker.settings import Settings
 
 LOG_FORMAT, FOLDERS = "RESHARD_LOG_FORMAT", "RESHARD_ALLOWED_FOLDERS"
+NOTIFY_COMMAND = "RESHARD_NOTIFY_COMMAND"
 PATHS = frozenset({"RESHARD_CREDENTIALS", "RESHARD_SIGN_KEYS", "RESHARD_WEB_TOKENS"})  # and the _FILE of each secret
 LIBRARY_PATHS = frozenset({
     "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT",
@@ -35,7 +37,7 @@ LIBRARY_PATHS = frozenset({
 })  # fmt: skip
 READY = 60.0  # seconds until a worker must have shown a sign of life; it takes three on an idle machine
 RESTART = 5.0  # seconds for a process to end that gives no sign of life, and then for the system to end it
-STOP = 40.0  # seconds; a worker hands back what it has within 30
+STOP = 10.0  # seconds that a process gets beyond what a worker may take to hand back what it has
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,9 @@ def _paths(settings: Settings) -> dict[str, str]:
     env = {name: str(Path(set_[name]).absolute()) for name in files}
     for name in LIBRARY_PATHS & set_.keys():  # huggingface_hub expands both
         env[name] = str(Path(os.path.expandvars(set_[name])).expanduser().absolute())
+    program, *words = shlex.split(set_.get(NOTIFY_COMMAND, "")) or [""]
+    if "/" in program:
+        env[NOTIFY_COMMAND] = shlex.join([str(Path(program).absolute()), *words])
     if any("," in str(folder) for folder in settings.allowed_folders):  # that of "a,b" would be two others
         raise BadSetting(name=FOLDERS, value=set_.get(FOLDERS, ""), why=f"{Path.cwd()} has a comma in its name")
     if settings.allowed_folders:
@@ -145,7 +150,8 @@ def _start_page(settings: Settings, page: Page | None, env: dict[str, str]) -> s
 
 def down(settings: Settings) -> tuple[str, ...]:
     """Stop what `up` started; returns what ran. Jobs stay on disk and go on at the next `up`."""
-    stopped = [name for name in ("web", "worker", "control") if Daemon(settings.data_dir, name).stop(STOP)]
+    longest = settings.drain + STOP
+    stopped = [name for name in ("web", "worker", "control") if Daemon(settings.data_dir, name).stop(longest)]
     if broker.stop(settings):
         stopped.append("broker")
     return tuple(stopped)

@@ -90,7 +90,8 @@ class _Entry(Strict):
         return self
 
     def serves(self, endpoint: str, namespace: str, use: Use) -> bool:
-        return self.endpoint.rstrip("/") == endpoint and self.namespace in (None, namespace) and self.use in (None, use)
+        same = self.namespace is None or self.namespace.casefold() == namespace.casefold()  # as on the Hub
+        return self.endpoint.rstrip("/") == endpoint and same and self.use in (None, use)
 
     @property
     def place(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import stat
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -225,7 +227,7 @@ def test_up_passes_relative_paths_on_as_they_are_from_here(
     monkeypatch.chdir(tmp_path)
     paths = {"RESHARD_CREDENTIALS": "tokens.toml", "RESHARD_SIGN_KEYS": "keys", "RESHARD_WEB_TOKENS": "./web"}
     paths |= {"RESHARD_NOTIFY_URL_FILE": "url", "RESHARD_DATA_DIR": "data", "RESHARD_TMPDIR": "tmp"}
-    paths |= {"HF_HOME": "hf", "AWS_CONFIG_FILE": "aws"}
+    paths |= {"HF_HOME": "hf", "AWS_CONFIG_FILE": "aws", "RESHARD_NOTIFY_COMMAND": "./notify.sh"}
     folders = {"RESHARD_ALLOWED_FOLDERS": "., models,/srv"}
     for name in ("tokens.toml", "url"):
         Path(name).write_text("http://hooks.example/" if name == "url" else "")
@@ -243,6 +245,32 @@ def test_up_passes_relative_paths_on_as_they_are_from_here(
         said = Path(f"/proc/{running['pid']}/environ").read_text().split("\0")
         found = dict(line.split("=", 1) for line in said if line)
         assert {name: found[name] for name in expected} == expected
+
+
+def test_down_gives_a_worker_the_time_that_it_may_take(own: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = list[float]()
+    monkeypatch.setattr(Daemon, "stop", lambda daemon, seconds: given.append(seconds))
+    monkeypatch.setattr(broker, "stop", lambda settings: False)
+    local.down(own.model_copy(update={"drain": 500.0}))
+    assert min(given) > 500
+
+
+def test_a_daemon_that_another_process_is_starting_is_not_started_again(tmp_path: Path) -> None:
+    """Between its lock and its facts, which come once it runs."""
+    lock = tmp_path / "thing.lock"
+
+    class Starting(Daemon):
+        def running(self) -> dict[str, Any] | None:
+            found = super().running()
+            lock.write_text('{"pid": 7}')
+            return found
+
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert Starting(tmp_path, "thing").start(["false"]) == {"pid": 7}
+        lock.write_text("")
+        with pytest.raises(NotStarted, match="another process has its lock"):
+            Daemon(tmp_path, "thing").start(["false"], timeout=0.0)
 
 
 def test_up_refuses_a_relative_folder_that_a_list_cannot_hold(

@@ -112,8 +112,10 @@ def _check_url(url: str, allowed: Sequence[str], error: type[ReshardError]) -> N
 
 
 def _matches(repo: str, patterns: Iterable[str]) -> bool:
+    """In any case, as on the Hub."""
+    repo = repo.casefold()
     namespace = repo.partition("/")[0]
-    return any(fnmatchcase(repo if "/" in pattern else namespace, pattern) for pattern in patterns)
+    return any(fnmatchcase(repo if "/" in pattern else namespace, pattern.casefold()) for pattern in patterns)
 
 
 def _said(allowed: Sequence[str]) -> str:
@@ -126,7 +128,7 @@ def namespaces(target: Hub, context: Context) -> list[str]:
     if api.credential is None:
         raise TokenMissing(endpoint=api.endpoint, need=f"writing to {target}", sign_in=GO_ON["sign_in"][1])
     asked, names = _accounts.get((api.endpoint, api.credential.id), (float("-inf"), []))
-    if target.namespace not in names and time.monotonic() - asked >= ACCOUNT_AGE:
+    if not _matches(target.repo, names) and time.monotonic() - asked >= ACCOUNT_AGE:
         try:
             account = api.whoami()
         except Refusal as refusal:

@@ -304,8 +304,9 @@ class Schedules:
                 if late or outcome != "fired":
                     append(pipe, "missed", at, name=name, job=job, due=str(round(due)), outcome=outcome)
             run = Run(now, now if due is None else due / 1000, outcome, job or None)
-            pipe.lpush(runs_key(name), run.to_json())
-            pipe.ltrim(runs_key(name), 0, RUNS_MAX - 1)
+            if due is not None or outcome == "fired":  # a push that waits is no time that was skipped
+                pipe.lpush(runs_key(name), run.to_json())
+                pipe.ltrim(runs_key(name), 0, RUNS_MAX - 1)
             return run
 
         return transact(self._redis, step, ALL, DUE, LAST_JOB, watched)

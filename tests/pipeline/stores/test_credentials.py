@@ -52,6 +52,7 @@ def token(found: Credential | None) -> str | None:
         (DEFAULT_ENDPOINT, "somebody", "read", "default"),
         (DEFAULT_ENDPOINT, "org", "read", "org"),
         (DEFAULT_ENDPOINT, "org", "write", "org-write"),
+        (DEFAULT_ENDPOINT, "Org", "write", "org-write"),  # a Hub knows no difference
         ("https://hub.example", "org", "write", SECRET),
         ("https://hub.example", "any", "read", SECRET),
         ("https://other.example", "org", "read", None),

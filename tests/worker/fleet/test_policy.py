@@ -33,7 +33,7 @@ def nobody_asks(target: Hub) -> list[str]:
     raise AssertionError("the token's owner must not be asked for where a list is set")
 
 
-@pytest.mark.parametrize("target", ["us/model", "our-org/model"])
+@pytest.mark.parametrize("target", ["us/model", "our-org/model", "Our-Org/model"])
 def test_the_tokens_own_namespaces_are_targets(target: str) -> None:
     check(request(target=target), Settings(), us)
 
@@ -50,6 +50,7 @@ def test_other_namespaces_are_not(tmp_path: Path) -> None:
         ("acme", "acme-two/model", False),
         ("acme/model", "acme/model", True),
         ("acme/model", "acme/other", False),
+        ("Acme/model", "acme/Model", True),
         ("acme/*-30MB", "acme/m-30MB", True),
         ("acme/*-30MB", "acme/m", False),
         ("acme, other", "other/m", True),
