@@ -108,8 +108,11 @@ def verify(
     ties = {name: verdict.ties for name, verdict in models.items()}
     if matched:
         same = check_headers(matched, ties, lambda: changes.ties == "source" or bool(attester()))
-        files = partial(check_files, matched.source, side, deep=deep, tick=tick)
-        checks += [_explained(same, claims, told, attester), _with_claims(files, changes, fitting, told, attester)]
+        against = matched.source
+        beside = _with_claims(
+            lambda expected: check_files(against, side, expected, deep, tick), changes, fitting, told, attester
+        )
+        checks += [_explained(same, claims, told, attester), beside]
     checks += [_check_model(name, verdict, alone=source is None) for name, verdict in models.items()]
     checks += check_tokenizers(output, source, meta_loader, tmpdir, lambda path: excluded(changes, path))
     if deep and matched:
