@@ -81,7 +81,7 @@ class Control:
         )
         self._followers = [(f, Reader(store.redis, f.group)) for f in followers]
         self._expander = Expander(self._catalogs, self._expand)
-        self._notifier = Notifier(store, hooks(settings))
+        self._notifier = Notifier(store, hooks(settings, store.redis))
         self._settings = settings
         self._keep = settings.keep_days * 86400
         self._ending = threading.Event()

@@ -1,6 +1,7 @@
 """Notices: what the hooks of the operators get when a night failed, went well again, or did not happen.
 
     reshard:notices:stream   the last day's notices, 1,000 at most; each hook is a consumer group that reads it
+    reshard:notices:took:ID  the services of Apprise that took a notice which others did not take yet
 
 Outcomes (outcomes.py) appends a notice in the transaction that notes what happened. Each hook's group tells it, tries
 again after pauses that double, and gives up when the stream no longer has it. What a process was telling when it died
@@ -9,6 +10,7 @@ is sent by the next after ``NOTIFY_LEASE``, so a notice may come twice, under on
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -34,12 +36,13 @@ from reshard.pipeline.text import counted
 from reshard.worker.logs import Outage
 from reshard.worker.queue.events import TOTALS, create_group, forget_jump
 from reshard.worker.queue.jobs import JobStore
-from reshard.worker.queue.scripts import BROKER_UNAVAILABLE, PREFIX, Pipeline, decoded, ms
+from reshard.worker.queue.scripts import BROKER_UNAVAILABLE, PREFIX, Pipeline, decoded, ms, texts
 from reshard.worker.settings import Settings
 
 log = logging.getLogger(__name__)
 
 NOTICES = f"{PREFIX}notices:stream"
+TOOK = f"{PREFIX}notices:took:"  # and a notice's id: a set of those of Apprise's services that need not get it again
 NOTICES_MAX = 1000  # after that the oldest goes, or a broken hook would fill the broker
 NOTIFY_TIMEOUT = 10.0  # seconds that a hook may take for one notice
 NOTIFY_LEASE = 60.0  # seconds; well above what one try takes, so that two controls do not tell the same
@@ -205,16 +208,17 @@ class Services:
 
     name = "apprise"
 
-    def __init__(self, urls: Sequence[str]) -> None:
-        """Raises ExtraMissing and BadSetting."""
+    def __init__(self, urls: Sequence[str], client: redis.Redis | None = None) -> None:
+        """``client`` is of the broker, which remembers who took a notice. Raises ExtraMissing and BadSetting."""
         try:
             import apprise
         except ImportError:
             raise ExtraMissing(package="apprise", extra="apprise", who="RESHARD_NOTIFY_APPRISE") from None
         logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)  # its messages name URLs, which hold secrets
-        self._services = [apprise.Apprise() for _ in urls]
-        self._left: dict[str, list[Any]] = {}  # by notice: those that have not taken it
-        for number, (service, url) in enumerate(zip(self._services, urls, strict=True), 1):
+        self._redis: Any = client
+        self._services: dict[str, Any] = {}
+        for number, url in enumerate(urls, 1):
+            service = self._services[hashlib.sha256(url.encode()).hexdigest()] = apprise.Apprise()
             if not service.add(url):
                 raise BadSetting(
                     name="RESHARD_NOTIFY_APPRISE", value="...", why=f"URL number {number} is not supported by Apprise"
@@ -228,11 +232,15 @@ class Services:
             "body_format": "text",  # names are no markup
             "timeout": NOTIFY_TIMEOUT,
         }
-        left = self._left.pop(notice.id, self._services)
-        with ThreadPoolExecutor(len(left)) as pool:
-            took = list(pool.map(lambda service: bool(service.notify(**about)), left))
-        if failed := [service for service, well in zip(left, took, strict=True) if not well]:
-            self._left = dict([*self._left.items(), (notice.id, failed)][-NOTICES_MAX:])  # older ones are told no more
+        key = f"{TOOK}{notice.id}"
+        took = set(texts(self._redis.smembers(key))) if self._redis else set()
+        left = {name: service for name, service in self._services.items() if name not in took}
+        with ThreadPoolExecutor(len(self._services)) as pool:
+            well = dict(zip(left, pool.map(lambda service: bool(service.notify(**about)), left.values()), strict=True))
+        if failed := [left[name] for name in left if not well[name]]:
+            if self._redis and (now := [name for name in left if well[name]]):
+                self._redis.sadd(key, *now)
+                self._redis.expire(key, round(NOTIFY_FOR))
             names = ", ".join(sorted({str(part.service_name) for service in failed for part in service}))
             raise NoticeFailed(hook="Apprise service", why=f"{names} failed")
 
@@ -241,8 +249,8 @@ _SEVERITY: dict[Kind, str] = {"failed": "failure", "recovered": "success", "miss
 HOOKS = (Command.name, Url.name, Services.name)
 
 
-def hooks(settings: Settings) -> list[Hook]:
-    """Those that are set. Raises ExtraMissing and BadSetting."""
+def hooks(settings: Settings, client: redis.Redis | None = None) -> list[Hook]:
+    """Those that are set, of a broker or to be tried. Raises ExtraMissing and BadSetting."""
     command, url, services = settings.notify_command, settings.notify_url, settings.notify_apprise
     found: list[Hook] = []
     if command:
@@ -250,7 +258,7 @@ def hooks(settings: Settings) -> list[Hook]:
     if url:
         found.append(Url(url.get_secret_value()))
     if services:
-        found.append(Services(services.get_secret_value().split()))
+        found.append(Services(services.get_secret_value().split(), client))
     return found
 
 

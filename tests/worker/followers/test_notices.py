@@ -597,16 +597,20 @@ def test_a_service_is_told_in_words_and_again_when_it_did_not_take_them(
     assert "JSON failed" in caplog.text and SECRET not in caplog.text
 
 
-def test_of_several_services_only_those_that_failed_are_told_again(receiver: Receiver) -> None:
-    hook = Services([f"{service(receiver)}/{name}" for name in ("one", "other")])
+def test_of_several_services_only_those_that_failed_are_told_again_by_any_process(
+    store: JobStore, receiver: Receiver
+) -> None:
+    urls = [f"{service(receiver)}/{name}" for name in ("one", "other")]
+    hook, another = Services(urls, store.redis), Services(urls, store.redis)
     receiver.answers = [200, 500]
     notice = Notice.test()
     with pytest.raises(NoticeFailed):
         hook.tell(notice)
     assert len(receiver.posted) == 2
-    hook.tell(notice)
+    another.tell(notice)
     assert len(receiver.posted) == 3
-    hook.tell(replace(notice, id="another"))
+    assert all(store.redis.ttl(key) > 0 for key in store.redis.scan_iter("*took*"))
+    another.tell(replace(notice, id="another"))
     assert len(receiver.posted) == 5
 
 
