@@ -190,7 +190,7 @@ class Plan(Document):
     drift: list[str]
     occupied: list[str]
     takes: bool = Field(description="true: others' data is lost, or data that only the source has")
-    pruned: list[str] = Field(description="files of others that `--prune` deletes")
+    pruned: list[str] = Field(default_factory=list, description="files of others that `--prune` deletes")
     ranks: list[RankReads] | None = Field(default=None, exclude_if=absent, description="only if split for ranks")
     notes: list[str]
 

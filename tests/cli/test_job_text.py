@@ -135,7 +135,7 @@ def test_the_end_of_a_job_in_place_says_how_it_is_undone(
 ) -> None:
     request = Request.of(target, target, **options)
     plan = Plan.model_construct(
-        in_place=True, takes=True, occupied=[], pruned=[], replaced=[Replaced(path="a", size=1, deleted=False)]
+        in_place=True, takes=True, occupied=[], replaced=[Replaced(path="a", size=1, deleted=False)]
     )
     rows = undo_rows(request, plan)
     assert rows == ([("changed", f"the source itself; {says}")] if says else [])
