@@ -71,33 +71,20 @@ class Daemon:
         ready: Callable[[], bool] = lambda: True,
         timeout: float = 30.0,
     ) -> dict[str, Any]:
-        """Start it unless it runs or another process starts it, and wait until it is ``ready``; returns its facts.
-
-        Raises NotStarted, BadSetting.
+        """Start it unless it runs, and wait until it is ``ready``; returns its facts. Raises NotStarted, BadSetting.
 
         ``facts`` are JSON-able and kept in a file that only this user can read.
         """
         make_folder(self._lock.parent)
         make_folder(self.log.parent, "XDG_STATE_HOME")
         file = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o600)
-        running: dict[str, Any] | None = None
-
-        def ours() -> bool:
-            """Nobody has it, not even for the moment that `running` takes, or that its facts need to be written."""
-            nonlocal running
+        try:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                running = self.running()
-                return running is not None
-            return True
-
-        try:
-            if not _wait_until(ours, timeout):
-                raise NotStarted(what=self.name, why="another process has its lock", log=str(self.log))
-            if running is not None:
-                _wait_until(ready, timeout)
-                return running
+                if (running := self.running()) is not None:
+                    return running
+                fcntl.flock(file, fcntl.LOCK_EX)  # `running` holds it for a moment only
             with self.log.open("ab") as log:
                 process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,

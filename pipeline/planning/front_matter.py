@@ -8,7 +8,7 @@ from typing import NamedTuple
 # What the Hub takes for front matter, also behind a byte order mark or blank lines; closed by the end of the file too.
 _OPENING = re.compile(rb"\A(?:\xef\xbb\xbf|\s)*---[ \t]*(?:\r\n?|\n)")
 _CLOSING = re.compile(rb"^---\r?$", re.MULTILINE)
-_LICENCE = re.compile(rb"^license:[ \t]*([^\r\n#]+?)[ \t]*(?:#.*)?\r?$", re.MULTILINE)
+_LICENCE = re.compile(rb"^license:[ \t]*([^ \t\r\n#][^\r\n#]*)", re.MULTILINE)
 
 
 class FrontMatter(NamedTuple):
@@ -29,4 +29,4 @@ def licence(card: bytes) -> str | None:
     """What a card states in its front matter."""
     front = front_matter(card)
     match = _LICENCE.search(front.yaml) if front else None
-    return match[1].decode(errors="replace") if match else None
+    return match[1].rstrip().decode(errors="replace") if match else None

@@ -36,7 +36,7 @@ from reshard.pipeline.errors import (
     TargetUnfinished,
     UnsafePath,
 )
-from reshard.pipeline.limits import KEPT_MAX, LOCK_AGE, LOCK_MAX, LOCK_RENEW
+from reshard.pipeline.limits import KEPT_MAX, LOCK_AGE, LOCK_MAX, LOCK_RENEW, MESSAGES_MAX
 from reshard.pipeline.places import AnyPlace
 from reshard.pipeline.protocols import Change, Commit, HeadMoved, Leave, Sink, Source, TargetState, Visibility
 from reshard.pipeline.stores.carry import send_own
@@ -348,7 +348,7 @@ class ObjectTarget(RecordedTarget):
             ours = RecordedPublication(commit, pending.parent, pending.title, pending.message)
             sha256 = {file.path: file.sha256 or "" for file in files if file.path not in pending.texts}
             made = pending.mark if is_mark(pending.mark) else None
-            self.objects.write(PUBLISHED, record.after(ours, made, listing, sha256, pending.texts).text())
+            self.objects.write(PUBLISHED, record.after(ours, made, listing, sha256, pending.texts, MESSAGES_MAX).text())
         if not lock.is_ours():
             return None
         self.objects.delete([PENDING])

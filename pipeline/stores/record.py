@@ -8,12 +8,13 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from math import inf
 from typing import Any, Self
 
 from pydantic import BaseModel, NonNegativeInt
 
 from reshard.pipeline.errors import TargetConflict
-from reshard.pipeline.limits import KEPT_MAX, MESSAGES_MAX
+from reshard.pipeline.limits import KEPT_MAX
 from reshard.pipeline.protocols import Addition, Commit, HistoryRewritten, Sink, Source, Traffic
 from reshard.pipeline.request import key_of
 from reshard.pipeline.stores.carry import send_whole
@@ -76,8 +77,12 @@ class Record:
         listing: Listing,
         stored: Mapping[str, str],
         content: Mapping[str, bytes],
+        most: float = inf,
     ) -> Record:
-        """The record once ``ours`` stands, with its mark: ``stored`` has sha256 by path, ``content`` small files."""
+        """The record once ``ours`` stands, with its mark: ``stored`` has sha256 by path, ``content`` small files.
+
+        ``most`` is how many bytes the messages of all publications may have before the older half goes.
+        """
         sha256 = {**self.sha256(listing), **stored}
         texts = {path: text for path, text in self.kept.items() if path in sha256 and path not in stored}
         for path, data in content.items():
@@ -85,8 +90,8 @@ class Record:
             if len(data) <= KEPT_MAX:
                 texts[path] = base64.b64encode(data).decode()
         files = {path: (*listing[path], digest) for path, digest in sha256.items() if path in listing}
-        # The older half goes where all become too much to be read again: each lists what others have there.
-        large = sum(len(one.message) for one in self.publications) > MESSAGES_MAX
+        # Each message lists what others have there, and one day all are too much to be read again.
+        large = sum(len(one.message) for one in self.publications) > most
         publications = [*self.publications[len(self.publications) // 2 if large else 0 :], ours]
         marks = self.marks | ({ours.id: made} if made else {})
         known = {one.id for one in publications}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -255,22 +254,12 @@ def test_down_gives_a_worker_the_time_that_it_may_take(own: Settings, monkeypatc
     assert min(given) > 500
 
 
-def test_a_daemon_that_another_process_is_starting_is_not_started_again(tmp_path: Path) -> None:
-    """Between its lock and its facts, which come once it runs."""
-    lock = tmp_path / "thing.lock"
-
-    class Starting(Daemon):
-        def running(self) -> dict[str, Any] | None:
-            found = super().running()
-            lock.write_text('{"pid": 7}')
-            return found
-
-    with lock.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        assert Starting(tmp_path, "thing").start(["false"]) == {"pid": 7}
-        lock.write_text("")
-        with pytest.raises(NotStarted, match="another process has its lock"):
-            Daemon(tmp_path, "thing").start(["false"], timeout=0.0)
+def test_up_twice_at_once_is_up_once(own: Settings) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(local.up, [own, own])
+    assert one.broker == other.broker
+    assert {*one.started, *other.started} == {"broker", "control", "worker"}
+    assert len(one.started) + len(other.started) == 3
 
 
 def test_up_refuses_a_relative_folder_that_a_list_cannot_hold(

@@ -157,7 +157,7 @@ class Pushes:
     def _ask(self, watch: Watch) -> tuple[str | None, bool]:
         """The job that carries it out, or stands in its way, and whether it is the first."""
         if watch.schedule is not None:
-            run = self._schedules.run(watch.schedule)
+            run = self._schedules.run(watch.schedule, pushed=True)
             if run.outcome == "full":
                 raise TooManyQueued(name=watch.what, most=self._store.most, job=run.job)
             return run.job, run.outcome == "fired"

@@ -200,9 +200,12 @@ class Schedules:
 
         return transact(self._redis, step, ALL, DUE)  # or what was removed meanwhile would be due for ever
 
-    def run(self, name: str) -> Run:
-        """Fire it now, unless its last job is still at work. Raises ScheduleNotFound, ScheduleUnreadable."""
-        run = self._fire(self._whole(name), None, self._clock())
+    def run(self, name: str, pushed: bool = False) -> Run:
+        """Fire it now, unless its last job is still at work; a push that waits then is no run that was skipped.
+
+        Raises ScheduleNotFound, ScheduleUnreadable.
+        """
+        run = self._fire(self._whole(name), None, self._clock(), pushed)
         if run is None:
             raise ScheduleNotFound(name=name)
         return run
@@ -281,7 +284,7 @@ class Schedules:
         schedule = edited or self._whole(name)
         return transact(self._redis, step, ALL)
 
-    def _fire(self, schedule: Schedule, due: float | None, now: float) -> Run | None:
+    def _fire(self, schedule: Schedule, due: float | None, now: float, pushed: bool = False) -> Run | None:
         """``due`` in milliseconds, None by hand; None when another control was first, or it was removed."""
         name, late = schedule.name, due is not None and now - due / 1000 > LATE
         submitted = _submitted(schedule)
@@ -304,7 +307,7 @@ class Schedules:
                 if late or outcome != "fired":
                     append(pipe, "missed", at, name=name, job=job, due=str(round(due)), outcome=outcome)
             run = Run(now, now if due is None else due / 1000, outcome, job or None)
-            if due is not None or outcome == "fired":  # a push that waits is no time that was skipped
+            if outcome == "fired" or not pushed:
                 pipe.lpush(runs_key(name), run.to_json())
                 pipe.ltrim(runs_key(name), 0, RUNS_MAX - 1)
             return run

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from reshard.pipeline.errors import FolderNotWritable, ResourceError, TargetFilled, TargetFull
 from reshard.pipeline.errors.machine import FULL
@@ -63,10 +63,11 @@ def remove_tree(folder: Path) -> None:
 
 
 def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """os.walk, for which a folder that may not be read is empty; here that raises."""
+    """os.walk, for which a folder that may not be read is empty; here that raises, but for one that has just gone."""
 
-    def failed(error: OSError) -> NoReturn:
-        raise error
+    def failed(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error
 
     return os.walk(folder, onerror=failed)
 
@@ -78,7 +79,7 @@ def mounted_in(root: Path) -> Path | None:
     """
     try:
         lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
-    except FileNotFoundError:
+    except OSError:
         return next((Path(folder) for folder, _, _ in os.walk(root) if Path(folder).is_mount()), None)
     names = (_ESCAPED.sub(lambda code: bytes([int(code[1], 8)]), line.split(b" ")[4]) for line in lines)
     return next((point for point in map(Path, map(os.fsdecode, names)) if point.is_relative_to(root)), None)

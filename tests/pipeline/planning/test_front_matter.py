@@ -15,6 +15,8 @@ from reshard.pipeline.planning.front_matter import licence
         (b"---\nlicense: mit", "mit"),
         (b"---\ntags: [x]\n---\nlicense: mit\n", None),
         (b"no front matter", None),
+        (b"---\nlicense:" + b" " * 1_000_000 + b"\rx\n---\n", None),  # which takes no time
+        (b"---\nlicense: a" + b" " * 1_000_000 + b"b\n---\n", "a" + " " * 1_000_000 + "b"),
         (b"", None),
     ],
 )

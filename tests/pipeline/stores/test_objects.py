@@ -20,7 +20,7 @@ from reshard.pipeline.errors import (
     TargetUnfinished,
     UnsafePath,
 )
-from reshard.pipeline.limits import ANSWER_MAX, LOCK_AGE
+from reshard.pipeline.limits import ANSWER_MAX, LOCK_AGE, MESSAGES_MAX
 from reshard.pipeline.protocols import Addition, Change, HeadMoved, Target
 from reshard.pipeline.stores.connect import Context, open_source
 from reshard.pipeline.stores.objects import LOCK, OWN, PENDING, PUBLISHED, Objects, ObjectTarget
@@ -396,6 +396,6 @@ def test_a_record_of_many_publications_that_each_list_much_stays_small_enough_to
     record, listing = Record(), {"a": (1, "tag")}
     for n in range(1200):
         ours = RecordedPublication(f"{n}", f"{n - 1}", "", "x" * 100_000)
-        record = record.after(ours, None, listing, {"a": "0" * 64}, {})
+        record = record.after(ours, None, listing, {"a": "0" * 64}, {}, MESSAGES_MAX)
     assert len(record.text()) < ANSWER_MAX
     assert [one.id for one in record.history("1199", None)][:20] == [f"{1199 - n}" for n in range(20)]
