@@ -209,7 +209,7 @@ def _tidying() -> Iterator[None]:
     try:
         yield
     except (HubError, AccessError) as error:
-        log.warning("cannot remove what was staged: %s", error)
+        log.warning("cannot remove staged files: %s", error)
 
 
 class ObjectTarget(RecordedTarget):

@@ -389,7 +389,7 @@ def test_what_cannot_be_tidied_up_is_no_failure_of_what_was_published(
     monkeypatch.setattr(target.objects, broken, away)
     commit = target.commit(change(stored(target, OLD)), EMPTY)
     target.discard("t")
-    assert target.head() == commit and "cannot remove what was staged" in caplog.text
+    assert target.head() == commit and "cannot remove staged files" in caplog.text
 
 
 def test_a_record_of_many_publications_that_each_list_much_stays_small_enough_to_be_read() -> None:
