@@ -15,7 +15,7 @@ NOBODY = 65534
 def nobody() -> Iterator[Path]:
     """A folder of that user, or of whoever we are but root; inside, this process is that user."""
     user = os.geteuid()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # a TMPDIR of root's may be closed to others
         if user == 0:
             os.chown(folder, NOBODY, -1)
             os.seteuid(NOBODY)
