@@ -21,6 +21,7 @@ _FORBIDDEN = frozenset({
     errno.EXDEV,  # of a folder in the lower layer of an overlay
 })  # fmt: skip
 
+MOUNTS = Path("/proc/self/mountinfo")  # proc_pid_mountinfo(5)
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 log = logging.getLogger(__name__)
@@ -75,10 +76,10 @@ def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
 def mounted_in(root: Path) -> Path | None:
     """Where something is mounted below ``root``, or at it: it would not follow into the folder's next state.
 
-    By proc_pid_mountinfo(5), which also knows folders of the same device; where there is none, by the device.
+    By what Linux lists, which also knows folders of the same device; where nothing is listed, by the device.
     """
     try:
-        lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
+        lines = MOUNTS.read_bytes().splitlines()
     except OSError:
         return next((Path(folder) for folder, _, _ in os.walk(root) if Path(folder).is_mount()), None)
     names = (_ESCAPED.sub(lambda code: bytes([int(code[1], 8)]), line.split(b" ")[4]) for line in lines)

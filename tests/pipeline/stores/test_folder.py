@@ -40,6 +40,7 @@ from reshard.pipeline.places import Folder
 from reshard.pipeline.protocols import Addition, Change, HeadMoved, HistoryRewritten
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores.connect import Context, open_source, open_target
+from reshard.pipeline.stores.folder import disk
 from reshard.pipeline.stores.folder import swap as module
 from reshard.pipeline.stores.folder.source import FolderSource
 from reshard.pipeline.stores.folder.swap import link_tree
@@ -688,6 +689,32 @@ def test_a_file_in_the_way_is_refused(root: Path) -> None:
 def test_a_mount_point_is_refused() -> None:
     with pytest.raises(FolderNotWritable, match="mount point"):
         FolderTarget(Folder(path="/proc")).prepare(private=True)
+
+
+def test_what_is_mounted_in_a_folder_after_it_was_planned_is_left_where_it_is(
+    root: Path, target: FolderTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Linux would list it, blanks and all; a folder beside it has a name that begins like its own."""
+    mounts = tmp_path / "mountinfo"
+    monkeypatch.setattr(disk, "MOUNTS", mounts)
+    line = "36 35 98:0 / {} rw,noatime - ext4 /dev/root rw\n"
+    mounts.write_text(line.format("/") + line.format(f"{root}-other"))
+    base = target.prepare(private=True)
+    mounts.write_text(mounts.read_text() + line.format(f"{root}/my\\040notes"))
+    for ask in (lambda: target.commit(CHANGE, base), lambda: target.prepare(private=True)):
+        with pytest.raises(FolderNotWritable, match="it contains a mount point, .*/model/my notes"):
+            ask()
+    assert contents(root) == OLD
+
+
+def test_a_swap_reads_every_folder_of_the_last_state() -> None:
+    with nobody() as folder:
+        write_files(folder, {"old/closed/theirs": b"theirs"})
+        (folder / "new").mkdir()
+        (folder / "old/closed").chmod(0)
+        with pytest.raises(PermissionError):
+            link_tree(folder / "old", folder / "new", set())
+        (folder / "old/closed").chmod(0o700)
 
 
 NAMESPACE = ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--mount"]
