@@ -12,12 +12,13 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from reshard.pipeline.errors import BadSetting, NotStarted
+from reshard.pipeline.stores.locks import FileLock
 
 POLL = 0.02  # seconds between two checks of a process that starts or stops
 LOG_TAIL = 400  # bytes of a log that an error shows
@@ -30,6 +31,23 @@ def make_folder(folder: Path, setting: str = "RESHARD_DATA_DIR") -> None:
     except OSError as error:
         why = f"cannot create it: {error.strerror}"
         raise BadSetting(name=setting, value=folder, why=why) from error
+
+
+def _of_another_user(folder: Path) -> BadSetting:
+    return BadSetting(name="RESHARD_DATA_DIR", value=folder, why="owned by another user")
+
+
+@contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Inside, no other process is in here for the data ``folder``, which exists then; raises BadSetting."""
+    make_folder(folder)
+    try:
+        lock = FileLock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
+    except PermissionError:
+        raise _of_another_user(folder) from None
+    with closing(lock):
+        lock.take(fcntl.LOCK_EX)
+        yield
 
 
 class Daemon:
@@ -54,7 +72,7 @@ class Daemon:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except PermissionError:
-            raise BadSetting(name="RESHARD_DATA_DIR", value=self._lock.parent, why="owned by another user") from None
+            raise _of_another_user(self._lock.parent) from None
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return None

@@ -6,14 +6,12 @@ Each is found again and reused, so `up` twice is `up` once.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shlex
 import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -23,9 +21,8 @@ from typing import NoReturn
 from reshard.pipeline.errors import BadSetting, ExtraMissing, NotStarted
 from reshard.pipeline.request import Priority
 from reshard.pipeline.stores.connect import ConnectSettings
-from reshard.pipeline.stores.locks import FileLock
 from reshard.worker import broker, tracing
-from reshard.worker.daemon import Daemon, make_folder
+from reshard.worker.daemon import Daemon, one_at_a_time
 from reshard.worker.fleet.heartbeat import Silent, silent
 from reshard.worker.followers.notices import hooks
 from reshard.worker.queue.jobs import JobStore, without_password
@@ -76,10 +73,7 @@ def up(settings: Settings, page: Page | None = None, restart: bool = False) -> S
     check_installed()  # before anything is started, the broker first
     ConnectSettings()  # for the worker, which would say it where nobody looks,
     hooks(settings)  # and for control
-    Daemon(settings.data_dir, "broker").running()  # which raises where this user has no access
-    make_folder(settings.data_dir)
-    with closing(FileLock(os.open(settings.data_dir, os.O_RDONLY | os.O_DIRECTORY))) as lock:
-        lock.take(fcntl.LOCK_EX)  # twice at once, it would start two brokers
+    with one_at_a_time(settings.data_dir):  # else two would start two brokers
         return _up(settings, page, restart)
 
 

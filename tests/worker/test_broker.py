@@ -21,6 +21,7 @@ from reshard.worker.daemon import Daemon
 from reshard.worker.queue.jobs import JobStore, open_redis
 from reshard.worker.settings import Settings
 from tests.support import procs
+from tests.support.nobody import nobody
 from tests.support.procs import wait_for
 from tests.worker.conftest import ask
 
@@ -162,14 +163,15 @@ def test_a_data_folder_that_cannot_be_made_is_a_bad_setting(where: str, tmp_path
 def test_a_data_folder_of_another_user_is_a_bad_setting(own: Settings) -> None:
     own.data_dir.mkdir()
     (own.data_dir / "broker.lock").touch(mode=0o000)
-    user = os.geteuid()
-    if user == 0:
-        os.seteuid(65534)  # nobody; root may look everywhere
-    try:
+    with nobody(), pytest.raises(BadSetting, match="RESHARD_DATA_DIR=.*: owned by another user"):
+        broker.broker_url(own)
+
+
+def test_up_refuses_a_data_folder_that_is_closed_to_this_user(own: Settings) -> None:
+    with nobody() as folder:
+        (folder / "data").mkdir(mode=0)
         with pytest.raises(BadSetting, match="RESHARD_DATA_DIR=.*: owned by another user"):
-            broker.broker_url(own)
-    finally:
-        os.seteuid(user)
+            local.up(own.model_copy(update={"data_dir": folder / "data", "tmpdir": folder}))
 
 
 def test_a_daemon_that_ends_at_once_is_reported_with_its_last_words(tmp_path: Path) -> None:
