@@ -10,7 +10,7 @@ from shlex import join
 
 from reshard.pipeline.abreast import abreast
 from reshard.pipeline.auditing.examine import Audited, Sources, Subject, examine
-from reshard.pipeline.auditing.findings import Told, badness, gathered, sample
+from reshard.pipeline.auditing.findings import UNREAD, Told, badness, gathered, sample
 from reshard.pipeline.check import Check
 from reshard.pipeline.errors import HubUnreachable, ReshardError
 from reshard.pipeline.stores.connect import Context
@@ -20,9 +20,10 @@ from reshard.pipeline.verifying.verify import verify
 Progress = Callable[[str, int, int], None]  # a phase, how many models are done, and of how many
 # What only the checks of every byte, and those in the model's own class, can find. The rest headers have told.
 _BYTES = ("same bytes", "stored bytes")
+_FILES = "other files"
 _DEEP = {
     "same bytes": "bytes-changed", "stored bytes": "bytes-changed", "published bytes": "bytes-changed",
-    "class": "class-mismatch", "tokenizer": "file-changed",
+    "class": "class-mismatch", "tokenizer": "file-changed", _FILES: "file-changed",
 }  # fmt: skip
 
 
@@ -68,13 +69,22 @@ def _deeply(model: Audited, classes: MetaLoader, context: Context) -> Audited:
     except Exception as error:  # noqa: BLE001 -- as above
         checks, told = [], [_unreadable(error)]
     else:
-        told = [told for check in checks for told in _told(check)]
+        told = _once([told for check in checks for told in _told(check)])
     against = ["--against", model.compared] if model.compared else []
     command = join(["reshard", "verify", model.place, *against, "--deep"])
-    known = {one.kind for one in model.findings}
-    more = gathered((one for one in told if one.kind not in known), lambda kind: command)
-    findings = sorted((*model.findings, *more), key=lambda one: badness([one]))
-    return replace(model, findings=tuple(findings), deep=any(check.name in _BYTES for check in checks))
+    read = {check.name for check in checks}
+    found = {one.kind: one for one in model.findings if not (one.kind == UNREAD and _FILES in read)}
+    for one in gathered(told, lambda kind: command):
+        before = found.get(one.kind, one)
+        found[one.kind] = replace(before, count=max(before.count, one.count))
+    findings = sorted(found.values(), key=lambda one: badness([one]))
+    return replace(model, findings=tuple(findings), deep=not read.isdisjoint(_BYTES))
+
+
+def _once(told: Sequence[Told]) -> list[Told]:
+    """``told`` without bytes that two checks see: of a manifest's files, and of the source's tensors."""
+    worst = max((one for one in told if one.kind == "bytes-changed"), key=lambda one: one.times, default=None)
+    return [one for one in told if one.kind != "bytes-changed" or one is worst]
 
 
 def _unreadable(error: Exception) -> Told:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import Any, NamedTuple, TypeVar
 
-from reshard.pipeline.auditing.findings import AS_IT_IS, OF_RULE, AuditFinding, Told, gathered, next_command
+from reshard.pipeline.auditing.findings import AS_IT_IS, OF_RULE, UNREAD, AuditFinding, Told, gathered, next_command
 from reshard.pipeline.catalogs.expand import HubModel
 from reshard.pipeline.checkpoint.formats.gguf import SUFFIX as GGUF
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX, Header
@@ -322,6 +322,7 @@ def _compared(
     beside = compare_files(theirs, ours, changes, behaves, False, lambda count: None)
     yield from (Told(OF_RULE[one.rule], one.text) for one in beside.findings)
     yield from (Told("file-unproven", text) for text in beside.undecided)
+    yield from (Told(UNREAD, text) for text in beside.unread)
     for path in sorted(behaves):
         if behaves.isdisjoint(here):
             yield Told("file-missing", f"{path} is missing")

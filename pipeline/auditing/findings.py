@@ -15,6 +15,7 @@ from reshard.pipeline.verifying.structure import Rule
 
 AS_IT_IS = Options()
 Severity = Literal["critical", "error", "warning"]
+UNREAD = "file-unread"
 # Bytes that are wrong or lost, what loads wrongly or not at all, what headers cannot prove. By kind, the worst first:
 # a report has them in this order.
 KINDS: Mapping[str, Severity] = {
@@ -47,7 +48,8 @@ KINDS: Mapping[str, Severity] = {
     "source-moved": "warning",  # the source has a newer commit than the one this was made from
     "changes-claimed": "warning",  # casts and renames that only the output's own manifest states
     "tokenizer-changed": "warning",  # other files, which may behave the same
-    "file-unproven": "warning",  # not compared, argued to mean the same, or metadata other than torchao's
+    "file-unproven": "warning",  # argued to mean the same, or metadata other than torchao's
+    UNREAD: "warning",  # too large to be compared without --deep
     "unsigned": "warning",
 }
 _ORDER = {kind: number for number, kind in enumerate(KINDS)}
@@ -120,7 +122,7 @@ def next_command(
         return join(["reshard", "provenance", place])
     if source is None and kind not in {"unsigned", "source-unknown"}:
         return join(["reshard", "doctor", place])
-    if kind in {"changes-claimed", "tokenizer-changed", "file-unproven", "source-unknown", "class-mismatch"}:
+    if kind in {"changes-claimed", "tokenizer-changed", "file-unproven", UNREAD, "source-unknown", "class-mismatch"}:
         return join(["reshard", "verify", place, "--against", compared or source or "SRC"])
     signing = ["--sign", "KEY"] if kind == "unsigned" else []
     changed = ((name, value) for name, value in options.content().items() if value != getattr(AS_IT_IS, name))

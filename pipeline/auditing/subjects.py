@@ -8,9 +8,11 @@ from pathlib import Path
 from reshard.pipeline.auditing.examine import Subject
 from reshard.pipeline.catalogs.definition import Catalog, fill
 from reshard.pipeline.catalogs.expand import HubModel, Wanted, expand, look_up, models_of
+from reshard.pipeline.checkpoint.discover import SOUGHT_STEMS, is_weights, set_name
 from reshard.pipeline.errors import BadPlace, FolderNotFound, TargetsCollide, UsageError
-from reshard.pipeline.places import AnyPlace, Hub, check_repo, parse_place, repository
+from reshard.pipeline.places import AnyPlace, Folder, Hub, check_repo, parse_place, repository
 from reshard.pipeline.stores.connect import Context
+from reshard.pipeline.text import printable
 
 
 def of_catalog(catalog: Catalog, context: Context) -> list[Subject]:
@@ -47,13 +49,23 @@ def of_owner(owner: str, against: Catalog | str | None, context: Context) -> lis
 def of_folder(folder: Path, against: str | None) -> list[Subject]:
     """Every folder in ``folder``, against the source that a template names for it; raises FolderNotFound."""
     try:
-        inside = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+        inside = sorted(folder.iterdir())
+        folders = [path for path in inside if path.is_dir() and not path.name.startswith(".")]
     except OSError as error:
         raise FolderNotFound(path=str(folder), why=error.strerror or str(error)) from error
-    if not inside:
+    if any(is_weights(path.name) and set_name(path.name).stem in SOUGHT_STEMS for path in inside):
+        raise FolderNotFound(path=str(folder), why="it is a model; name the folder that it is in")
+    if not folders:
         raise FolderNotFound(path=str(folder), why="it has no folders of models")
-    places = [parse_place(str(path.absolute())) for path in inside]
-    return [Subject(place, source=_filled(against, place) if against else None) for place in places]
+    return [_inside(path.absolute(), against) for path in folders]
+
+
+def _inside(folder: Path, against: str | None) -> Subject:
+    try:
+        place = parse_place(folder)
+    except BadPlace as error:
+        return Subject(Folder(path=printable(str(folder))), error=error)
+    return Subject(place, source=_filled(against, place) if against else None)
 
 
 def _by_template(models: Iterable[HubModel], template: str | None, context: Context) -> list[Subject]:

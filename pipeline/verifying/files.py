@@ -50,16 +50,18 @@ def check_files(source: OpenedSide, output: OpenedSide, changes: Options, deep: 
     behaves = compared_by_behaviour(source.source.files(), output.source.files())
     found = compare_files(source, output, changes, behaves, deep, tick)
     findings = list(map(str, found.findings))
-    result: Result = "failed" if findings else "inconclusive" if found.undecided else "passed"
-    reason = "; ".join([*some(found.undecided, 20), *_card(source.source, output.source)])
+    open_ = sorted([*found.undecided, *found.unread])
+    result: Result = "failed" if findings else "inconclusive" if open_ else "passed"
+    reason = "; ".join([*some(open_, 20), *_card(source.source, output.source)])
     return Check("other files", result, "every file, byte for byte", reason, found.figures, some(findings))
 
 
 class Compared(NamedTuple):
-    """What differs between the files beside the weights, and what cannot be decided."""
+    """What differs between the files beside the weights, what cannot be decided, and what takes ``deep`` to decide."""
 
     findings: list[Finding]
     undecided: list[str]
+    unread: list[str]
     figures: dict[str, int]
 
 
@@ -82,6 +84,7 @@ def compare_files(
     settings = settings_files(source.opened)
     configs = {join(part.name.folder, "config.json") for part in source.found.sets}  # whose dtype a run changes
     undecided: list[str] = []
+    unread: list[str] = []
     figures = {"files": 0, "added": 0, "not_compared": 0}
     made = {path for path in settings if not excluded(changes, path)} if MANIFEST in ours else set()  # others make none
     for path in sorted(path for path in (carried | made | ours.keys()) - accounted if not is_tool_file(path)):
@@ -102,7 +105,7 @@ def compare_files(
                 undecided.append(f"{path} is not in the source")
         elif not deep and was.size == is_.size > CONFIG_MAX and same_by_hash(was, is_) is None:
             figures["not_compared"] += 1
-            undecided.append(f"{path} was not compared (use --deep)")
+            unread.append(f"{path} was not compared (use --deep)")
         elif difference := _difference(
             source.source, was, output.source, is_, changes if path in configs else UNCHANGED, deep, tick
         ):
@@ -110,7 +113,7 @@ def compare_files(
                 undecided.append(f"{path} {difference.text}")
             else:
                 findings.append(Finding("file_changed", f"{path} {difference.text}", path))
-    return Compared(findings, undecided, figures)
+    return Compared(findings, undecided, unread, figures)
 
 
 def _card(source: Source, output: Source) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from reshard.pipeline.auditing.findings import KINDS
 from reshard.pipeline.auditing.subjects import of_catalog, of_folder, of_owner
 from reshard.pipeline.catalogs.definition import parse
 from reshard.pipeline.errors import FolderNotFound, HubUnreachable, UsageError
+from reshard.pipeline.limits import CONFIG_MAX
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.planning.model import MANIFEST
 from reshard.pipeline.publishing.rollback import rollback
@@ -354,8 +356,50 @@ def test_folders_are_audited_by_a_template_too(tmp_path: Path) -> None:
     assert kinds(deep) == {("bad", "dtype-changed"), ("torn", "bytes-changed")}
     assert all(model.deep for model in deep.values())
     assert deep["torn"].findings[0].next.endswith("--deep")
-    with pytest.raises(FolderNotFound, match="no folders of models"):
+    with pytest.raises(FolderNotFound, match="it is a model; name the folder that it is in"):
         of_folder(tmp_path / "to" / "good", None)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FolderNotFound, match="no folders of models"):
+        of_folder(tmp_path / "empty", None)
+
+
+def make_pair(tmp_path: Path, files: dict[str, bytes], changed: dict[str, bytes]) -> list[Subject]:
+    for folder, all_of_it in (("from", files), ("to", files | changed)):
+        (tmp_path / folder / "m").mkdir(parents=True)
+        for path, data in all_of_it.items():
+            (tmp_path / folder / "m" / path).write_bytes(data)
+    return of_folder(tmp_path / "to", f"{tmp_path}/from/{{name}}")
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_large_file_beside_the_weights_is_unread_until_every_byte_is_read(tmp_path: Path, same: bool) -> None:
+    large = bytes(CONFIG_MAX + 1)
+    changed = {} if same else {"speakers.npy": b"\1" + large[1:]}
+    subjects = make_pair(tmp_path, {**files_of(*model()), "speakers.npy": large}, changed)
+    assert kinds(audited(subjects)) == {("m", "file-unread")}
+    assert kinds(audited(subjects, deep=1)) == (set() if same else {("m", "file-changed")})
+
+
+def test_a_byte_that_two_checks_see_is_counted_once(tmp_path: Path) -> None:
+    subjects = make_pair(tmp_path, files_of(*model()), {})
+    to = tmp_path / "to" / "m"
+    shutil.rmtree(to)
+    run(Request.of(tmp_path / "from" / "m", to, size=1000))
+    with next(iter(to.glob("*.safetensors"))).open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x7f")
+    found = audited(subjects, deep=1)
+    assert {one.kind: one.count for one in found["m"].findings}["bytes-changed"] == 1
+
+
+def test_a_folder_with_an_odd_name_is_examined_or_told_and_hides_no_other(tmp_path: Path) -> None:
+    for name in ("tail", "tail ", os.fsdecode(b"bad\xff")):
+        (tmp_path / name).mkdir()
+        for path, data in files_of(*model()).items():
+            (tmp_path / name / path).write_bytes(data[:-1] if name == "tail " and path == SECOND else data)
+    assert kinds(audited(of_folder(tmp_path, None))) == {
+        ("tail", "source-unknown"), ("tail ", "file-short"), ("tail ", "source-unknown"), ("bad\\udcff", "unreadable"),
+    }  # fmt: skip
 
 
 def test_a_model_that_cannot_be_examined_hides_nothing_of_the_others(
