@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from reshard.cli.arguments import argument, takes, value
 from reshard.cli.catalog import read_catalog
-from reshard.cli.output import Output, count, lines, refuse_dash, write
+from reshard.cli.output import Output, count, lines, refuse_unwritable, write
 from reshard.cli.progress import bar
 from reshard.client.audit_report import page, report_of, require_pages, summary
 from reshard.client.models.audits import Audit, AuditedModel
@@ -55,8 +55,8 @@ def audit(
     from reshard.pipeline.auditing.audit import audit as audit_all
     from reshard.pipeline.stores.connect import Context, own_limiters
 
-    if html:
-        refuse_dash(html, "--html")
+    if html is not None:
+        refuse_unwritable(html, "--html")
         require_pages()
     wanted = _wanted(deep)
     calls: list[Call] = []
@@ -70,10 +70,10 @@ def audit(
 
         models = audit_all(subjects, context, jobs, wanted, progress)
     found = report_of(what, against, models, sum(call.on_hub for call in calls))
-    if html:
-        write(html, page(found))
     failed = [entry for entry in found.entries if entry.severity in {"critical", "error"}]
     output.listing([found], _text(found), [entry.place for entry in failed])
+    if html is not None:
+        write(html, page(found))
     if failed:
         worst = failed[0].findings[0]
         raise AuditFailed(what=what, failed=len(failed), models=found.models, place=failed[0].place, first=worst.first)

@@ -20,7 +20,7 @@ from reshard.cli.output import (
     human_bytes,
     lasted,
     lines,
-    refuse_dash,
+    refuse_unwritable,
     succeeded,
     when,
     write,
@@ -164,9 +164,10 @@ def status(
 
     Example: reshard catalog status nightly
     """
-    if report and name is None:
+    if report is not None and name is None:
         raise UsageError(what="--report requires a catalog NAME")
-    refuse_dash(report, "--report")
+    if report is not None:
+        refuse_unwritable(report, "--report")
     with connect() as session:
         if name is None:
             found = operations.all_catalogs(session)
@@ -177,7 +178,7 @@ def status(
             return
         seen = operations.whole_catalog(session, name)
     rows = _status(seen)
-    if report:
+    if report is not None:
         from reshard.client.catalog_report import markdown
 
         write(report, markdown(seen))

@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, TextIO
+from unicodedata import east_asian_width
 
 from reshard.cli.help import as_typed
 from reshard.client import SCHEMA
@@ -54,7 +55,7 @@ class Output:
         elif not self.quiet:
             show(sys.stdout, text)
         elif bare:
-            sys.stdout.write("\n".join([*map(printable_lines, bare), ""]))
+            sys.stdout.write("\n".join([*(printable_lines(as_typed(one)) for one in bare), ""]))
 
     def document(self, data: Mapping[str, Any] | Document) -> None:
         """One line of JSON, which a terminal shows and does not obey; a reader of a pipe sees it when it happens."""
@@ -99,9 +100,9 @@ def lines(
     stream = stream or sys.stdout
     if not rows:
         return ""
-    rows = [[printable(cell) for cell in row] for row in rows]
+    rows = [[_spread(printable(cell)) for cell in row] for row in rows]
     width = console(stream).width if stream.isatty() else sys.maxsize
-    return "\n".join(line.rstrip() for shown in _rows(rows, right, indent, width) for line in shown)
+    return "\n".join(_joined(line.rstrip()) for shown in _rows(rows, right, indent, width) for line in shown)
 
 
 def _rows(rows: Sequence[Sequence[str]], right: Collection[int], indent: str, width: int) -> list[list[str]]:
@@ -123,6 +124,17 @@ def _rows(rows: Sequence[Sequence[str]], right: Collection[int], indent: str, wi
     return shown
 
 
+def _spread(text: str) -> str:
+    """``text`` as long as the columns that it takes: each character of two with one behind it that no text has."""
+    if text.isascii():
+        return text
+    return "".join(f"{one}\1" if east_asian_width(one) in "WF" else one for one in text)
+
+
+def _joined(spread: str) -> str:
+    return spread.replace("\1", "")
+
+
 def _broken(text: str, width: int, indent: str = "", hanging: str = "") -> list[str]:
     """The text in lines of ``width`` columns that end between words; a number stays with its unit."""
     joined = _FIGURE.sub("\\1\0", text)  # which no printable text has
@@ -139,10 +151,13 @@ def _hanging(row: str, width: int) -> list[str]:
     return [row] if len(row) <= width else _broken(text, width, indent, f"{indent}  ")
 
 
-def refuse_dash(file: Path | None, option: str) -> None:
-    """Raises UsageError for what elsewhere means standard output, where the command's own result goes."""
+def refuse_unwritable(file: Path, option: str) -> None:
+    """Before long work for ``file``: raises FolderNotWritable where it cannot be, and UsageError for stdout."""
     if str(file) == "-":
         raise UsageError(what=f"{option} -: standard output already has the result; give the name of a file")
+    if os.path.isdir(file) or not os.path.isdir(file.parent):  # noqa: PTH112 -- Path raises for long names
+        why = "it is a folder" if file.parent.is_dir() else "its folder does not exist"
+        raise FolderNotWritable(path=str(file), why=why)
 
 
 def write(file: Path, text: str) -> None:
@@ -157,7 +172,7 @@ def _laid_out(text: str, width: int | None) -> str:
     """The text, which may hold names from outside, escaped; in lines of ``width`` columns on a terminal."""
     rows = printable_lines(as_typed(text)).split("\n")
     if width is not None:
-        rows = [line for row in rows for line in _hanging(row, max(WRAP_MIN, width))]
+        rows = [_joined(line) for row in rows for line in _hanging(_spread(row), max(WRAP_MIN, width))]
     return "\n".join(rows)
 
 

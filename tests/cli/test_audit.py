@@ -131,3 +131,17 @@ def test_options_are_named_as_run_takes_them(reshard: Run, tmp_path: Path, optio
     assert len(words) > 6
     done = reshard(*words)
     assert done.code == 3 and done.err.startswith("error[source.no_folder]: "), done.err
+
+
+def test_a_report_that_cannot_be_written_ends_an_audit_before_it_begins(reshard: Run, tmp_path: Path) -> None:
+    for file in (tmp_path / "nowhere" / "audit.html", tmp_path):
+        done = reshard("audit", tmp_path, "--html", file)
+        assert done.code == 4 and done.err.startswith(f"error[access.folder]: cannot write to {file}: "), done.err
+
+
+def test_what_was_found_is_told_where_its_report_cannot_be_written(reshard: Run, tmp_path: Path) -> None:
+    (tmp_path / "all" / "m").mkdir(parents=True)
+    for path, data in PLANTED["file-short"](0).items():
+        (tmp_path / "all" / "m" / path).write_bytes(data)
+    done = reshard("audit", tmp_path / "all", "--html", "/dev/full")
+    assert done.code == 4 and "file-short" in done.out, done.err

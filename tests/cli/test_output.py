@@ -182,3 +182,12 @@ def test_an_error_is_broken_between_words_and_indented_on_a_terminal(
     assert first.startswith("hint: the temporary") and all(line.startswith("  ") for line in rest)
     assert " ".join(line.strip() for line in (first, *rest)) == f"hint: {WORDS} {url}"
     assert [line for line in rest if len(line) > 40] == [f"  {url}"]
+
+
+def test_characters_of_two_columns_take_two(terminal: Callable[[Callable[[], object]], str]) -> None:
+    rows = [("日本", "b", " ".join(["模型"] * 9)), ("abcd", "b", "c")]
+    assert terminal(lambda: print(lines(rows))).splitlines() == [
+        "日本  b  模型 模型 模型 模型 模型 模型", "         模型 模型 模型", "abcd  b  c",
+    ]  # fmt: skip
+    said = terminal(lambda: Output().result({}, " ".join(["模型"] * 9)))
+    assert re.sub(STYLE, "", said).splitlines() == ["模型 模型 模型 模型 模型 模型 模型 模型", "  模型"]
