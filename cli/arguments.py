@@ -98,8 +98,8 @@ def read_options(**typed: Any) -> dict[str, Any]:
     given = {name: value for name, value in typed.items() if value is not None}
     if rules := given.pop("rename", None):
         given["rename"] = read_rules(rules)
-    if place := given.pop("config_from", None):
-        given["config_from"] = parse_place(place)
+    if "config_from" in given:
+        given["config_from"] = parse_place(given["config_from"])
     return given
 
 

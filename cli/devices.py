@@ -33,8 +33,8 @@ _LIMITED = re.compile(r"[0-9]+|cpu")
 
 def read_placement(device_map: str | None, max_memory: str | None) -> tuple[DeviceMap, Limits]:
     """What --device-map and --max-memory say; raises UsageError, also for devices by module that come with limits."""
-    limits = parse_max_memory(max_memory) if max_memory else None
-    placed = read_device_map(device_map) if device_map else None
+    limits = parse_max_memory(max_memory) if max_memory is not None else None
+    placed = read_device_map(device_map) if device_map is not None else None
     if limits and isinstance(placed, dict):
         raise UsageError(what="--max-memory and --device-map FILE cannot be used together")
     return placed, limits

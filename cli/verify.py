@@ -58,11 +58,11 @@ def read_load(
     from reshard.cli.devices import read_placement
 
     if not load:
-        if loader or device_map or max_memory or memory:
+        if any(given is not None for given in (loader, device_map, max_memory, memory)):
             raise UsageError(what="--loader, --device-map, --max-memory and --memory require --load")
         return None
     placed, limits = read_placement(device_map, max_memory)
-    most = parse_size(memory, "--memory") if memory else None
+    most = parse_size(memory, "--memory") if memory is not None else None
     return LoadOptions(
         loader=loader or "transformers", device_map="auto" if placed is None else placed, max_memory=limits, memory=most
     )

@@ -154,3 +154,21 @@ def test_devices_go_by_number_or_name_and_a_module_is_given_once(tmp_path: Path)
     (tmp_path / "map.json").write_text('{"a": 0, "b": 1, "a": 2}')
     with pytest.raises(UsageError, match='has duplicate key "a"'):
         read_device_map(str(tmp_path / "map.json"))
+
+
+@pytest.mark.parametrize(
+    ("typed", "code"),
+    [
+        (["plan", "--max-memory", ""], "usage"),
+        (["plan", "--device-map", ""], "usage"),
+        (["plan", "--config-from", ""], "usage.place"),
+        (["verify", "--load", "--memory", ""], "usage.size"),
+        (["verify", "--memory", ""], "usage"),
+        (["advise", "--ranks", ""], "usage.ranks"),
+    ],
+)
+def test_an_empty_value_is_refused_as_of_a_shell_variable_that_is_not_set(
+    reshard: Run, model: Path, typed: list[str], code: str
+) -> None:
+    done = reshard(*typed, model)
+    assert done.code == 2 and done.err.startswith(f"error[{code}]: "), done.err
