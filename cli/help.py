@@ -32,13 +32,13 @@ COMMON = ("to", "size", "dtype", "revision", "private", "pr", "overwrite", "jobs
 SHOWS_ALL = "reshard.help_all"  # of a context's `meta`: its help has all options
 
 
-# Its commands as help and messages name them: in backticks, as a usage or an example.
-_NAMED = re.compile(r"(`|\b(?:Usage|Example): )reshard(?= )")
+# Its commands as help and messages name them: in backticks, as a usage, an example or what is next, or alone.
+_NAMED = re.compile(r"(`|\b(?:Usage|Example): |\bnext:? +)reshard(?= )|^reshard(?= run )")
 
 
 def as_typed(text: str) -> str:
     """``text``, which names commands of `reshard`, as they are typed here: as an extension of `hf`, `hf reshard`."""
-    return _NAMED.sub(r"\1hf reshard", text) if PurePath(sys.argv[0]).name == "hf-reshard" else text
+    return _NAMED.sub(r"\g<1>hf reshard", text) if PurePath(sys.argv[0]).name == "hf-reshard" else text
 
 
 def _show_all(context: Context, wanted: bool) -> None:

@@ -18,6 +18,7 @@ from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.drafting import outline
 from reshard.pipeline.errors import BadRanks
 from reshard.pipeline.limits import TREE_PAGE
+from reshard.pipeline.paths import resolved
 from reshard.pipeline.places import NOWHERE, AnyPlace
 from reshard.pipeline.planning.beside import sort_out
 from reshard.pipeline.planning.build import Known, make_plan
@@ -141,7 +142,10 @@ def command_for(place: AnyPlace, given: Given) -> str:
     """`reshard run` with these fields of Options, into a folder named after both."""
     uses = {("size", size): ("ranks", use) for use, size in PROFILES.items()}
     pairs = (uses.get(pair, pair) for pair in given.items())
-    into = f"./{basename(str(place).rstrip('/'))}-{given.get('ranks', 'cut')}"
+    path = str(place).rstrip("/")
+    # A target is not within its source, where this folder is.
+    beside = place.local is not None and resolved(path) in (here := resolved("."), *here.parents)
+    into = f"{path if beside else f'./{basename(path)}'}-{given.get('ranks', 'cut')}"
     return join(["reshard", "run", place.spelled, "--to", into, *typed_options(pairs)])
 
 
@@ -191,7 +195,7 @@ def advice_of(
 
     ``known`` is of `outline`. Raises BadRanks where no layout has such ranks.
     """
-    readers, place = Readers.of(ranks) if ranks else None, known.request.source
+    readers, place = Readers.of(ranks) if ranks is not None else None, known.request.source
 
     def row(name: str, given: Given | None) -> tuple[plans.AdvisedLayout, int]:
         if given is None:

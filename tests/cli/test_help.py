@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from docs.generate import commands
 from reshard.cli.errors import SHORT_HELP
+from reshard.cli.help import as_typed
 from reshard.cli.main import app, main
 from reshard.pipeline.places import parse_place
 
@@ -151,3 +152,11 @@ def test_as_an_extension_it_is_called_what_is_typed(
     assert typed().startswith("Usage: hf reshard ")
     assert "hint: see `hf reshard plan --help-all`" in typed("plan", "a/b", "--nothing")
     assert typed("--version") == f"reshard {version('reshard')}\n"
+
+
+def test_as_an_extension_the_next_command_is_called_what_is_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = ["next: reshard run a --to b", "next    reshard run a --to b", "reshard run a --to b"]
+    assert [as_typed(text) for text in commands] == commands
+    monkeypatch.setattr(sys, "argv", ["/anywhere/hf-reshard"])
+    assert [as_typed(text) for text in commands] == [text.replace("reshard", "hf reshard") for text in commands]
+    assert as_typed("reshard 0.2.0") == "reshard 0.2.0"

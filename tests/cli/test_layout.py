@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
+from reshard.client.layout import command_for
+from reshard.pipeline.places import parse_place
 from tests.cli.conftest import Run
 from tests.support.careless import save_carelessly
 from tests.support.models import save_mixture
@@ -138,3 +140,13 @@ def test_a_link_is_a_rate_with_its_unit(rate: str, reshard: Run, mixture: Path) 
     done = reshard("advise", mixture, "--link", rate)
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith(f"error[usage]: --link {rate}: use a rate above zero, such as 1Gbit/s")
+
+
+def test_the_command_for_the_model_in_this_folder_writes_beside_it(
+    mixture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (mixture / "original").mkdir()
+    beside = f"{mixture}-cut"
+    for here, into in ((tmp_path, "./mixture-cut"), (mixture, beside), (mixture / "original", beside)):
+        monkeypatch.chdir(here)
+        assert shlex.split(command_for(parse_place(mixture), {"align": 4096}))[4] == into
