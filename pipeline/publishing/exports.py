@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from uuid import NAMESPACE_URL, uuid5
+
+from pydantic import BaseModel, Field
 
 from reshard.pipeline.checkpoint.discover import read_file
 from reshard.pipeline.errors import BadSignature, NoProvenance, SignExtraMissing
@@ -40,12 +42,29 @@ def provenance(output: Source, form: Format) -> dict[str, Any]:
 
 def _statement_in(bundle: bytes) -> dict[str, Any]:
     try:
-        statement: dict[str, Any] = json.loads(b64decode(json.loads(bundle)["dsseEnvelope"]["payload"]))
-        if statement["predicateType"] == PREDICATE and _facts(statement, signed=True)["model"]:
+        envelope = json.loads(bundle)["dsseEnvelope"]
+        statement: dict[str, Any] = json.loads(b64decode(envelope["payload"]))
+        if envelope["signatures"][0]["sig"] and statement["predicateType"] == PREDICATE:
+            _Facts.model_validate(_facts(statement, signed=True))
             return statement
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         pass
     raise BadSignature(file=PROVENANCE, why="not SLSA provenance v1 in a Sigstore bundle")
+
+
+class _Dependency(BaseModel):
+    uri: str
+    name: str = ""
+    digest: dict[str, str] = {}
+
+
+class _Facts(BaseModel):
+    """What of a statement, which anybody may have written, the other forms need."""
+
+    model: Annotated[str, Field(min_length=1)]
+    files: dict[str, str]
+    source: _Dependency
+    finished: str | None
 
 
 def _facts(statement: dict[str, Any], signed: bool) -> dict[str, Any]:
@@ -76,9 +95,9 @@ def _bom(facts: dict[str, Any], pin: Pin) -> dict[str, Any]:
 
     def model(name: str, endpoint: str | None, commit: str | None, **more: Any) -> Component:
         purl = None
-        if endpoint and "/" in name:
+        namespace, _, name_there = name.partition("/")
+        if endpoint and namespace and name_there:
             other = {} if endpoint == DEFAULT_ENDPOINT else {"repository_url": endpoint}
-            namespace, name_there = name.split("/", 1)
             purl = PackageURL("huggingface", namespace, name_there, commit, other)
         return Component(
             name=name, version=commit, type=ComponentType.MACHINE_LEARNING_MODEL, purl=purl,

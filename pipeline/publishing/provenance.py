@@ -155,7 +155,8 @@ def of_manifest(manifest: Manifest, there: Source) -> dict[str, Any]:
     said, made = manifest.source, manifest.made
     pin = Pin(said.endpoint, said.repo or "", said.commit)
     checked = [{"name": path, "annotations": {"verified": level}} for path, level in said.files.items()]
-    return _slsa(files, pin, name_of(there), made.options, made.plan, [_repository(pin), *checked], None, made.by)
+    by = made.by.removeprefix("reshard ")
+    return _slsa(files, pin, name_of(there), made.options, made.plan, [_repository(pin), *checked], None, by)
 
 
 def _slsa(

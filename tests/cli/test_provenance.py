@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from in_toto_attestation.v1.statement_pb2 import Statement
 
 from reshard.pipeline.api import plan
 from reshard.pipeline.errors import BadSignKey
+from reshard.pipeline.planning.model import PROVENANCE as STATEMENT
+from reshard.pipeline.publishing.provenance import PREDICATE
 from reshard.pipeline.request import Request
 from tests.cli.conftest import Run
 from tests.hub.fixtures import Namespace
@@ -115,3 +119,36 @@ def test_it_is_told_in_the_forms_of_others(
 def test_what_reshard_did_not_publish_has_none(reshard: Run, bare: Path) -> None:
     done = reshard("provenance", bare)
     assert done.code == 3 and done.err.startswith("error[source.no_provenance]: ")
+
+
+@pytest.mark.parametrize("form", ["slsa", "cyclonedx", "json"])
+@pytest.mark.parametrize(
+    ("source", "signatures"),
+    [
+        ({"name": "u/s"}, [{"sig": "eA=="}]),
+        ({"uri": "git+https://a/u/s@0", "name": "u/s", "digest": None}, [{"sig": "eA=="}]),
+        ({"uri": 5}, [{"sig": "eA=="}]),
+        ({"uri": "git+https://a/u/s@0"}, []),
+        ({"uri": "git+https://a/u/s@0"}, None),
+    ],
+)
+def test_a_statement_of_others_that_is_none_is_refused(
+    reshard: Run, bare: Path, form: str, source: object, signatures: object
+) -> None:
+    subject = [{"name": "model.safetensors", "digest": {"sha256": "0" * 64}}]
+    asked = {"target": "a/b", "options": {}}
+    build = {"externalParameters": asked, "resolvedDependencies": [source]}
+    predicate = {"buildDefinition": build, "runDetails": {"builder": {"id": "x"}, "metadata": {}}}
+    statement = {"subject": subject, "predicateType": PREDICATE, "predicate": predicate}
+    envelope = {"payload": b64encode(json.dumps(statement).encode()).decode(), "signatures": signatures}
+    (bare / STATEMENT).write_text(json.dumps({"dsseEnvelope": envelope}))
+    done = reshard("provenance", bare, "--format", form)
+    assert (done.code, done.out) == (6, "") and "error[proof.signature]: " in done.err, done.err
+
+
+def test_a_manifest_names_the_version_that_wrote_it_as_a_statement_does(
+    reshard: Run, bare: Path, tmp_path: Path
+) -> None:
+    assert reshard("run", bare, "--to", tmp_path / "out", "--size", "3300B").code == 0
+    facts = exported(reshard, tmp_path / "out", "json", {})
+    assert facts["builder"]["version"] == {"reshard": version("reshard")}
