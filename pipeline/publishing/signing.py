@@ -178,7 +178,10 @@ class Trusted:
             from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
             try:
-                if found := _certificates(pem):
+                found = _certificates(pem)
+                if pem.count(b"-----BEGIN PUBLIC KEY-----") + bool(found) > 1:
+                    raise BadSignKey(key=file, why="has more than one key; put each in a file of its own")
+                if found:
                     authorities += found
                     continue
                 public: Any = load_pem_public_key(pem)

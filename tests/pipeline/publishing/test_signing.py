@@ -19,6 +19,7 @@ from huggingface_hub import snapshot_download
 
 from reshard.pipeline.errors import BadSignKey, CertificateExpired, ReshardError, SignExtraMissing, UsageError
 from reshard.pipeline.planning.model import MANIFEST, PROVENANCE, SIGNATURE
+from reshard.pipeline.publishing.signing import Trusted
 from reshard.pipeline.request import Options
 from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import Run, upload
@@ -246,3 +247,10 @@ def test_a_key_typed_for_its_name_is_not_repeated(pair: Pair) -> None:
     with pytest.raises(UsageError, match="never the key itself") as refused:
         Options.of(sign=text)
     assert text.splitlines()[1] not in str(refused.value.to_dict())
+
+
+def test_a_file_with_two_keys_is_refused_as_either_might_be_meant(pair: Pair, tmp_path: Path) -> None:
+    both = tmp_path / "both.pub"
+    both.write_bytes(pair.public.read_bytes() + make_pair(tmp_path / "others").public.read_bytes())
+    with pytest.raises(BadSignKey, match="has more than one key"):
+        Trusted.open([str(both)])
