@@ -9,6 +9,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from typer import Abort, TyperException
@@ -79,11 +80,11 @@ def _run(command: Callable[[], Any], as_json: bool, name: str) -> int:
         error = of_the_machine(unknown, None) or ReshardError(what=f"{what} (traceback {_kept(unknown, name)})")
     if type(error) is UsageError and _is_hidden(str(error), str(error.facts["command"])):
         error.facts["help"] = "--help-all"
+    hint = error.next_step + _meant(error, sys.argv[1:])
     if as_json:
-        Output(json=True).document({"error": error.to_dict()})
+        Output(json=True).document({"error": error.to_dict() | {"hint": hint}})
     else:
-        hint = error.next_step + _meant(error, sys.argv[1:])
-        message, hint = (printable(" ".join(text.split())) for text in (str(error), hint))
+        message, hint = (printable(re.sub(r"\s*\n\s*", " ", text.strip())) for text in (str(error), hint))
         shown = console(sys.stderr)
         for line in (f"error[{error.code}]: {message}", f"hint: {hint}"):
             shown.print(line)
@@ -98,12 +99,16 @@ def _is_hidden(message: str, command: str) -> bool:
 
 def _kept(unknown: Exception, name: str) -> str:
     """Where the traceback is: a person gets a file, a service has a log, and its temporary folder may go with it."""
-    if name in SERVICES:
-        sys.stderr.write(printable_lines("".join(traceback.format_exception(unknown))))
-        return "above"
-    with tempfile.NamedTemporaryFile("w", prefix="reshard-", suffix=".traceback", delete=False) as file:
-        file.writelines(traceback.format_exception(unknown))
-    return f"in {file.name}"
+    lines = traceback.format_exception(unknown)
+    if name not in SERVICES:
+        with (
+            suppress(OSError),  # nowhere to write, which may be why
+            tempfile.NamedTemporaryFile("w", prefix="reshard-", suffix=".traceback", delete=False) as file,
+        ):
+            file.writelines(lines)
+            return f"in {file.name}"
+    sys.stderr.write(printable_lines("".join(lines)))
+    return "above"
 
 
 def _known(typed: TyperException, command: str, words: Sequence[str]) -> UsageError | None:

@@ -83,6 +83,10 @@ def test_a_folder_with_a_name_that_a_shell_would_split_is_quoted(reshard: Run, t
     typed = done.err.rpartition("type ")[2]
     assert shlex.split(typed) == ["./sp ace/it's mödel ✓"], done.err
     assert "or use './sp ace' for a folder" in reshard("plan", "sp ace").err
+    (error,) = reshard("plan", "sp ace/it's mödel ✓", "--json").documents
+    assert error["error"]["hint"].endswith(f"to use the folder with that name, type {typed.strip()}")
+    (tmp_path / "two  blanks" / "x").mkdir(parents=True)
+    assert "type './two  blanks/x'" in reshard("plan", "two  blanks/x").err
     assert "or --to './sp ace' for a folder" in reshard("plan", "a/b", "--to", "sp ace").err
 
 
@@ -162,6 +166,16 @@ def test_an_unexpected_exception_is_one_line_that_says_where_its_traceback_is(
     (file,) = tmp_path.glob("*.traceback")
     assert str(file) in err
     assert "Traceback (most recent call last)" in file.read_text()
+
+
+def test_without_a_folder_for_it_the_traceback_of_an_unexpected_exception_is_shown(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    assert code_of(ZeroDivisionError("division by zero"), as_json=True) == 1
+    out, err = capsys.readouterr()
+    assert err.startswith("Traceback (most recent call last)")
+    assert "(traceback above)" in json.loads(out)["error"]["message"]
 
 
 @pytest.mark.parametrize(
