@@ -65,8 +65,7 @@ class LeaseKeeper:
         self._moved = time.monotonic()
         self._interruptible = False  # in code that may be interrupted, and not told yet
         self._unsaved: list[Receipt] = []
-        self._uncounted = Moved()
-        self.counted = Moved()  # in this claim
+        self.counted = self._saved = Moved()  # in this claim, and what of it the store knows
         self._untold: list[str] = []  # lines of the log
         self._outage = logs.Outage(log)
         self._saving = threading.Lock()
@@ -158,7 +157,6 @@ class LeaseKeeper:
         """
         with self._saving:
             self._unsaved += receipts
-            self._uncounted = self._uncounted.plus(moved)
             self.counted = self.counted.plus(moved)
             self._bytes = 0
         self._moved = time.monotonic()
@@ -258,9 +256,9 @@ class LeaseKeeper:
 
     def _save(self) -> None:
         with self._saving:
-            if self._unsaved or any(self._uncounted):
-                self._heed(self._leases.seal(self.lease, self._unsaved, self._uncounted))
-                self._unsaved, self._uncounted = [], Moved()
+            if self._unsaved or self._saved != self.counted:
+                self._heed(self._leases.seal(self.lease, self._unsaved, self.counted))
+                self._unsaved, self._saved = [], self.counted
 
     def _tell(self) -> None:
         """Hand on what was logged; where the unit is another's by now, it is kept in this worker's own log alone."""

@@ -156,7 +156,7 @@ class Leases(Wakes):
         return self._answer(lease, "renew", copied, self._lease, int(progress), ms(YIELD_PAUSE), shut, waits)
 
     def seal(self, lease: Lease, receipts: Iterable[Receipt], moved: Moved = NOTHING) -> StepAnswer:
-        """Keep receipts, which is lasting progress, and count what moved for them."""
+        """Keep receipts, which is lasting progress, and count what ``moved`` since the claim."""
         return self._answer(lease, "seal", *moved, *(x for r in receipts for x in (r.shard, r.to_json(), r.size)))
 
     def log(self, lease: Lease, lines: Sequence[str]) -> StepAnswer:

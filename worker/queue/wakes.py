@@ -100,7 +100,7 @@ class Wakes:
         """Remove keys of the queue that a client wrote over; returns whether there were some."""
         found = False
         orders, serves = ([f"{queue}:{what}" for queue in QUEUES] for what in ("order", "serves"))
-        kinds = dict.fromkeys((*PLACES, *orders), b"zset")
+        kinds = dict.fromkeys((*PLACES, *orders, *(f"{queue}:left" for queue in QUEUES)), b"zset")
         kinds |= dict.fromkeys((*QUEUES, BELL, *SUBMIT, TAKEN), b"list")
         kinds |= dict.fromkeys((f"{PREFIX}pace", f"{PREFIX}seen", SHARES), b"hash")
         kinds |= dict.fromkeys(serves, b"string")

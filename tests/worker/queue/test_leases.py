@@ -163,6 +163,20 @@ def test_an_answer_that_was_lost_may_be_asked_for_again(store: JobStore, leases:
     assert store.get(job).bytes_done == sum(receipt.size for receipt in receipts(plan, 0))
 
 
+def test_bytes_whose_answer_was_lost_count_once_though_more_come_with_them_again(
+    store: JobStore, leases: Leases, plan: Plan
+) -> None:
+    job = planned(store, leases, plan)
+    claimed(leases, job, "check")
+    lease, all_of_it = claimed(leases, job, "group:00000"), receipts(plan, 0)
+    assert leases.seal(lease, all_of_it[:1], Moved(100, 50, 1)) == "ok"  # its answer is lost
+    assert leases.seal(lease, all_of_it, Moved(200, 100, 3)) == "ok"
+    assert store.redis.hmget(job_key(job), "read", "uploaded", "deduplicated") == [b"200", b"100", b"3"]
+    assert leases.release(lease, "drain") == "ok"
+    assert leases.seal(claimed(leases, job, "group:00000"), all_of_it, Moved(30, 5, 0)) == "ok"
+    assert store.redis.hmget(job_key(job), "read", "uploaded", "deduplicated") == [b"230", b"105", b"3"]
+
+
 # ------------------------------------------------------------------------------------------------ progress, attempts
 
 

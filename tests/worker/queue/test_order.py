@@ -129,8 +129,28 @@ def test_turns_of_jobs_that_were_cancelled_are_not_owed(line: Line) -> None:
     assert "ada" in begun(line, 2)
 
 
-def submit(line: Line, who: str, count: int) -> list[str]:
-    asked = (ask(f"{who}-{number}").model_copy(update={"asked_by": who}) for number in range(count))
+def test_jobs_that_are_retried_in_the_middle_of_their_work_take_turns_too(line: Line, plan: Plan) -> None:
+    asked = (ask(f"ada-{number}").model_copy(update={"asked_by": "ada"}) for number in range(6))
+    for job in [planned(line.store, line.leases, plan, request) for request in asked]:
+        line.store.cancel(job)
+        line.store.retry(job)
+    line.leases.due()
+    bobs = submit(line, "bob", 2)
+    taken = [lease.job for _ in range(4) if (lease := line.take()) and line.store.cancel(lease.job)]
+    assert {*bobs} <= {*taken}, "and not behind all that ada retried"
+
+
+def test_interactive_jobs_that_wait_do_not_hide_the_turns_of_bulk_ones(line: Line) -> None:
+    submit(line, "ada", 3, "bulk")
+    submit(line, "ada", 12)
+    later, bobs = submit(line, "ada", 3, "bulk"), submit(line, "bob", 1, "bulk")
+    taken = [lease.job for _ in range(4) if (lease := line.take(BULK))]
+    assert not {*later} & {*taken} and {*bobs} < {*taken}
+
+
+def submit(line: Line, who: str, count: int, priority: str = "interactive") -> list[str]:
+    names = (f"{who}-{priority}-{number}-{line.store.redis.dbsize()}" for number in range(count))
+    asked = (ask(name, priority).model_copy(update={"asked_by": who}) for name in names)
     jobs = [line.store.submit(request).id for request in asked]
     line.leases.due()
     return jobs

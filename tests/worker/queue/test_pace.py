@@ -8,13 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reshard.pipeline.errors import DiskFull
 from reshard.pipeline.planning.model import Plan
+from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Lease, Leases
-from reshard.worker.queue.pace import LEAST, PACE, Place, places, rate
+from reshard.worker.queue.pace import LEAST, PACE, Lane, Place, lanes, places, rate
 from reshard.worker.queue.scripts import FADES, job_key, ms
+from reshard.worker.queue.wakes import QUEUES
 from tests.support.procs import Broker
-from tests.worker.conftest import ask, claimed, copied, planned, receipts
+from tests.worker.conftest import ask, claimed, copied, planned, process, receipts
+
+INTERACTIVE, BULK = QUEUES
 
 
 def later(store: JobStore, seconds: float, *jobs: str) -> None:
@@ -155,3 +160,18 @@ def test_an_interactive_job_waits_for_no_bulk_copy(store: JobStore, leases: Leas
     job = store.submit(ask("quick")).id
     leases.due()
     assert places(store.redis, [(job, False)])[0] == {job: Place(1, 1, 0)}
+
+
+def test_what_workers_leave_to_another_waits_from_the_first_time_until_that_one_claims_it(store: JobStore) -> None:
+    for name in ("worker-a:1", "worker-b:2"):
+        announce(store.redis, process(name))
+    first, other = (Leases(store, lambda queue, job: None, f"{name}.5") for name in ("worker-a:1", "worker-b:2"))
+    job = store.submit(ask()).id
+    assert first.hand_over(claimed(first, job, "plan"), DiskFull(path="/", needed=2, free=1).to_dict()) == "ok"
+    assert first.claim(job) is None
+    store.redis.zincrby(f"{INTERACTIVE}:left", -3_600_000, job)
+    for _ in range(2):
+        assert first.claim(job) is None
+        assert (lane := lanes(store.redis)["interactive"]).units == 1 and lane.oldest >= 3600
+    claimed(other, job, "plan")
+    assert lanes(store.redis)["interactive"] == Lane(0, 0.0)

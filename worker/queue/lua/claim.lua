@@ -8,7 +8,7 @@ local state = get(id, 'state')
 local nothing = { '', '', 0, '', state or '', '', '', 0, 0, '' }
 drop(id, 'waked') -- the wake that brought us here has arrived, or its record is gone and it is in nobody's way
 if not state or ENDED[state] then
-  drop(id, 'due')
+  drop(id, 'due', 'left')
   return nothing
 end
 
@@ -27,6 +27,7 @@ end
 
 local function leave(why)
   look_at(id, t + tonumber(ARGV[6]))
+  redis.call('ZADD', queue(id) .. ':left', 'NX', t, id)
   redis.call('HSET', key(id), 'note', why)
   return nothing
 end
@@ -64,11 +65,13 @@ if not UNITS[string.match(name, '^%a+')] then return leave_unknown(name .. ' is 
 if unknown_to(id, process(worker)) then note_unknown(id, process(worker), false) end
 local dead = unit(id, name, 'token')
 if dead then event(id, 'lost', 'unit', name, 'worker', unit(id, name, 'worker') or '') end
+drop(id, 'left')
 set_unit(id, name, 'token', token)
 set_unit(id, name, 'worker', worker)
 set_unit(id, name, 'since', t)
 set_unit(id, name, 'bytes', 0)
 set_unit(id, name, 'waits', '')
+for _, what in ipairs({ 'read', 'uploaded', 'deduplicated' }) do set_unit(id, name, what, 0) end
 local attempts = redis.call('HINCRBY', key(id, 'units'), name .. '.attempts', 1)
 hold(id, name, t, lease)
 redis.call('HDEL', key(id), 'note')

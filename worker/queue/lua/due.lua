@@ -12,7 +12,7 @@ end
 local function look(ids)
   for _, id in ipairs(ids) do
     if not readable(id) then -- it holds up no other; `stray` tells of it
-      drop(id, 'due', 'waked')
+      drop(id, 'due', 'waked', 'left')
     elseif closed(id, night, shut) then
       defer(id, t)
     else

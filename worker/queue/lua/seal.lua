@@ -1,4 +1,5 @@
--- bytes read, uploaded, deduplicated, then shard digest, receipt, bytes of each shard -> also the attempts
+-- bytes read, uploaded, deduplicated since the claim, then shard digest, receipt, bytes of each shard
+-- -> also the attempts
 -- New receipts are lasting progress: the attempts before them are forgiven.
 local news, bytes = 0, 0
 for i = 7, #ARGV, 3 do
@@ -9,10 +10,17 @@ for i = 7, #ARGV, 3 do
     event(id, 'sealed', 'unit', name, 'shard', ARGV[i], 'bytes', ARGV[i + 2])
   end
 end
-if news > 0 or #ARGV < 7 then -- and not the second answer to one question
-  for i, what in ipairs({ 'read', 'uploaded', 'deduplicated' }) do redis.call('HINCRBY', key(id), what, ARGV[3 + i]) end
-  publish_at(now(), 'moved', 'job', id, 'by', get(id, 'asked_by') or '', 'worker', process(unit(id, name, 'worker')), 'read', ARGV[4], 'uploaded', ARGV[5],
-    'deduplicated', ARGV[6])
+-- As totals, because one whose answer was lost comes again, maybe with more.
+local moved, any = {}, false
+for i, what in ipairs({ 'read', 'uploaded', 'deduplicated' }) do
+  local more = string.format('%.0f', ARGV[3 + i] - (unit(id, name, what) or 0))
+  redis.call('HINCRBY', key(id), what, more)
+  set_unit(id, name, what, ARGV[3 + i])
+  moved[2 * i - 1], moved[2 * i], any = what, more, any or more ~= '0'
+end
+if any then
+  local by, worker = get(id, 'asked_by') or '', process(unit(id, name, 'worker'))
+  publish_at(now(), 'moved', 'job', id, 'by', by, 'worker', worker, unpack(moved))
 end
 if news > 0 then
   local rest = math.max(0, bytes - (unit(id, name, 'bytes') or 0)) -- what was told on the way counts no more

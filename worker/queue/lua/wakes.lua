@@ -5,6 +5,8 @@
 --   <queue>:waked  sorted set: job whose wake is in line, or was lost -> when it was sent
 -- and while it is in the second also in
 --   <queue>:order  sorted set: job -> its rank; a wake is for the first, whichever job it was sent for
+-- What workers leave to others is also in
+--   <queue>:left   sorted set: job -> since when, until a worker claims one of its units
 
 local QUEUES = { PREFIX .. 'interactive', PREFIX .. 'bulk' } -- in the order that workers serve
 
@@ -28,20 +30,30 @@ local function rank(id)
   return (get(id, 'turn') or 0) + (get(id, 'started') and 0 or NOT_BEGUN)
 end
 
+-- The jobs of its submitter that have a turn in its line and have not begun: job -> turn.
+local function waiting(id)
+  return queue(id) .. ':waiting:' .. (get(id, 'asked_by') or '')
+end
+
 -- Submitters take turns: the next one of each comes a step behind their last that still waits, or behind what is begun
 -- now if that is further on; a step is the shorter the larger the share. Of equal turns the older one is first.
-local STEP, OLDER, LOOKED = 64, 2 ^ 20, 10
+local STEP, OLDER = 64, 2 ^ 20
 local function take_turn(id)
-  local line, who, turn = queue(id), get(id, 'asked_by') or '', tonumber(redis.call('GET', queue(id) .. ':serves') or 0)
-  for _, other in ipairs(redis.call('ZREVRANGE', PREFIX .. 'queued:' .. who, 0, LOOKED - 1)) do -- some of one moment
-    if queue(other) == line then turn = math.max(turn, math.floor((get(other, 'turn') or 0) / OLDER)) end
+  local line, who, turn = waiting(id), get(id, 'asked_by') or '', tonumber(redis.call('GET', queue(id) .. ':serves') or 0)
+  local last = redis.call('ZREVRANGE', line, 0, 0, 'WITHSCORES')
+  while last[1] and (not get(last[1], 'state') or get(last[1], 'started')) do -- a client removed or changed its record
+    redis.call('ZREM', line, last[1])
+    last = redis.call('ZREVRANGE', line, 0, 0, 'WITHSCORES')
   end
+  turn = math.max(turn, tonumber(last[2] or 0))
   turn = turn + math.max(1, math.floor(STEP / tonumber(redis.call('HGET', PREFIX .. 'shares', who) or 1) + 0.5))
   redis.call('HSET', key(id), 'turn', string.format('%.0f', turn * OLDER + redis.call('INCR', PREFIX .. 'last_turn') % OLDER))
+  redis.call('ZADD', line, turn, id)
 end
 
 -- It is begun: who comes from now on has a turn behind it.
 local function serve(id)
+  redis.call('ZREM', waiting(id), id)
   local serves, turn = queue(id) .. ':serves', math.floor((get(id, 'turn') or 0) / OLDER)
   if turn > tonumber(redis.call('GET', serves) or 0) then redis.call('SET', serves, turn) end
 end
@@ -174,7 +186,7 @@ local function settle(id, t)
   end_impossible(id, t)
   local first, state = redis.call('ZRANGE', key(id, 'todo'), 0, 0, 'WITHSCORES'), get(id, 'state')
   if #first == 0 or not state or ENDED[state] then -- or a client removed its record
-    drop(id, 'due', 'waked')
+    drop(id, 'due', 'waked', 'left')
     return ''
   end
   local at = tonumber(first[2])
@@ -200,8 +212,9 @@ end
 local function finish(id, state, t)
   free_all(id)
   set_state(id, state, t)
-  drop(id, 'due', 'waked')
+  drop(id, 'due', 'waked', 'left')
   redis.call('ZREM', PREFIX .. 'held', id)
+  redis.call('ZREM', waiting(id), id)
   local target = get(id, 'target')
   if redis.call('HGET', PREFIX .. 'active', target) == id then redis.call('HDEL', PREFIX .. 'active', target) end
   local started = get(id, 'started')
