@@ -61,7 +61,10 @@ OPERATORS: dict[tuple[str, str], Schema] = {
                     {
                         "type": {"const": "prometheus"},
                         "metricType": {"enum": ["AverageValue", "Value"]},
-                        "metadata": _object({"serverAddress": TEXT, "query": TEXT, "threshold": TEXT}),
+                        "metadata": _object(
+                            {"serverAddress": TEXT, "query": TEXT, "threshold": TEXT},
+                            ignoreNullValues={"enum": ["true", "false"]},
+                        ),
                     }
                 )
             ),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import subprocess
+import sys
+import tomllib
 from pathlib import Path
 from typing import Any, cast
 
@@ -161,3 +164,16 @@ def test_the_broker_of_the_compose_file_lets_clients_use_the_queue_and_nothing_e
     finally:
         server.terminate()
         server.wait()
+
+
+def test_the_image_asks_for_what_its_extras_and_theirs_ask_for(tmp_path: Path) -> None:
+    text = (ROOT / "deploy/Dockerfile").read_text()
+    command = re.search(r'^RUN python3 -c "(.+?)" > ', text, re.DOTALL | re.MULTILINE)
+    assert command
+    code = command[1].replace("\\\n", "").replace("/asked/", f"{ROOT}/")
+    env = os.environ | {"EXTRAS": "worker web"}
+    asked = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert {*project["dependencies"], *extras["model"], *extras["web"]} <= {*asked.splitlines()}
+    assert "reshard[" not in asked

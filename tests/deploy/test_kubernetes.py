@@ -32,6 +32,7 @@ from tests.support.stuck import STUCK
 FOUND = [found for text in base().values() for found in manifests(text)]
 WORKLOADS = [found for found in FOUND if found["kind"] in ("Deployment", "StatefulSet")]
 OURS = [found for found in WORKLOADS if found["kind"] == "Deployment"]
+TAKEN = CHART / "templates/settings.yaml"
 SECRETS = "/run/secrets/reshard"
 
 
@@ -176,6 +177,7 @@ def test_the_base_is_what_the_chart_renders() -> None:
         [],
         ALL,
         ["broker.url=rediss://broker.example:6379/0", "web.enabled=false", "networkPolicy=false"],
+        ["settings.RESHARD_DISK_LIMIT=1GiB"],
         ["worker.storage.volume=true", "worker.storage.className=fast", "broker.storage.className=fast"],
         ["web.hooks=true", "web.hosts={localhost,reshard.example}", "image.pullSecrets={mine}", "image.tag=sha"],
         ["settings.RESHARD_ALLOWED_TARGETS=acme", "settings.HF_HOME=/other", "monitoring.labels.release=prom", *ALL],
@@ -196,6 +198,29 @@ def test_the_chart_renders_to_valid_manifests(values: list[str]) -> None:
         if value.startswith("settings."):
             variable, _, text = value.removeprefix("settings.").partition("=")
             assert settings[variable] == text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["RESHARD_CONCURRENCY", "RESHARD_WEB_HOSTS", "RESHARD_METRICS_PORT"])
+def test_the_chart_refuses_a_setting_that_it_would_hide(name: str) -> None:
+    needs("helm")
+    with pytest.raises(AssertionError, match=f"settings.{name}: use "):
+        rendered(f"settings.{name}=4")
+
+
+def test_no_setting_of_all_pods_is_hidden_by_one_of_a_single_kind() -> None:
+    for workload in OURS:
+        own = [entry["name"].removeprefix("RESHARD_") for entry in container(workload)["env"]]
+        assert [name for name in own if name not in TAKEN.read_text()] == []
+
+
+def test_a_copy_on_the_disk_of_a_node_ends_before_its_pod_is_evicted() -> None:
+    (worker,) = [found for found in OURS if name(found) == "Deployment reshard-worker"]
+    (volume,) = [one for one in pod(worker)["volumes"] if one["name"] == "work"]
+    found = environment(worker)
+    size, copy = volume["emptyDir"]["sizeLimit"], found["RESHARD_DISK_LIMIT"]
+    assert (size[-2:], copy[-3:]) == ("Gi", "GiB")
+    assert int(copy[:-3]) * int(found["RESHARD_CONCURRENCY"]) <= int(size[:-2])
 
 
 @pytest.mark.slow
