@@ -23,7 +23,7 @@ from reshard.pipeline.errors import BrokerUnavailable, QueueError
 from reshard.pipeline.stores.connect import Context
 from reshard.worker import logs, tracing
 from reshard.worker.broker import broker_url
-from reshard.worker.fleet.heartbeat import announce, this_process, withdraw
+from reshard.worker.fleet.heartbeat import announce, silent, this_process, withdraw
 from reshard.worker.fleet.policy import endpoints
 from reshard.worker.fleet.rate_limit import rate_limiters
 from reshard.worker.fleet.usage import measured
@@ -148,6 +148,7 @@ class Control:
             yield "catalogs", self._catalogs.reconcile
             yield "pushes", self._pushes.reconcile
             yield "strays", self._leases.ring_strays
+            yield "silent processes", lambda: silent(self._store.redis)
         yield "schedules", self._schedules.fire_due
         yield "expanding", self._look_expand
         yield "wakes", self._send

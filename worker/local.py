@@ -121,8 +121,11 @@ def _paths(settings: Settings) -> dict[str, str]:
     env = {name: str(Path(set_[name]).absolute()) for name in files}
     for name in LIBRARY_PATHS & set_.keys():  # huggingface_hub expands both
         env[name] = str(Path(os.path.expandvars(set_[name])).expanduser().absolute())
-    program, *words = shlex.split(set_.get(NOTIFY_COMMAND, "")) or [""]
-    if "/" in program:
+    program, *words = shlex.split(settings.notify_command.get_secret_value()) if settings.notify_command else [""]
+    if "/" in program and not program.startswith("/"):
+        if NOTIFY_COMMAND not in set_:  # of a file: a secret, which an environment would show
+            name = f"{NOTIFY_COMMAND}_FILE"
+            raise BadSetting(name=name, value=set_.get(name, ""), why=f"{program} is relative")
         env[NOTIFY_COMMAND] = shlex.join([str(Path(program).absolute()), *words])
     if any("," in str(folder) for folder in settings.allowed_folders):  # that of "a,b" would be two others
         raise BadSetting(name=FOLDERS, value=set_.get(FOLDERS, ""), why=f"{Path.cwd()} has a comma in its name")

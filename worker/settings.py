@@ -64,7 +64,9 @@ S = TypeVar("S", bound=BaseSettings)
 class SubmitSettings(BaseSettings):
     """What whoever submits has to know."""
 
-    model_config = SettingsConfigDict(env_prefix="RESHARD_", env_ignore_empty=True, extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="RESHARD_", env_ignore_empty=True, extra="ignore", frozen=True, allow_inf_nan=False
+    )
 
     max_queued: int = Field(default=MAX_QUEUED, ge=1)  # of one submitter: a user, a token, a catalog or a schedule
 
@@ -145,6 +147,13 @@ class Settings(SubmitSettings):
             raise ValueError(f"cannot split it into words: {error}") from None
         if value and not words:
             raise ValueError("no program given")
+        return value
+
+    @field_validator("notify_apprise")
+    @classmethod
+    def _some(cls, value: SecretStr | None) -> SecretStr | None:
+        if value and not value.get_secret_value().split():
+            raise ValueError("no URL given")
         return value
 
     @field_validator("notify_url")

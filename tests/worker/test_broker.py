@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import redis
+from pydantic import SecretStr
 
 from reshard.pipeline.errors import BadSetting, BrokerUnavailable, BrokerUnsupported, NoBroker, NoServer, NotStarted
 from reshard.worker import broker, local, probes
@@ -246,6 +247,17 @@ def test_up_passes_relative_paths_on_as_they_are_from_here(
         said = Path(f"/proc/{running['pid']}/environ").read_text().split("\0")
         found = dict(line.split("=", 1) for line in said if line)
         assert {name: found[name] for name in expected} == expected
+
+
+def test_up_refuses_a_relative_program_of_a_file_whose_words_no_environment_may_show(
+    own: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "notify").write_text("./notify.sh swordfish")
+    monkeypatch.setenv("RESHARD_NOTIFY_COMMAND_FILE", str(tmp_path / "notify"))
+    given = own.model_copy(update={"notify_command": SecretStr("./notify.sh swordfish")})
+    with pytest.raises(BadSetting, match="RESHARD_NOTIFY_COMMAND_FILE=.*: ./notify.sh is relative") as refused:
+        local.up(given)
+    assert "swordfish" not in str(refused.value)
 
 
 def test_down_gives_a_worker_the_time_that_it_may_take(own: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

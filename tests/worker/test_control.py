@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from dataclasses import replace
 
 import pytest
 
 from reshard.pipeline.errors import JobNotFound, NoWeights, QueueError
 from reshard.worker.control import LAYOUT, LAYOUT_KEY, Control
+from reshard.worker.fleet.heartbeat import REMEMBERED, SEEN, announce
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.records import Definition
 from reshard.worker.queue.jobs import JobStore
@@ -16,7 +19,7 @@ from reshard.worker.queue.scripts import PREFIX
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import PRESUMED_DEAD, Settings
 from tests.support.procs import Broker, Machine, wait_for
-from tests.worker.conftest import Wakes, ask, claimed
+from tests.worker.conftest import Wakes, ask, claimed, process
 
 
 @pytest.fixture
@@ -69,6 +72,16 @@ def test_a_dead_process_is_forgotten(store: JobStore, control: Control) -> None:
     store.redis.delete(f"{PREFIX}process:{seen.name}")  # its key ran out
     assert store.processes() == []
     assert store.redis.smembers(f"{PREFIX}processes") == set()
+
+
+def test_who_died_elsewhere_long_ago_is_remembered_no_more(store: JobStore, control: Control) -> None:
+    dead = process("elsewhere:9")
+    announce(store.redis, replace(dead, host="elsewhere"))
+    store.redis.delete(f"{PREFIX}process:{dead.name}")
+    said = json.loads(store.redis.hget(SEEN, dead.name) or b"")
+    store.redis.hset(SEEN, dead.name, json.dumps(said | {"told": said["told"] - 2 * REMEMBERED}))
+    control.look(listen=1)
+    assert not store.redis.hexists(SEEN, dead.name)
 
 
 def test_old_jobs_are_deleted_and_running_ones_never(store: JobStore, control: Control) -> None:

@@ -45,7 +45,7 @@ def test_the_brokers_password_is_not_printed(monkeypatch: pytest.MonkeyPatch) ->
     assert "secret" not in repr(Settings())
 
 
-WRONG = [("CONCURRENCY", "many"), ("CONCURRENCY", "0"), ("LEASE", "-1"), ("SHARES", "ada")]
+WRONG = [("CONCURRENCY", "many"), ("CONCURRENCY", "0"), ("LEASE", "-1"), ("SHARES", "ada"), ("KEEP_DAYS", "inf")]
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG)

@@ -13,7 +13,8 @@
       :ended    hash: entry -> how it ended
       :counts   hash: outcome -> how many entries ended so; failed:<error code> -> how many of those that failed
       :moved    hash: read, uploaded -> bytes, of all that ended
-      :record   hash: request -> what source and target were after it was last carried out; outlives the run
+      :record   hash: request -> what source and target were after it was last carried out; outlives the run, until one
+                no longer asks for it
       :nights   list: when each of its last runs began, in ms, the newest first
       :night:<ms>  hash: model -> how it ended in that run, and the code of its error or nothing
     reshard:catalogs             set: all of them

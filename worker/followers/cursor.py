@@ -146,6 +146,8 @@ class Cursor(Catalogs):
                     failures += ended.error is not None
             pipe.hset(key(name), mapping={"failures": failures, "empty": json.dumps(empty)})
             if first + FILL >= len(found):
+                if gone := record.keys() - {entry.request.key() for entry, _ in found if entry.request}:
+                    pipe.hdel(key(name, "record"), *gone)
                 pipe.hdel(key(name), "expander", "expander_until", "note")
                 now.enter(pipe, "running" if todo else "done")
             return True

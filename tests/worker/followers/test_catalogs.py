@@ -94,6 +94,15 @@ def test_what_did_not_change_needs_no_job(catalogs: Cursor, leases: Leases, stor
     assert made in {job.id for job in store.recent()}
 
 
+def test_what_a_run_no_longer_asks_for_is_not_remembered(catalogs: Cursor, leases: Leases, store: JobStore) -> None:
+    for count in (3, 1, 3):
+        begin(catalogs, definition(count))
+        for job in jobs(catalogs):
+            finish(leases, job)
+        assert jobs(catalogs) == []
+        assert store.redis.hlen(key("mirror", "record")) == count
+
+
 def test_of_a_large_catalog_only_what_was_not_unchanged_is_remembered(
     catalogs: Cursor, leases: Leases, monkeypatch: pytest.MonkeyPatch
 ) -> None:

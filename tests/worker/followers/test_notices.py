@@ -700,7 +700,13 @@ def test_a_notice_outlives_its_control_and_two_tell_it_once(
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("URL", f"ftp://host/{SECRET}"), ("URL", f"http:///{SECRET}"), ("COMMAND", f"'{SECRET}"), ("COMMAND", " ")],
+    [
+        ("URL", f"ftp://host/{SECRET}"),
+        ("URL", f"http:///{SECRET}"),
+        ("COMMAND", f"'{SECRET}"),
+        ("COMMAND", " "),
+        ("APPRISE", " "),
+    ],
 )
 def test_a_wrong_hook_is_said_without_its_secret(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.cache_clear()
