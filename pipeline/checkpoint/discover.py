@@ -9,11 +9,12 @@ out. GGUF files are read where there is nothing else: what they were made from h
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import groupby
-from posixpath import basename, dirname, join
+from posixpath import basename, dirname, join, normpath
 
 from reshard.pipeline.checkpoint.formats.gguf import SUFFIX as GGUF
 from reshard.pipeline.checkpoint.formats.pointers import refuse_pointer
@@ -99,6 +100,7 @@ class Found:
 
     sets: tuple[FileSet, ...]
     uncut: frozenset[str]  # weights that are carried whole, with their indexes
+    idle: tuple[str, ...] = ()  # indexes of which no file is there, beside other safetensors
 
     @property
     def files(self) -> tuple[StoredFile, ...]:
@@ -190,14 +192,16 @@ def find_checkpoints(source: Source, exclude: Callable[[str], bool] = lambda pat
     uncut = _uncut(source, listing)
     whole = {set_name(path) for path in uncut}
     indexes = {path for path in listing if is_weight_index(path) and index_name(path) in whole}
-    finder = _Finder(source, {path: file for path, file in listing.items() if path not in uncut | indexes})
+    # The same weights in torch's format are no checkpoint either, which would be written over what is carried.
+    twins = {path for path in listing if suffix_of(path) in _TORCH and set_name(path) in whole} - uncut
+    finder = _Finder(source, {path: file for path, file in listing.items() if path not in uncut | indexes | twins})
     sets = finder.sets()
     if not sets:
         raise NoWeights(place=str(source.place), **_what_else(listing, uncut))
     uncut |= indexes
     if any(part.format == "gguf" for part in sets):
         uncut |= {path for path in listing if _is_projector(path)}
-    return Found(tuple(sets), frozenset(uncut))
+    return Found(tuple(sets), frozenset(uncut), tuple(sorted(finder.idle)))
 
 
 def find_uncut(source: Source) -> Found:
@@ -218,17 +222,12 @@ def _uncut(source: Source, listing: Mapping[str, StoredFile]) -> set[str]:
     usual = {dirname(p) for p in weights if suffix_of(p) == SUFFIX and set_name(p).stem in USUAL_STEMS}
     uncut = {path for path in weights if named_like(path, _UNCUT)}
     uncut |= {path for path in weights if named_like(path, _UNCUT_TWINS) and dirname(path) in usual}
-    modules = listing.get("modules.json")
-    if modules is not None:
-        folders = _single_file_modules(source, modules)
-        uncut |= {path for path in weights if dirname(path) in folders}
-    return {path for path in uncut if not _safer_twins(path) & uncut}
-
-
-def _safer_twins(path: str) -> set[str]:
-    """What the same weights are called in safetensors, if ``path`` is a torch file."""
-    stem = path.removesuffix(".bin")
-    return set() if stem == path else {stem + SUFFIX, join(dirname(path), _usual_stem(basename(stem)) + SUFFIX)}
+    for path in listing:
+        if basename(path) == "modules.json":
+            folders = _single_file_modules(source, listing[path])
+            uncut |= {path for path in weights if dirname(path) in folders}
+    safer = {set_name(path) for path in uncut if suffix_of(path) == SUFFIX}
+    return {path for path in uncut if suffix_of(path) == SUFFIX or set_name(path) not in safer}
 
 
 def named_like(path: str, patterns: Iterable[str]) -> bool:
@@ -244,9 +243,11 @@ def _single_file_modules(source: Source, modules: StoredFile) -> set[str]:
     """Folders of sentence-transformers' modules whose loader knows no index."""
     try:
         content = load_json(read_file(source, modules, INDEX_MAX))
-        if not isinstance(content, list) or not any(isinstance(m, dict) and "path" in m for m in content):
+        listed = content if isinstance(content, list) else []
+        if not any(isinstance(m, dict) and {"path", "type"} <= m.keys() for m in listed):
             return set()  # another tool's
-        return {m["path"] for m in content if m["path"] and not m["type"].endswith(_TRANSFORMERS)}
+        found = {m["path"] for m in content if m["path"] and not m["type"].endswith(_TRANSFORMERS)}
+        return {normpath(join(dirname(modules.path), path)) for path in found}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BadIndex(file=modules.path, why=f"not a list of modules ({error})") from None
 
@@ -260,13 +261,15 @@ class _Finder:
         self._slices = slices_of(listing)
         self._claimed: set[str] = set()
         self._found: list[FileSet] = []
+        self._suffixes: dict[Name, set[str]] = {}  # of the files of what is found
+        self.idle: dict[str, AbsentFile] = {}  # indexes of which no file is there
 
     def sets(self) -> list[FileSet]:
         self._add(self._indexed({SUFFIX}))
         self._add(self._unindexed([SUFFIX]))
         self._add(self._indexed(set(_TORCH)))
+        usual = [path for path in self._torch_files() if set_name(path).stem in USUAL_STEMS]
         for suffix in _TORCH:
-            usual = [p for p in self._torch_files() if set_name(p).stem in USUAL_STEMS]
             self._add(self._unindexed([suffix], [p for p in usual if self._is_new(set_name(p), suffix)]))
         self._add(find_parts(self._listing, self._is_new, self._text))
         if not self._found:
@@ -279,7 +282,12 @@ class _Finder:
             raise NotRead(file=min(self._slices), what=SLICED)
         if not self._found:
             self._add(self._unindexed([_SCRIPT]))
-        return [self._loadable(part) for part in self._found]
+        folders = {part.name.folder for part in self._found if part.format == "safetensors"}
+        for path, error in self.idle.items():
+            if dirname(path) not in folders:
+                raise error
+        in_folder = Counter(part.name.folder for part in self._found)
+        return [self._loadable(part, in_folder[part.name.folder] == 1) for part in self._found]
 
     def _text(self, file: StoredFile) -> bytes:
         content = read_file(self._source, file, LATEST_MAX)
@@ -290,14 +298,14 @@ class _Finder:
         for part in sets:
             self._claimed.update(file.path for file in part.files)
             self._found.append(part)
+            self._suffixes.setdefault(part.name, set()).add(suffix_of(part.files[0].path))
 
     def _is_new(self, name: Name, suffix: str = "") -> bool:
         """Whether no set of a safer kind has the name. Sets of one kind may share it: which one counts, files tell."""
-        return all(part.name != name or suffix_of(part.files[0].path) == suffix for part in self._found)
+        return self._suffixes.get(name, set()) <= {suffix}
 
-    def _loadable(self, part: FileSet) -> FileSet:
+    def _loadable(self, part: FileSet, alone: bool) -> FileSet:
         """The set, under the name that loaders look for where it is all that a config beside it can mean."""
-        alone = sum(other.name.folder == part.name.folder for other in self._found) == 1
         config = join(part.name.folder, "config.json") in self._listing
         if part.format in {"safetensors", "gguf"} or part.name.stem in USUAL_STEMS or not (alone and config):
             return part
@@ -324,9 +332,12 @@ class _Finder:
                 continue
             weight_map = index.by_tensor()
             files = sorted(set(weight_map.values()))
+            if absent := [file for file in files if file not in self._listing]:
+                self.idle[path] = AbsentFile(file=path, other=absent[0], **self._without(absent[0]))
+                if len(absent) < len(files):
+                    raise self.idle[path]
+                continue
             for file in files:
-                if file not in self._listing:
-                    raise AbsentFile(file=path, other=file, **self._without(file))
                 if suffix_of(file) not in suffixes:
                     raise BadIndex(file=path, why=f"{file} is not a {_format(suffixes)} file")
             stored = tuple(self._listing[file] for file in files)
@@ -375,7 +386,7 @@ def _format(suffixes: set[str]) -> Format:
 
 def _usual_stem(stem: str) -> str:
     """The stem of the safetensors files that loaders look for: ``pytorch_model.bin`` becomes ``model.safetensors``."""
-    return "model" if stem == "pytorch_model" else stem
+    return {"pytorch_model": "model", "open_clip_pytorch_model": "open_clip_model"}.get(stem, stem)
 
 
 def _name(path: str) -> Name:
@@ -397,8 +408,11 @@ def set_name(path: str) -> Name:
 
 def _index_of(source: Source, file: StoredFile, suffixes: set[str]) -> Index | None:
     """The index that a file is by its name; None where it is none of files that have one of these suffixes."""
+    named = is_weight_index(file.path)
+    if file.size > INDEX_MAX and not named:
+        return None
     content = read_file(source, file, INDEX_MAX)
-    told = is_weight_index(file.path) or _is_map_of(content, suffixes)
+    told = named or _is_map_of(content, suffixes)
     return parse_index(content, file.path) if told else None
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from posixpath import join
 
 from reshard.pipeline.checkpoint.formats.safetensors import INDEX_SUFFIX, SUFFIX
 from reshard.pipeline.tensors import Name
 
+_NUMBER = re.compile(r"-[0-9]{5}-of-[0-9]{5}(?=\.[^./]+$)")
 SETTINGS_SUFFIX = ".settings.json"
 
 
@@ -32,7 +34,11 @@ def settings_path(name: Name) -> str:
     return name.path + SETTINGS_SUFFIX
 
 
-def is_path_of(path: str, name: Name) -> bool:
-    """Whether ``path`` is that of an index or a shard of ``name``, whatever the number of its shards."""
-    begin, suffix = re.escape(name.path), re.escape(name.suffix)
-    return path == index_path(name) or re.fullmatch(rf"{begin}(-\d{{5}}-of-\d{{5}})?{suffix}", path) is not None
+class PathsOf:
+    """The paths of the indexes and shards of ``names``, whatever the numbers of their shards."""
+
+    def __init__(self, names: Iterable[Name]) -> None:
+        self._paths = {path for name in names for path in (shard_path(name, 1, 1), index_path(name))}
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._paths or _NUMBER.sub("", path) in self._paths

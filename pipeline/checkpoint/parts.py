@@ -75,12 +75,15 @@ class FileSet:
 
 def find_parts(listing: Listing, wanted: Callable[[Name], bool], text: Text) -> Iterator[FileSet]:
     """Every such set of ``listing`` whose name is ``wanted``; raises BadIndex or NotRead where one is not complete."""
-    yield from (part for part in _distributed(listing) if wanted(part.name))
+    inside = defaultdict(list)
+    for path, file in sorted(listing.items()):
+        inside[dirname(path)].append(file)
+    yield from (part for part in _distributed(listing, inside) if wanted(part.name))
     for folder in sorted({dirname(path) for path in listing if RANK_FILE.fullmatch(basename(path))}):
         home = join(folder, _RANK_HOME)
         name = Name(home if join(home, "config.json") in listing else folder, "model")
         if wanted(name):
-            yield FileSet(name, "ranks", _ranks([file for path, file in listing.items() if dirname(path) == folder]))
+            yield FileSet(name, "ranks", _ranks(inside[folder]))
     for home, steps in sorted(_steps(listing).items()):
         if wanted(name := Name(home, "model")):
             step, latest = _latest(home, steps, listing, text)
@@ -107,12 +110,12 @@ def plain_steps(listing: Listing, among: Iterable[str], text: Text) -> Iterator[
             yield FileSet(Name(home, "model"), "torch", files, metadata=latest, other_steps=others)
 
 
-def _distributed(listing: Listing) -> Iterator[FileSet]:
+def _distributed(listing: Listing, inside: Mapping[str, Sequence[StoredFile]]) -> Iterator[FileSet]:
     for path in sorted(listing):
         folder = dirname(path)
         if basename(path) != DISTRIBUTED_METADATA or basename(folder).startswith("optimizer"):
             continue
-        chunks = [file for p, file in sorted(listing.items()) if dirname(p) == folder and p.endswith(".distcp")]
+        chunks = [file for file in inside[folder] if file.path.endswith(".distcp")]
         if chunks:
             yield FileSet(_distributed_name(folder), "distributed", tuple(chunks), metadata=listing[path])
 

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from glob import escape
 from posixpath import basename, dirname, join
 
-from reshard.pipeline.checkpoint.discover import Found, foreign_format, is_weight_index, may_be_other
+from reshard.pipeline.checkpoint.discover import Found, foreign_format, is_weight_index, may_be_other, set_name
 from reshard.pipeline.checkpoint.names import settings_path
 from reshard.pipeline.checkpoint.open import Opened
 from reshard.pipeline.checkpoint.parts import NUMBERED
@@ -129,7 +129,7 @@ def _why_not(path: str, found: Found, duplicates: Mapping[str, str], options: Op
 
 def other_weights(left_out: Iterable[LeftOut], found: Found, options: Options) -> list[str]:
     """A note of the torch files that are left out although nothing that is read has their names."""
-    names = {part.name for part in found.sets}
+    names = {part.name for part in found.sets} | {set_name(path) for path in found.uncut}
     paths = [one.path for one in left_out if may_be_other(one.path, names) and not excluded(options, one.path)]
     if not paths:
         return []
@@ -143,6 +143,11 @@ def strays(found: Found) -> list[str]:
     alone = [part.files[0].path for part in found.sets if part.index_path is None and len(part.files) == 1]
     left = [path for path in alone if (match := NUMBERED.fullmatch(basename(path))) and int(match["count"]) > 1]
     return [f"{path} is left over: no index lists it; skip it with --exclude" for path in left]
+
+
+def idle_indexes(found: Found) -> list[str]:
+    """A note of each index that lists only files that are not there."""
+    return [f"{path} is not used: none of the files it lists is in the source" for path in found.idle]
 
 
 def idle_globs(options: Options, listing: Mapping[str, StoredFile]) -> list[str]:

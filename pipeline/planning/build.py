@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from reshard.pipeline.checkpoint.discover import Found
 from reshard.pipeline.checkpoint.formats import gguf
-from reshard.pipeline.checkpoint.names import index_path, is_path_of, shard_path
+from reshard.pipeline.checkpoint.names import PathsOf, index_path, shard_path
 from reshard.pipeline.checkpoint.open import Opened
 from reshard.pipeline.checkpoint.tool_files import is_tool_file, passed_over
 from reshard.pipeline.errors import (
@@ -32,6 +32,7 @@ from reshard.pipeline.planning.beside import (
     describes,
     excluded,
     idle_globs,
+    idle_indexes,
     other_weights,
     settings_edits,
     settings_paths,
@@ -208,7 +209,8 @@ def make_plan(known: Known) -> Plan:
     stays = written | {*reused} | beside
     folders = [checkpoint.name.folder for checkpoint in opened.checkpoints]
     theirs = {one.path for one in left_out if known.in_place and not describes(one.path, folders)} - {*STATEMENTS}
-    deletes, pruned = deletes_of(outputs, before, stays, theirs, options)
+    idle = {*known.found.idle} if known.in_place else set[str]()  # or they would be of what is published
+    deletes, pruned = deletes_of(outputs, before, stays, theirs, idle, options)
     taken = pruned - before.published.keys()
     kept = before.files.keys() - stays - {*deletes}
     if options.sign and (foreign := sorted(path for path in kept if not passed_over(path))):
@@ -216,7 +218,8 @@ def make_plan(known: Known) -> Plan:
         cure = "" if any(map(is_tool_file, foreign)) else " (--prune deletes them)"
         notes.append(f"{left}: not covered by the signature, so verifiers reject the download{cure}")
     check_paths([s.path for s in shards], written | beside, kept, on_hub)
-    notes += [*_uncut_notes(known, carried), *strays(known.found), *other_weights(left_out, known.found, options)]
+    notes += [*_uncut_notes(known, carried), *strays(known.found), *idle_indexes(known.found)]
+    notes += other_weights(left_out, known.found, options)
     if known.published is None:  # or nothing was listed
         notes += idle_globs(options, known.listing)
     changes = replaced(before, written | {edit.path for edit in edits}, carried, deletes)
@@ -257,8 +260,8 @@ def _reused(known: Known) -> tuple[str, ...]:
     """What our last publication wrote of the weights. Others that it has are carried, by their names or --include."""
     settings = settings_paths(known.found, known.listing, known.request.options)
     of_weights = {path for path, written in settings.items() if written} | {MANIFEST, TENSORS}
-    names = [part.name for part in known.found.sets]
-    ours = (p for p in known.before.published if p in of_weights or any(is_path_of(p, name) for name in names))
+    names = PathsOf(part.name for part in known.found.sets)
+    ours = (path for path in known.before.published if path in of_weights or path in names)
     return tuple(sorted(path for path in ours if path not in known.found.uncut))
 
 

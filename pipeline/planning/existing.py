@@ -9,14 +9,14 @@ from posixpath import basename, dirname, join
 from reshard.pipeline.checkpoint.discover import foreign_format, is_weight_index
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.indexes import parse_index
-from reshard.pipeline.checkpoint.names import is_path_of
+from reshard.pipeline.checkpoint.names import PathsOf
 from reshard.pipeline.checkpoint.tool_files import is_tool_file
 from reshard.pipeline.errors import CheckpointError
 from reshard.pipeline.planning.beside import describes
 from reshard.pipeline.planning.model import CARD, MANIFEST, Output
 from reshard.pipeline.planning.scales import MODELOPT
 from reshard.pipeline.request import Options
-from reshard.pipeline.tensors import Name, Pin, StoredFile, same_by_hash
+from reshard.pipeline.tensors import Pin, StoredFile, same_by_hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +38,26 @@ NOTHING = Before("", {}, {}, {})
 
 
 def deletes_of(
-    outputs: Iterable[Output], before: Before, stays: Set[str], theirs: Set[str], options: Options
+    outputs: Iterable[Output],
+    before: Before,
+    stays: Set[str],
+    theirs: Set[str],
+    idle: Set[str],
+    options: Options,
 ) -> tuple[tuple[str, ...], set[str]]:
     """What our commit removes, and of it what --prune alone does: neither superseded weights nor what was ours.
 
     ``theirs`` is what a publication in place left of its own source: no longer to publish that is not to delete it.
+    ``idle`` are indexes that are to go.
     """
     names = {output.name for output in outputs}
-    doomed = {path for path in before.files if _belongs_to(path, names) or path == MANIFEST}
+    ours = PathsOf(names)
+    doomed = {path for path in before.files if path in ours or path == MANIFEST}
     folders = {name.folder for name in names}  # a component that was published by itself has its own manifest ...
     doomed |= {path for path in before.files if dirname(path) and describes(path, folders)}
-    doomed |= (before.published.keys() & before.files.keys()) - theirs
+    doomed |= ((before.published.keys() - theirs) | idle) & before.files.keys()
     for index, content in before.indexes.items():
-        if _belongs_to(index, names):
+        if index in ours:
             doomed |= _named_by(index, content) & before.files.keys()  # it may name what is gone
     if options.dequantize:  # of what these weights were, or those that they take the place of
         doomed |= {join(name.folder, MODELOPT) for name in names} & before.files.keys()
@@ -77,11 +84,6 @@ def _named_by(index: str, content: bytes) -> set[str]:
         return set(parse_index(content, index).by_tensor().values())
     except CheckpointError:
         return set()  # it is replaced, and what it named in vain stays where it is
-
-
-def _belongs_to(path: str, names: set[Name]) -> bool:
-    """Whether ``path`` is, by the names that loaders look for, part of one of the checkpoints that we write."""
-    return any(dirname(path) == name.folder and is_path_of(path, name) for name in names)
 
 
 def replaced(

@@ -6,15 +6,18 @@ import json
 import shutil
 import time
 from pathlib import Path
+from posixpath import join
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
 from reshard.pipeline.checkpoint.discover import find_checkpoints, find_uncut, foreign_format
 from reshard.pipeline.checkpoint.formats.safetensors import build_header
-from reshard.pipeline.checkpoint.names import index_path, shard_path
+from reshard.pipeline.checkpoint.names import PathsOf, index_path, shard_path
 from reshard.pipeline.checkpoint.open import open_checkpoints
 from reshard.pipeline.errors import (
     AbsentFile,
@@ -30,7 +33,7 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.places import Folder
 from reshard.pipeline.stores.connect import Context, open_source
-from reshard.pipeline.tensors import Checkpoint, Name
+from reshard.pipeline.tensors import Checkpoint, Name, StoredFile
 from tests.support.measured import within
 from tests.support.models import arrays, numbered, save_sharded, save_single
 
@@ -135,7 +138,7 @@ def test_numbered_files_without_an_index_must_be_complete(folder: Path) -> None:
         checkpoints(folder)
 
 
-def test_an_index_is_skipped_where_that_helps_and_not_for_a_shard_that_is_missing(folder: Path) -> None:
+def test_an_index_is_passed_over_whose_files_are_all_missing_beside_safetensors_and_no_other(folder: Path) -> None:
     save_sharded(folder, numbered(arrays(4, 100), 3))
     (folder / "model-00002-of-00003.safetensors").unlink()
     with pytest.raises(AbsentFile, match="refers to a missing file: model-00002-of-00003.safetensors") as one:
@@ -143,10 +146,14 @@ def test_an_index_is_skipped_where_that_helps_and_not_for_a_shard_that_is_missin
     assert "--exclude" not in one.value.next_step and "download the model again" in one.value.next_step
     for path in folder.glob("model-*"):
         path.unlink()
-    save_single(folder, arrays(4, 100))
+    torch.save({"a": torch.ones(2)}, folder / "pytorch_model.bin")
     with pytest.raises(AbsentFile, match="refers to a missing file: model-00001-of-00003.safetensors") as stale:
         checkpoints(folder)
     assert "skip the index with --exclude" in stale.value.next_step
+    save_single(folder, arrays(4, 100), "output.safetensors")
+    assert checkpoints(folder)["output"].index_path is None
+    found = find_checkpoints(open_source(Folder(path=str(folder)), Context.from_env()))
+    assert found.idle == ("model.safetensors.index.json",)
 
 
 def test_of_a_single_file_and_an_equal_set_the_single_file_is_taken_as_loaders_do(folder: Path) -> None:
@@ -220,6 +227,39 @@ def test_a_model_below_a_list_of_modules_is_cut_and_another_tools_list_is_none(f
         (folder / "modules.json").write_text(json.dumps(content))
         found = find_checkpoints(open_source(Folder(path=str(folder)), Context.from_env()))
         assert (found.uncut, [str(part.name) for part in found.sets]) == (frozenset(), ["0_CLIPModel/model"])
+
+
+@pytest.mark.parametrize("module", ["2_Dense/pytorch_model.bin", "2_Dense/pytorch_model-00001-of-00001.bin"])
+@pytest.mark.parametrize("home", ["", "st"])
+def test_the_torch_twin_of_a_file_that_is_carried_is_no_checkpoint(folder: Path, home: str, module: str) -> None:
+    model = folder / home
+    save_single(model / "2_Dense", arrays(1, 100))
+    save_single(model, arrays(1, 100))
+    for twin in (module, "adapter_model.bin", "open_clip_pytorch_model.bin"):
+        torch.save({"a": torch.ones(2)}, model / twin)
+    for carried in ("adapter_model.safetensors", "open_clip_model.safetensors"):
+        save_single(model, arrays(1, 100), carried)
+    modules = [{"path": "", "type": "x.Transformer"}, {"path": "./2_Dense", "type": "x.Dense"}]
+    (model / "modules.json").write_text(json.dumps(modules))
+    found = find_checkpoints(open_source(Folder(path=str(folder)), Context.from_env()))
+    assert [str(part.name) for part in found.sets] == [join(home, "model")]
+    carried = ("2_Dense/model.safetensors", "adapter_model.safetensors", "open_clip_model.safetensors")
+    assert found.uncut == {join(home, path) for path in carried}
+
+
+def test_an_adapter_with_a_torch_twin_is_no_model_either(folder: Path) -> None:
+    save_single(folder, arrays(1, 100), "adapter_model.safetensors")
+    torch.save({"a": torch.ones(2)}, folder / "adapter_model.bin")
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(NoWeights, match="adapter_model.safetensors is never resharded"):
+        find_checkpoints(open_source(Folder(path=str(folder)), Context.from_env()))
+
+
+def test_a_list_of_another_tools_modules_is_none(folder: Path) -> None:
+    save_single(folder, arrays(1, 100))
+    save_single(folder / "2_Dense", arrays(1, 100))
+    (folder / "modules.json").write_text('[{"path": "2_Dense"}]')
+    assert not find_checkpoints(open_source(Folder(path=str(folder)), Context.from_env())).uncut
 
 
 def test_a_list_of_modules_that_is_spoiled_is_refused(folder: Path) -> None:
@@ -478,3 +518,23 @@ def test_names_are_the_ones_that_loaders_look_for(name: Name, shard: str, index:
     assert shard_path(name, 2, 3) == shard
     assert index_path(name) == index
     assert "-of-" not in shard_path(name, 1, 1)
+
+
+def test_a_path_is_one_of_many_names_in_time_that_does_not_grow_with_them() -> None:
+    ours = PathsOf(Name(f"voices-{number % 7}", f"v{number}") for number in range(20_000))
+    assert "voices-1/v1.safetensors" in ours and "voices-1/v1.safetensors.index.json" in ours
+    assert "voices-1/v1-00002-of-00003.safetensors" in ours and "voices-2/v1.safetensors" not in ours
+    assert "voices-1/v1-0002-of-00003.safetensors" not in ours and "voices-1/v1.bin" not in ours
+    start = time.process_time()
+    assert not any(f"voices-1/other-{number}-00001-of-00002.safetensors" in ours for number in range(20_000))
+    assert within(time.process_time() - start, 1.0)
+
+
+def test_many_folders_are_looked_at_in_time_that_grows_with_their_number(folder: Path) -> None:
+    names = (".metadata", "0.distcp", "model.safetensors", "pytorch_model.bin")
+    paths = [f"{number:05}/{name}" for number in range(10_000) for name in names]
+    listing = {path: StoredFile(path, 100) for path in paths}
+    source: Any = SimpleNamespace(files=lambda: listing)  # of which nothing is read
+    start = time.process_time()
+    assert len(find_checkpoints(source).sets) == 10_000
+    assert within(time.process_time() - start, 3.0)
