@@ -8,7 +8,9 @@ from typing import NamedTuple
 # What the Hub takes for front matter, also behind a byte order mark or blank lines; closed by the end of the file too.
 _OPENING = re.compile(rb"\A(?:\xef\xbb\xbf|\s)*---[ \t]*(?:\r\n?|\n)")
 _CLOSING = re.compile(rb"^---\r?$", re.MULTILINE)
-_LICENCE = re.compile(rb"^license:[ \t]*([^ \t\r\n#][^\r\n#]*)", re.MULTILINE)
+_LICENCE = re.compile(
+    rb"""^["']?license["']?[ \t]*:[ \t]*(?:\r?\n[ \t]*-[ \t]+)?([^ \t\r\n#-][^\r\n#]*)""", re.MULTILINE
+)
 
 
 class FrontMatter(NamedTuple):

@@ -21,9 +21,9 @@ from reshard.pipeline.sizes import SINGLE
 from reshard.pipeline.tensors import StoredFile, same_by_hash
 
 _BEGIN, _END = b"<!-- reshard:begin -->", b"<!-- reshard:end -->"
-_BLOCK = re.compile(re.escape(_BEGIN) + rb".*?" + re.escape(_END) + rb"(?:\r?\n)?", re.DOTALL)
 # Lines of a YAML mapping in block style, after which a line with another key changes none of the others.
-_PLAIN_YAML = re.compile(rb"""(?:(?:["']?[\w.-]+["']?[ \t]*:(?:[ \t].*)?|[ \t].*|-[ \t].*|-|\#.*|)\r?\n)*""")
+_KEY = re.compile(rb"""["']?[\w.][\w.-]*["']?[ \t]*:(?:[ \t].*)?""")
+_BELOW_A_KEY = re.compile(rb"[ \t].*|-[ \t].*|-")
 _BASE_MODEL = re.compile(rb"""^["']?base_model["']?[ \t]*:""", re.MULTILINE)
 
 
@@ -42,7 +42,19 @@ def block(plan: Plan) -> bytes:
 
 def without_block(card: bytes) -> bytes:
     """The card as its owner wrote it, but for line ends at its end."""
-    return _BLOCK.sub(b"", card).rstrip(b"\r\n")
+    kept, at = b"", 0
+    while found := _find_block(card, at):
+        kept, at = kept + card[at : found.start], found.stop
+    return (kept + card[at:]).rstrip(b"\r\n")
+
+
+def _find_block(card: bytes, at: int = 0) -> slice | None:
+    """The first of our blocks behind ``at``, with the end of its last line."""
+    if (begin := card.find(_BEGIN, at)) < 0 or (end := card.find(_END, begin)) < 0:
+        return None
+    stop = end + len(_END)
+    after = card[stop : stop + 2]
+    return slice(begin, stop + (2 if after == b"\r\n" else after[:1] == b"\n"))
 
 
 def with_block(card: bytes, text: bytes) -> bytes:
@@ -53,13 +65,13 @@ def with_block(card: bytes, text: bytes) -> bytes:
     >>> with_block(b"# Title\n", b"<!-- reshard:begin -->\n> ours\n<!-- reshard:end -->\n")
     b'# Title\n\n<!-- reshard:begin -->\n> ours\n<!-- reshard:end -->\n'
     """
-    before = _BLOCK.search(card)
+    before = _find_block(card)
     if not card.count(_BEGIN) == card.count(_END) == (before is not None):
         raise CannotEdit("it does not have exactly one pair of reshard markers")
-    end = _line_end(before[0] if before else card)
+    end = _line_end(card[before] if before else card)
     text = text.replace(b"\n", end)
     if before:
-        return card[: before.start()] + text + card[before.end() :]
+        return card[: before.start] + text + card[before.stop :]
     between = b"" if not card else end * (1 if card.endswith(b"\n") else 2)
     return card + between + text
 
@@ -82,9 +94,17 @@ def with_lineage(card: bytes, base_model: str) -> bytes:
         raise CannotEdit("its front matter is not closed")
     if _BASE_MODEL.search(front.yaml):
         return card
-    if not _PLAIN_YAML.fullmatch(front.yaml):
+    if not _is_plain_mapping(front.yaml):
         raise CannotEdit("its front matter is not a plain YAML mapping")
     return card[: front.stop] + line + card[front.stop :]
+
+
+def _is_plain_mapping(yaml: bytes) -> bool:
+    lines = [line.removesuffix(b"\r") for line in yaml.split(b"\n")]
+    lines = [line for line in lines if line and not line.startswith(b"#")]
+    return all(map(_KEY.fullmatch, lines[:1])) and all(
+        _KEY.fullmatch(one) or _BELOW_A_KEY.fullmatch(one) for one in lines
+    )
 
 
 def _line_end(card: bytes) -> bytes:

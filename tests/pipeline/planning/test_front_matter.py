@@ -13,6 +13,10 @@ from reshard.pipeline.planning.front_matter import licence
         (b"\xef\xbb\xbf---\r\nlicense: mit\r\n---\r\n# A model\r\n", "mit"),
         (b"\n\n--- \nlicense: mit\n---\n", "mit"),
         (b"---\nlicense: mit", "mit"),
+        (b"---\nlicense:\n- mit\n- apache-2.0\n---\n", "mit"),
+        (b"---\nlicense:\r\n  - mit\r\n---\r\n", "mit"),
+        (b'---\n"license" : mit\n---\n', "mit"),
+        (b"---\nlicense:\nlicense_name: x\n---\n", None),
         (b"---\ntags: [x]\n---\nlicense: mit\n", None),
         (b"no front matter", None),
         (b"---\nlicense:" + b" " * 1_000_000 + b"\rx\n---\n", None),  # which takes no time

@@ -37,6 +37,12 @@ def test_a_second_block_replaces_the_first(text: bytes) -> None:
     assert with_block(with_block(text, BLOCK), NEWER) == with_block(text, NEWER)
 
 
+def test_what_is_between_blocks_is_the_owners_however_many_begin_and_do_not_end() -> None:
+    assert without_block(b"a\n" + BLOCK + b"b\n" + BLOCK.replace(b"\n", b"\r\n") + b"c\n") == b"a\nb\nc"
+    begun = b"<!-- reshard:begin -->" * 400_000
+    assert without_block(BLOCK + begun) == begun
+
+
 def test_a_block_that_its_owner_moved_stays_where_it_was_moved_to() -> None:
     moved = b"# Title\n\n" + BLOCK + b"\nThe rest.\n"
     assert with_block(moved, NEWER) == b"# Title\n\n" + NEWER + b"\nThe rest.\n"
@@ -56,6 +62,7 @@ def test_the_block_has_the_cards_own_line_ends() -> None:
         b"<!-- reshard:end -->\n<!-- reshard:begin -->\n",
         b"<!-- reshard:begin -->\nThe owner's.\n" + BLOCK,
         BLOCK + b"and\n" + BLOCK,
+        b"<!-- reshard:begin -->" * 400_000,  # which takes no time
     ],
 )
 def test_markers_that_are_not_one_pair_are_left_alone(card: bytes) -> None:
@@ -93,6 +100,10 @@ def test_lineage_is_added_to_the_front_matter_once(card: bytes, expected: bytes)
         b"---\n{license: mit}\n---\n# A\n",
         b"---\ntags: [\na\n]\n---\n# A\n",
         b"---\n- a\n...\n---\n",
+        b"---\n- a\n- b\n---\n",
+        b"---\n  license: mit\n---\n",
+        b"---\n# of no mapping\n\n- a\n---\n",
+        b"---\n" + b"- : a\n" * 100 + b"!\n---\n",  # which takes no time
     ],
 )
 def test_front_matter_that_cannot_be_added_to_is_left_alone(card: bytes) -> None:
