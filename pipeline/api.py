@@ -11,8 +11,8 @@ from threading import Lock
 
 from reshard.pipeline.arguments import as_option, in_python
 from reshard.pipeline.check import Check, Result
-from reshard.pipeline.checkpoint.discover import foreign_format
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
+from reshard.pipeline.checkpoint.kinds import foreign_format
 from reshard.pipeline.errors import AccessError, BadPlace, HubRefused, NoTarget, TargetGone, UsageError, shortened
 from reshard.pipeline.places import NOWHERE, AnyPlace, parse_place
 from reshard.pipeline.planning.model import MANIFEST, Plan

@@ -20,8 +20,8 @@ from reshard.pipeline.checkpoint.formats.gguf import SUFFIX as GGUF
 from reshard.pipeline.checkpoint.formats.pointers import refuse_pointer
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.indexes import Index, load_json, parse_index
+from reshard.pipeline.checkpoint.kinds import FOREIGN, TRAINERS, foreign_format, named_like, suffix_of
 from reshard.pipeline.checkpoint.parts import (
-    DISTRIBUTED_METADATA,
     NUMBERED,
     RANK_FILE,
     RANK_SAFETENSORS,
@@ -69,29 +69,6 @@ _SCRIPT = ".jit"
 # mistral-inference, open_clip and peft.
 USUAL_STEMS = ("model", "diffusion_pytorch_model")
 SOUGHT_STEMS = (*USUAL_STEMS, "consolidated", "open_clip_model", "adapter_model")
-# What trainers leave beside the weights, and no weights: transformers' Trainer, accelerate's `save_state`, DeepSpeed's
-# ZeRO (whose model states are parts, put together where all of them are there), torchtune, verl.
-_TRAINERS = (
-    "training_args.bin", "optimizer*", "scheduler*", "scaler*", "rng_state*", "random_states*", "sampler*",
-    "arguments.pt", "trainer_state*", "zero_pp_rank_*", "*_optim_states.pt", "recipe_state*", "optim_world_size_*",
-    "extra_state_*",
-)  # fmt: skip
-
-# What gpt-oss has beside its safetensors for GPUs of Apple's: its own format under a name of torch's.
-_METAL = "metal/model.bin"
-_OPENVINO = ("openvino_*.bin",)  # what optimum-intel writes beside its .xml
-
-# Weights in formats that are not read, by their suffixes; pickles of anything else are among them.
-FOREIGN = {
-    ".bin": "PyTorch", ".pt": "PyTorch", ".pth": "PyTorch", ".ckpt": "PyTorch", ".pth.tar": "PyTorch",
-    ".jit": "TorchScript", ".distcp": "PyTorch distributed",
-    ".h5": "TensorFlow", ".msgpack": "Flax", ".onnx": "ONNX", ".onnx_data": "ONNX", ".gguf": "GGUF", ".ggml": "GGML",
-    ".ot": "Rust", ".tflite": "TFLite", ".mlmodel": "Core ML", ".npz": "NumPy", ".nemo": "NeMo", ".engine": "TensorRT",
-    ".pkl": "pickle", ".pickle": "pickle", ".joblib": "pickle",
-}  # fmt: skip
-
-
-_ONNX_DATA = re.compile(r"\.onnx(_data_\d+|\.data)$")  # of models that are larger than one file may be
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,26 +103,10 @@ class Found:
         return tuple(path for s in self.sets for path in (s.index_path, s.metadata and s.metadata.path) if path)
 
 
-def foreign_format(path: str) -> str | None:
-    """The kind of weights in another format that ``path`` holds, by its name; None for everything else."""
-    if basename(path) == DISTRIBUTED_METADATA:
-        return FOREIGN[".distcp"]
-    known = {"Metal": path == _METAL, "OpenVINO": named_like(path, _OPENVINO), "ONNX": _ONNX_DATA.search(path.lower())}
-    return next((kind for kind, named in known.items() if named), FOREIGN.get(suffix_of(path).lower()))
-
-
 def may_be_other(path: str, read: Set[Name]) -> bool:
     """Whether a torch file may hold weights of which nothing that is ``read`` is a copy, by their names."""
-    known = named_like(path, (*_TRAINERS, "consolidated.*.pth"))  # the latter are Meta's own copy
+    known = named_like(path, (*TRAINERS, "consolidated.*.pth"))  # the latter are Meta's own copy
     return foreign_format(path) == FOREIGN[".bin"] and set_name(path) not in read and not known
-
-
-def suffix_of(path: str) -> str:
-    name = basename(path)
-    if name.endswith(".pth.tar"):  # no tar archive: torch.save under the name that torch's own examples have
-        return ".pth.tar"
-    dot = name.rfind(".")
-    return name[dot:] if dot >= 0 else ""
 
 
 def is_weights(path: str) -> bool:
@@ -228,11 +189,6 @@ def _uncut(source: Source, listing: Mapping[str, StoredFile]) -> set[str]:
             uncut |= {path for path in weights if dirname(path) in folders}
     safer = {set_name(path) for path in uncut if suffix_of(path) == SUFFIX}
     return {path for path in uncut if suffix_of(path) == SUFFIX or set_name(path) not in safer}
-
-
-def named_like(path: str, patterns: Iterable[str]) -> bool:
-    """Whether the file's own name, whatever its folder, matches one of the globs."""
-    return any(fnmatchcase(basename(path), pattern) for pattern in patterns)
 
 
 def _is_projector(path: str) -> bool:
@@ -377,7 +333,7 @@ class _Finder:
 
     def _torch_files(self) -> list[str]:
         torch = [p for p in self._listing if suffix_of(p) in _TORCH and foreign_format(p) == FOREIGN[".bin"]]
-        return [path for path in torch if path not in self._slices and not named_like(path, _TRAINERS)]
+        return [path for path in torch if path not in self._slices and not named_like(path, TRAINERS)]
 
 
 def _format(suffixes: set[str]) -> Format:

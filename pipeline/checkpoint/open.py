@@ -9,7 +9,7 @@ from functools import partial
 from itertools import chain, count
 from posixpath import basename
 
-from reshard.pipeline.checkpoint.discover import Found, beside_a_model, is_numbered, suffix_of
+from reshard.pipeline.checkpoint.discover import Found, beside_a_model, is_numbered
 from reshard.pipeline.checkpoint.formats import dcp, gguf
 from reshard.pipeline.checkpoint.formats.pointers import refuse_pointers
 from reshard.pipeline.checkpoint.formats.ranged import each
@@ -17,6 +17,7 @@ from reshard.pipeline.checkpoint.formats.rank_files import read_ranks
 from reshard.pipeline.checkpoint.formats.safetensors import LENGTH_BYTES, SUFFIX, Header, header_length, parse_header
 from reshard.pipeline.checkpoint.formats.torch_files import read_torch
 from reshard.pipeline.checkpoint.formats.zero import read_zero
+from reshard.pipeline.checkpoint.kinds import suffix_of
 from reshard.pipeline.checkpoint.parts import FileSet, Format
 from reshard.pipeline.errors import AmbiguousWeights, BadIndex, DuplicateTensor, NoWeights
 from reshard.pipeline.limits import HEADER_READ

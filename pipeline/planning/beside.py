@@ -8,7 +8,8 @@ from fnmatch import fnmatchcase
 from glob import escape
 from posixpath import basename, dirname, join
 
-from reshard.pipeline.checkpoint.discover import Found, foreign_format, is_weight_index, may_be_other, set_name
+from reshard.pipeline.checkpoint.discover import Found, is_weight_index, may_be_other, set_name
+from reshard.pipeline.checkpoint.kinds import foreign_format
 from reshard.pipeline.checkpoint.names import settings_path
 from reshard.pipeline.checkpoint.open import Opened
 from reshard.pipeline.checkpoint.parts import NUMBERED

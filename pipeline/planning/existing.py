@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from posixpath import basename, dirname, join
 
-from reshard.pipeline.checkpoint.discover import foreign_format, is_weight_index
+from reshard.pipeline.checkpoint.discover import is_weight_index
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.indexes import parse_index
+from reshard.pipeline.checkpoint.kinds import foreign_format
 from reshard.pipeline.checkpoint.names import PathsOf
 from reshard.pipeline.checkpoint.tool_files import is_tool_file
 from reshard.pipeline.errors import CheckpointError

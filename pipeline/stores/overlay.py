@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 
-from reshard.pipeline.checkpoint.discover import foreign_format, is_weight_index
+from reshard.pipeline.checkpoint.discover import is_weight_index
+from reshard.pipeline.checkpoint.kinds import foreign_format
 from reshard.pipeline.protocols import Source, Visibility, reach
 from reshard.pipeline.tensors import StoredFile
 

@@ -7,7 +7,8 @@ from posixpath import basename, dirname, join
 from typing import NamedTuple
 
 from reshard.pipeline.check import Check, Result, some
-from reshard.pipeline.checkpoint.discover import SOUGHT_STEMS, foreign_format, is_weights, named_like, set_name
+from reshard.pipeline.checkpoint.discover import SOUGHT_STEMS, is_weights, set_name
+from reshard.pipeline.checkpoint.kinds import foreign_format, named_like
 from reshard.pipeline.checkpoint.tool_files import is_tool_file
 from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.limits import CONFIG_MAX

@@ -18,7 +18,7 @@ from posixpath import basename, dirname, join
 from typing import Literal
 
 from reshard.pipeline.check import Check, Result, some
-from reshard.pipeline.checkpoint.discover import named_like
+from reshard.pipeline.checkpoint.kinds import named_like
 from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.errors import DiskFull
 from reshard.pipeline.limits import TOKENIZER_MAX

@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from posixpath import dirname
 
-from reshard.pipeline.checkpoint.discover import foreign_format, is_weights, named_like
+from reshard.pipeline.checkpoint.discover import is_weights
+from reshard.pipeline.checkpoint.kinds import foreign_format, named_like
 
 # What tokenizers of transformers read; `chat_template.json` is a processor's.
 TOKENIZER_FILES = (

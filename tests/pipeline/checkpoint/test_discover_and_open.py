@@ -15,8 +15,9 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from reshard.pipeline.checkpoint.discover import find_checkpoints, find_uncut, foreign_format
+from reshard.pipeline.checkpoint.discover import find_checkpoints, find_uncut
 from reshard.pipeline.checkpoint.formats.safetensors import build_header
+from reshard.pipeline.checkpoint.kinds import foreign_format
 from reshard.pipeline.checkpoint.names import PathsOf, index_path, shard_path
 from reshard.pipeline.checkpoint.open import open_checkpoints
 from reshard.pipeline.errors import (
