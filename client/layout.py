@@ -13,8 +13,8 @@ from reshard.client.models import plans
 from reshard.client.plan import rank_reads
 from reshard.client.profiles import PROFILES
 from reshard.pipeline.arguments import typed_options
-from reshard.pipeline.checkpoint.discover import foreign_format
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
+from reshard.pipeline.checkpoint.kinds import foreign_format
 from reshard.pipeline.drafting import outline
 from reshard.pipeline.errors import BadRanks
 from reshard.pipeline.limits import TREE_PAGE

@@ -89,12 +89,14 @@ def build(web: Web) -> Starlette:
         ClientDisconnect: _gone,
         Exception: _broken,
     }
-    return Starlette(
+    app = Starlette(
         routes=routes,
         middleware=[Middleware(Guard, hosts=web.own.hosts, address=web.own.address)],
         exception_handlers=handlers,
         lifespan=web.streams.running,
     )
+    app.router.redirect_slashes = False  # to a scheme and a host that a proxy in front may not have
+    return app
 
 
 async def _answer(web: Web, asked: Operation[..., Any], request: Request) -> Response:

@@ -182,7 +182,7 @@ class Chosen(Filter):
         Raises UsageError for both: who names jobs and a state may mean those of them that are in it.
         """
         fields = self.model_dump(include=set(Filter.model_fields), exclude_defaults=True)
-        if self.jobs:
+        if "jobs" in self.model_fields_set:
             if self.all or self.age or fields:
                 raise UsageError(what="jobs: IDs cannot be combined with a filter, age or all")
             return self.jobs
@@ -322,7 +322,8 @@ def report_of(job: jobs.Job) -> jobs.JobReport:
     """The checks of a job, and the error where one of them ended it."""
     error, checks = job.error and job.error.error(), job.all_checks
     failed = isinstance(error, ProofError | CheckpointError) or any(check.result == "failed" for check in checks)
-    result = "failed" if failed else "passed" if job.confirmed else "unfinished"
+    failed = failed or job.state == "failed"
+    result = "failed" if failed else "passed" if job.confirmed or job.state == "done" else "unfinished"
     attested = job.published.attested if job.published else {}
     return jobs.JobReport.of(job, result=result, checks=checks, attested=attested)
 

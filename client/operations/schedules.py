@@ -28,6 +28,7 @@ class SchedulesQuery(Names):
     failing: bool = Field(
         default=False, description="only schedules that failed or missed a run since their last success"
     )
+    name: str = Field(default="", max_length=NAME_MAX, description="only the schedule with this name")
 
 
 class Edited(Body):
@@ -90,7 +91,8 @@ def list_schedules(session: InProcess, query: SchedulesQuery) -> catalogs.Schedu
             unreadable[name] = f"{damage.facts['where']}: {damage.facts['why']}"
             return None
 
-    rows, more = page_of(session.queue.schedules.names(query.after, query.failing), query.limit, row)
+    names = session.queue.schedules.names(query.after, query.failing)
+    rows, more = page_of([name for name in names if query.name in {"", name}], query.limit, row)
     return catalogs.Schedules(schedules=rows, next=more, unreadable=unreadable)
 
 

@@ -154,3 +154,13 @@ def test_a_catalog_is_listed_and_a_retry_names_a_code_that_some_model_failed_wit
     with site.client() as client:
         refused = client.post("/api/v1/catalogs/mirror/retry", json={"only": "no.such"})
     assert refused.status_code == 400 and refused.json()["error"]["code"] == "usage.only"
+
+
+def test_no_jobs_and_a_filter_are_refused_as_the_openapi_document_says(site: Site, store: JobStore) -> None:
+    job = site.post(JOBS, BODY)["id"]
+    with site.client("act") as client:
+        for act in ("cancel", "retry", "delete"):
+            refused = client.post(f"{JOBS}/{act}", json={"jobs": [], "all": True})
+            assert refused.status_code == 400 and refused.json()["error"]["code"] == UsageError.code
+    assert site.post(f"{JOBS}/cancel", {"jobs": []})["ids"] == []
+    assert store.get(job).state == "queued"

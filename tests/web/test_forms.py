@@ -278,7 +278,7 @@ def test_the_overview_lists_what_fails_until_it_ends_well(site: Site, store: Job
     fail(leases, jobs(catalogs)[0])
     text = seen()
     assert f'<a href="/jobs/{job}">' in text and text.count("source.no_weights") == 2 and text.count("never") == 2
-    assert 'href="/schedules#s-nightly"' in text and 'href="/catalogs/mirror"' in text and "1 of 1 model" in text
+    assert 'href="/schedules?name=nightly"' in text and 'href="/catalogs/mirror"' in text and "1 of 1 model" in text
     (failing,) = site.get("/api/v1/schedules?failing=true")["schedules"]
     assert failing["name"] == "nightly" and failing["trouble"] is not None
     assert [one["name"] for one in site.get("/api/v1/catalogs?failing=true")["catalogs"]] == ["mirror"]

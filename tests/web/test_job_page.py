@@ -225,6 +225,9 @@ def test_a_job_that_never_had_a_plan_says_so(
     }
     assert said[how] in page and "an hour after" not in page and 'id="files"' not in page
     assert "No checks were run." in page and "No log lines." in page
+    with site.client("read") as client:
+        result = client.get(f"/api/v1/jobs/{job}/report").json()["result"]
+    assert result == {"failed": "failed", "cancelled": "unfinished", "found": "passed"}[how]
     assert files(site, job) == []
     with site.client("read") as client:
         assert "it ended before it had a plan" in client.get(f"/api/v1/jobs/{job}/plan").text

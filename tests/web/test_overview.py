@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import subprocess
 import sys
 
+from reshard.client.operations.table import LISTED
 from reshard.pipeline.errors import UsageError
 from reshard.web.pages.overview import AT_WORK_MAX
 from reshard.web.pages.wording import COPY
 from reshard.worker.fleet.heartbeat import announce, withdraw
 from reshard.worker.followers.cursor import Cursor
-from reshard.worker.followers.schedules import Schedule, Schedules
+from reshard.worker.followers.schedules import TROUBLE, Schedule, Schedules
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
-from reshard.worker.queue.scripts import PREFIX, server_ms
+from reshard.worker.queue.scripts import PREFIX, job_key, server_ms
 from tests.support.procs import wait_for
 from tests.web.conftest import Site, signed_in
 from tests.worker.conftest import Wakes, ask, claimed, followed, process
@@ -63,7 +65,7 @@ def test_a_skipped_time_of_a_schedule_is_not_shown_as_the_job_that_stood_in_its_
     assert (first.outcome, second.outcome, first.job) == ("fired", "busy", second.job) and first.job
     finish(leases, first.job)
     shown = failing(site, store)
-    assert "#s-s2" in shown and "#s-s1" not in shown
+    assert "name=s2" in shown and "name=s1" not in shown
     assert f"skipped: job {first.job} was writing to the same target for another request" in shown
     assert f'href="/jobs/{first.job}"' not in shown and "done" not in shown
 
@@ -97,7 +99,7 @@ def test_the_overview_and_the_api_show_a_schedule_whose_catalog_stays_paused(sit
         ((_, run),) = schedules.fire_due()
         assert run.outcome == "overlap"
         now[0] += 86_400
-    assert "#s-s1" in failing(site, store)
+    assert "name=s1" in failing(site, store)
     with site.client() as client:
         found = client.get("/api/v1/schedules?failing=true").json()["schedules"]
     assert [one["name"] for one in found] == ["s1"]
@@ -129,3 +131,35 @@ def test_a_worker_at_an_old_job_is_shown_so_however_many_wait(site: Site, store:
     with signed_in(site, "read") as client:
         workers = client.get("/").text.partition('id="workers"')[2].partition("</section>")[0]
     assert f'href="/jobs/{job}"' in workers and "idle" not in workers
+
+
+def test_a_worker_at_an_old_job_is_shown_so_however_many_have_begun_since(site: Site, store: JobStore) -> None:
+    leases = Leases(store, Wakes(), "elsewhere:1.5")
+    old = store.submit(ask("old")).id
+    claimed(leases, old, "plan")
+    announce(store.redis, process("elsewhere:1"))
+    with store.redis.pipeline() as pipe:  # as jobs that await their next try
+        for number in range(AT_WORK_MAX):
+            id = store.submit(ask(f"m{number}")).id
+            pipe.zrem(f"{PREFIX}jobs:queued", id)
+            pipe.zadd(f"{PREFIX}jobs:planning", {id: server_ms(store.redis) + 1})
+            pipe.hset(job_key(id), "state", "planning")
+        pipe.execute()
+    with signed_in(site, "read") as client:
+        workers = client.get("/").text.partition('id="workers"')[2].partition("</section>")[0]
+    assert f"{old} plan" in workers and "idle" not in workers
+
+
+def test_every_schedule_in_trouble_is_shown_and_leads_to_itself(site: Site, store: JobStore) -> None:
+    schedules, now = Schedules(store), server_ms(store.redis)
+    names = [f"s{number:03}" for number in range(LISTED + 5)]
+    for name in names:
+        schedules.add(nightly(name, ask(name)))
+        store.redis.hset(TROUBLE, name, now)
+    with signed_in(site) as client:
+        seen = client.get("/").text.partition('id="failing"')[2].partition("</section>")[0]
+        assert re.findall(r'href="/schedules\?name=(\w+)"', seen) == names
+        last = client.get(f"/schedules?name={names[-1]}").text
+        assert re.findall(r"<h2>(s\d+) ?<", last) == names[-1:] and "All schedules" in last
+        paused = client.post(f"/schedules/{names[-1]}/pause")
+    assert f'id="s-{names[-1]}"' in paused.text and "paused" in paused.text

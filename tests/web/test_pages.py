@@ -13,6 +13,7 @@ from markupsafe import escape
 from redis.exceptions import NoPermissionError
 
 from reshard.client.operations.fleet import REASON_MAX
+from reshard.client.operations.jobs import CHOSEN_MAX
 from reshard.client.operations.table import LISTED
 from reshard.client.queue import LINK_LASTS, Queue
 from reshard.pipeline.errors import BadBody, BadSetting, NoWeights
@@ -570,3 +571,53 @@ def test_usage_shows_what_jobs_took_and_escapes_who(site: Site, store: JobStore)
         assert "(none)" in client.get("/usage?by=catalog").text
         assert client.get("/usage?by=nobody").status_code == 400
         assert client.get("/usage?days=1000").status_code == 400
+
+
+def test_a_job_that_cannot_be_deleted_is_named_and_the_way_back_is_kept(site: Site, store: JobStore) -> None:
+    ended, waits = ask(store, "us/ended"), ask(store, "us/waits")
+    store.cancel(ended)
+    with signed_in(site) as client:
+        data = {"act": "delete", "job": [ended, waits], "back": "target=us%2F%2A"}
+        refused = client.post("/jobs/chosen", data=data)
+    assert "Delete: 0 jobs done, 1 refused" in refused.text and waits in refused.text
+    assert 'href="/jobs?target=us%2F%2A"' in refused.text and len(store.recent()) == 2
+
+
+def test_more_jobs_than_are_done_at_once_are_told_of(site: Site, store: JobStore) -> None:
+    many = [f"{number:010}" for number in range(CHOSEN_MAX)]
+    with signed_in(site) as client:
+        few = client.post("/jobs/choose", data={"act": "cancel", "job": [ask(store, "us/m")]}).text
+        asked = client.post("/jobs/choose", data={"act": "cancel", "job": many}).text
+    assert "More jobs may match." in asked and "More jobs may match." not in few
+
+
+@pytest.mark.parametrize("path", ["/jobs/", "/plan/", "/api/v1/jobs/"])
+def test_a_path_with_a_slash_too_many_leads_nowhere(site: Site, path: str) -> None:
+    """As to another scheme, and with the token: behind a proxy only that one knows it."""
+    for method in ("GET", "POST"):
+        with site.client("act") as client:
+            answer = client.request(method, path, headers={"X-Forwarded-Proto": "https"}, follow_redirects=False)
+        assert answer.status_code == 404 and "location" not in answer.headers
+
+
+def test_each_box_of_a_part_that_is_drawn_anew_has_an_id_to_be_ticked_again_by(site: Site, store: JobStore) -> None:
+    job = ask(store, "us/m")
+    store.cancel(job)
+    with signed_in(site) as client:
+        pages = [client.get(path).text for path in ("/jobs", f"/jobs/{job}")]
+    boxes = [box for page in pages for box in re.findall(r"<input [^>]*checkbox[^>]*>", page)]
+    assert len(boxes) >= 4 and all(" id=" in box or 'name="every"' in box for box in boxes)
+
+
+def test_an_address_turns_off_what_is_on_by_itself(site: Site) -> None:
+    with signed_in(site) as client:
+        for address, ticked in (("/plan", True), ("/plan?manifest=false", False), ("/plan?manifest=on", True)):
+            box = re.search(r'<input type="checkbox" id="manifest"[^>]*>', client.get(address).text)
+            assert box and (" checked" in box[0]) is ticked
+
+
+def test_a_key_that_is_typed_for_its_name_is_not_shown_again(site: Site) -> None:
+    key = "-----BEGIN PRIVATE KEY-----abc"
+    with signed_in(site) as client:
+        refused = client.post("/jobs", data={"source": "a/b", "target": "b/c", "size": "1MB", "sign": key})
+    assert refused.status_code in {400, 403, 422} and "abc" not in refused.text

@@ -148,7 +148,10 @@ def _field(error: ReshardError, typed: Typed) -> str:
 def as_typed(body: Fields) -> dict[str, str]:
     """What the form shows again; a box without its tick sends nothing."""
     boxes = {one.name: "on" if one.name in body else "" for one in OPTIONS if one.kind == "checkbox"}
-    return boxes | {name: body.text(name) for name in body}
+    texts = {name: body.text(name) if name == "text" else body.text(name).strip() for name in body}
+    if "KEY-----" in texts.get("sign", ""):  # the key itself, in place of its name
+        texts["sign"] = ""
+    return boxes | texts
 
 
 def request_fields(body: Fields, kept: JobRequest | Request | None = None) -> dict[str, Any]:

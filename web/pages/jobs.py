@@ -12,12 +12,13 @@ from pydantic import Field
 
 from reshard.client.facts import page as result_page
 from reshard.client.facts import seconds_of
-from reshard.client.models.jobs import Happened, JobNow
+from reshard.client.models.jobs import Happened, JobNow, Refused
+from reshard.client.models.records import Problem
 from reshard.client.operations import jobs as operations
 from reshard.client.operations.table import Body, Operation, read
 from reshard.client.queue import Queue
 from reshard.client.text import count, human_bytes, lasted
-from reshard.pipeline.errors import BadBody
+from reshard.pipeline.errors import BadBody, JobUnderWay, WrongState
 from reshard.pipeline.limits import OUTLINE_FILES
 from reshard.web.pages.picture import Drawing, drawing, picture
 from reshard.web.pages.site import Call, Fields, Page, Reply, act, page
@@ -103,7 +104,8 @@ def choose(call: Call) -> Reply:
         chosen = _limits(filter_) or {"all": True}
         # By its own body: of the same request, a retry takes one job.
         ids = do(call.session, read(do.body or operations.Chosen, chosen | {"dry_run": True}, "the form")).ids
-    return Page("chosen.html", {"act": call.body.one("act"), "ids": ids, "back": urlencode(filter_, doseq=True)})
+    back, most = urlencode(filter_, doseq=True), operations.CHOSEN_MAX
+    return Page("chosen.html", {"act": call.body.one("act"), "ids": ids, "back": back, "cut": len(ids) >= most})
 
 
 @page("POST", "/jobs/chosen")
@@ -111,10 +113,14 @@ def carry_out(call: Call) -> Reply:
     """Do it to each of them, and say to how many, or which were refused; the list keeps its filter."""
     do = VERBS[read(Verb, call.body.given("act"), "the form").act]
     jobs = {"jobs": call.body.get("job", [])}
-    done = do(call.session, read(operations.ChosenAgain, jobs, "the form"))  # a retry's body is each one's
     act, filter_ = call.body.one("act"), _filter(Fields(parse_qs(call.body.one("back"))))
+    back = urlencode(filter_, doseq=True)
+    try:
+        done = do(call.session, read(operations.ChosenAgain, jobs, "the form"))  # a retry's body is each one's
+    except (JobUnderWay, WrongState) as error:  # of one of those to delete, of which then none is
+        one = Refused(id=error.facts["job"], error=Problem.model_validate(error))
+        return Page("refused.html", {"act": act, "ids": [], "refused": [one], "back": back})
     if refused := getattr(done, "refused", []):
-        back = urlencode(filter_, doseq=True)
         return Page("refused.html", {"act": act, "ids": done.ids, "refused": refused, "back": back})
     acted = {"act": act, "number": len(done.ids), "kept": len(getattr(done, "kept", []))}
     return f"/jobs?{urlencode(filter_ | acted, doseq=True)}"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from reshard.client.models.catalogs import ScheduleRow
@@ -13,7 +14,7 @@ from reshard.client.operations import fleet as operations
 from reshard.client.operations.catalogs import all_catalogs
 from reshard.client.operations.jobs import JobsQuery, list_jobs
 from reshard.client.operations.schedules import SchedulesQuery, list_schedules
-from reshard.client.operations.table import read
+from reshard.client.operations.table import pages, read
 from reshard.client.queue import Day
 from reshard.client.text import clock, count, human_bytes
 from reshard.web.pages.charts import Chart, bars
@@ -29,17 +30,21 @@ AT_WORK_MAX = 200  # jobs that are looked at for who copies what; progress is to
 @page("GET", "/")
 def overview(call: Call) -> Reply:
     queue = call.queue
-    jobs = list_jobs(call.session, JobsQuery(state=BEGUN, limit=AT_WORK_MAX)).jobs
-    seen, at_work = queue.fleet.seen(), _at_work(jobs)
-    workers = operations.workers(queue, seen, {})  # whose claims are those of ``jobs``
-    gone = sorted(at_work.keys() - {worker.name for worker in workers})
+    begun = list_jobs(call.session, JobsQuery(state=BEGUN, limit=AT_WORK_MAX))
+    seen, at_work = queue.fleet.seen(), _at_work(begun.jobs)
+    claims = queue.fleet.claims_by_worker() if begun.next else {}  # else they are those of ``begun``
+    workers = operations.workers(queue, seen, claims)
+    gone = sorted((at_work.keys() | claims.keys()) - {worker.name for worker in workers})
     day = queue.day()
     failures: Counter[str] = Counter()
     for _, counted in day.hours:
         failures.update({name[7:]: number for name, number in counted.items() if name.startswith("failed:")})
     shown = {
         "fleet": operations.limits_of(seen),
-        "workers": [*workers, *({"name": name, "state": SILENT, "concurrency": 0} for name in gone)],
+        "workers": [
+            *workers,
+            *({"name": name, "state": SILENT, "concurrency": 0, "at": claims.get(name)} for name in gone),
+        ],
         "at_work": at_work,
         "no_sign": SILENT,
         "silent": operations.silent(queue),
@@ -60,9 +65,14 @@ act(operations.drain, "/")
 act(operations.undrain, "/")
 
 
+def _silent(name: str, claims: Mapping[str, list[str]]) -> dict[str, Any]:
+    return {"name": name, "state": SILENT, "concurrency": 0, "at": claims.get(name, [])}
+
+
 def _unmet(call: Call) -> list[tuple[ScheduleRow, Any]]:
     """The schedules that failed or missed a time, each with the job of the last, where one is known."""
-    rows = list_schedules(call.session, SchedulesQuery(failing=True)).schedules
+    found = pages(partial(list_schedules, call.session), SchedulesQuery(failing=True))
+    rows = [row for page in found for row in page.schedules]
     # Of a time that was skipped the job is another's, which stood in the way.
     last = [row.runs[0].job or "" if row.runs and row.runs[0].outcome == "fired" else "" for row in rows]
     jobs = {job.id: job for job in call.queue.jobs.load([*filter(None, last)])}

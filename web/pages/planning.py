@@ -28,7 +28,9 @@ FORM = Form(
 
 @page("GET", "/plan")
 def form(call: Call) -> Reply:
-    return shown(FORM, forms.defaults(FORM) | call.query.given("source", "target", "priority", *Options.model_fields))
+    given = call.query.given("source", "target", "priority", *Options.model_fields)
+    off = {one.name: "" for one in forms.OPTIONS if one.kind == "checkbox" and given.get(one.name) in {"false", "off"}}
+    return shown(FORM, forms.defaults(FORM) | given | off)
 
 
 @submits("/plan", lambda call: FORM)

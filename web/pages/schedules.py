@@ -26,12 +26,13 @@ RESULTS = 14  # of a schedule that are shown
 
 @page("GET", "/schedules")
 def schedules(call: Call) -> Reply:
-    after = call.query.one("after")
-    query = read(operations.SchedulesQuery, {"after": after}, "the address")
+    after, name = call.query.one("after"), call.query.one("name")
+    query = read(operations.SchedulesQuery, {"after": after, "name": name}, "the address")
     found = operations.list_schedules(call.session, query)
     more = urlencode({"after": found.next}) if found.next else ""
     rows = [(row, _times(row), _results(call.queue, row)) for row in found.schedules]
-    return Page("schedules.html", {"schedules": rows, "unreadable": found.unreadable, "after": after, "more": more})
+    known = {"after": after, "more": more, "name": name}
+    return Page("schedules.html", {"schedules": rows, "unreadable": found.unreadable} | known)
 
 
 def _times(row: ScheduleRow) -> list[float]:
@@ -55,9 +56,9 @@ def _result(run: Run, states: dict[str, str]) -> dict[str, Any]:
     return {"at": run.due, "how": how, "text": outcome_text(run), "job": run.job if there else None}
 
 
-act(operations.run_schedule, "/schedules")
-act(operations.pause_schedule, "/schedules")
-act(operations.resume_schedule, "/schedules")
+act(operations.run_schedule, "/schedules?name={name}")
+act(operations.pause_schedule, "/schedules?name={name}")
+act(operations.resume_schedule, "/schedules?name={name}")
 act(operations.remove_schedule, "/schedules", path="/schedules/{name}/remove")
 
 
@@ -113,7 +114,7 @@ def add(call: Call) -> Reply:
 @submits("/schedules/{name}", _sent_form)
 def save(call: Call) -> Reply:
     operations.edit_schedule(call.session, call.path["name"], read(operations.Edited, _sent(call), "the form"))
-    return "/schedules"
+    return f"/schedules?{urlencode({'name': call.path['name']})}"
 
 
 def _sent(call: Call) -> dict[str, Any]:

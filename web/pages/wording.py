@@ -47,7 +47,7 @@ PLACES = {
     "reshard list --all": ("/jobs", "the list of jobs"),
     "reshard (?:fleet )?status": ("/", "the overview"),
     "reshard fleet resume": ("/#service", "Resume"),
-    r"reshard fleet undrain \S+": ("/#workers", "Take work again"),
+    r"reshard fleet undrain \S+": ("/#workers", "Undrain"),
     "reshard catalog status": ("/catalogs", "the list of catalogs"),
     r"reshard catalog (?:status|failures) (\S+)": (r"/catalogs/\1", r"the page of catalog \1"),
     r"reshard catalog (retry|resume|cancel) (\S+)": (r"/catalogs/\2", r"\1"),

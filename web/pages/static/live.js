@@ -4,27 +4,45 @@
 
 const PAUSE = Number(document.body.dataset.pause); // ms between two fetches of the page, however much happens
 const SECOND = 1000; // ms between two looks at how long ago things were, and how long others still take
-const sent = new Map(); // id of a part -> its markup as the server sent it last
+const sent = new Map(); // id of a part -> its markup as the server sent it last, but for times, which are told here
 let waiting = null;
 let fetched = 0;
+let fetching = false;
+let again = false; // whether something happened meanwhile
 
 const parts = () => document.querySelectorAll("[data-live]");
-parts().forEach((part) => sent.set(part.id, part.innerHTML));
+const timeless = (markup) => markup.replace(/(<time datetime=[^>]*>)[^<]*/g, "$1");
+parts().forEach((part) => sent.set(part.id, timeless(part.innerHTML)));
 
+// One at a time, or an older answer would replace a newer one, and a slow service would be asked ever more.
 async function refresh() {
   waiting = null;
   if (document.hidden) return;
   fetched = Date.now();
-  let answer;
+  fetching = true;
   try {
-    answer = await fetch(location.href, { headers: { Accept: "text/html" } });
+    await fetchPage();
   } catch {
-    return; // the stream says when the service is there again
+    tellLive("offline"); // the stream says when the service is there again
+  } finally {
+    fetching = false;
+    if (again) soon();
+    again = false;
   }
+}
+
+function tellLive(state) {
+  const live = document.getElementById("live");
+  if (live.textContent !== state) live.textContent = state;
+}
+
+async function fetchPage() {
+  const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
   if (answer.redirected && new URL(answer.url).pathname === "/sign-in") return location.assign(answer.url);
-  if (!answer.ok) return;
-  if (events?.readyState === EventSource.CLOSED) listen(); // it was refused, as when there were too many readers
+  if (!answer.ok) return tellLive(answer.status === 404 ? "deleted" : "offline");
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  if (events?.readyState === EventSource.CLOSED) listen(); // it was refused, as when there were too many readers
+  else if (events?.readyState === EventSource.OPEN) tellLive("live");
   const there = new Set([...page.querySelectorAll("[data-live]")].map((part) => part.id));
   const here = new Set([...parts()].map((part) => part.id));
   for (const id of there) if (!here.has(id)) place(page, id);
@@ -38,33 +56,40 @@ function place(page, id) {
   let before = part.previousElementSibling;
   while (before && !document.getElementById(before.id)) before = before.previousElementSibling;
   if (before) document.getElementById(before.id).after(document.importNode(part, true));
-  sent.set(id, part.innerHTML);
+  sent.set(id, timeless(part.innerHTML));
 }
 
 function replace(part, markup) {
-  if (sent.get(part.id) === markup) return;
+  if (sent.get(part.id) === timeless(markup)) return;
   const typing = part.contains(document.activeElement) && document.activeElement.matches("input:not([type=checkbox]), textarea, select");
   if (typing) return; // it comes with the next one
-  sent.set(part.id, markup);
-  const focus = part.contains(document.activeElement) ? pathTo(part, document.activeElement) : null;
+  sent.set(part.id, timeless(markup));
+  const focus = part.contains(document.activeElement) ? nameOf(document.activeElement) : null;
   const open = new Map([...part.querySelectorAll("details[id]")].map((one) => [one.id, one.open]));
-  const marked = [...part.querySelectorAll("input:checked")].map((one) => one.id);
+  const marked = [...part.querySelectorAll("input:checked")].map((one) => one.id).filter(Boolean);
   const scrolled = [...part.querySelectorAll(".scroll")].map((one) => [one.scrollLeft, one.scrollTop]);
   part.innerHTML = markup;
   part.querySelectorAll("details[id]").forEach((one) => open.has(one.id) && (one.open = open.get(one.id)));
   marked.forEach((id) => part.querySelector(`#${CSS.escape(id)}`)?.setAttribute("checked", ""));
   part.querySelectorAll(".scroll").forEach((one, i) => scrolled[i] && one.scrollTo(...scrolled[i]));
-  if (focus) focus.reduce((at, i) => at && at.children[i], part)?.focus({ preventScroll: true });
+  if (focus === null) return;
+  part.tabIndex = -1; // what had the focus may be gone: the next of its place would be of another job or worker
+  (part.querySelector(focus) ?? part).focus({ preventScroll: true });
 }
 
-function pathTo(part, element) {
-  const path = [];
-  for (let at = element; at !== part; at = at.parentElement) path.unshift([...at.parentElement.children].indexOf(at));
-  return path;
+// What finds the same control in new markup: by its id, its address, its form or what it is about.
+function nameOf(element) {
+  const with_ = (name, of) => `[${name}="${CSS.escape(of.getAttribute(name))}"]`;
+  if (element.id) return `#${CSS.escape(element.id)}`;
+  if (element.matches("details[id] > summary")) return `#${CSS.escape(element.parentElement.id)} > summary`;
+  if (element.matches("a[href]")) return `a${with_("href", element)}`;
+  if (element.form) return `form${with_("action", element.form)} ${element.localName}`;
+  return element.matches("[aria-label]") ? with_("aria-label", element) : ":not(*)";
 }
 
 function soon() {
-  waiting ??= setTimeout(refresh, Math.max(100, fetched + PAUSE - Date.now()));
+  if (fetching) again = true;
+  else waiting ??= setTimeout(refresh, Math.max(100, fetched + PAUSE - Date.now()));
 }
 
 // Figures as the server writes them: decimal units.
@@ -149,14 +174,13 @@ let events = null;
 
 // One connection for each page that is seen: browsers have six for a service, and hidden pages need none.
 function listen() {
-  const live = document.getElementById("live");
   events?.close();
   events = new EventSource(address);
   events.addEventListener("open", () => {
     soon(); // what happened since the page was made, or while nothing came
-    live.textContent = "live";
+    tellLive("live");
   });
-  events.addEventListener("error", () => (live.textContent = "offline"));
+  events.addEventListener("error", () => tellLive("offline"));
   events.addEventListener("event", soon);
   events.addEventListener("progress", (message) => progress(JSON.parse(message.data).progress));
 }
