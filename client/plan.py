@@ -68,8 +68,9 @@ def document_of(request: Request, plan: Plan) -> plans.Plan:
         forecast=forecast(plan).to_dict(),
         reads=plan.read,
         files=[
-            plans.Shard.of(s, tensors=len(s.entries), oversize=s.entries[0].name if s.size > options.size else None)
+            plans.Shard.of(s, tensors=len(s.entries), oversize=s.entries[0].name if alone else None)
             for s in plan.shards
+            for alone in [s.size > options.size and len(s.entries) == 1]
         ],
         largest=_largest(plan.shards),
         ties=_ties(plan),

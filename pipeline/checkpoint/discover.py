@@ -58,6 +58,7 @@ _UNCUT = ("adapter_model*", "pytorch_lora_weights*", "learned_embeds*")
 _UNCUT_TWINS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin", "consolidated*.safetensors")
 # sentence-transformers' modules that are transformers' models, by the ends of their types; others know no index.
 _TRANSFORMERS = ("Transformer", "CLIPModel")
+_STATIC = "StaticEmbedding"  # such a module that is the whole model
 # What llama.cpp takes beside a model by --mmproj: one file. (Others that go beside one say so in their keys alone: what
 # was quantised by an imatrix has that in its name, too.)
 _PROJECTOR = "*mmproj*.gguf"
@@ -77,6 +78,7 @@ class Found:
 
     sets: tuple[FileSet, ...]
     uncut: frozenset[str]  # weights that are carried whole, with their indexes
+    single: frozenset[str] = frozenset()  # folders whose weights stay in one file, as their loader knows no index
     idle: tuple[str, ...] = ()  # indexes of which no file is there, beside other safetensors
 
     @property
@@ -150,7 +152,8 @@ def find_checkpoints(source: Source, exclude: Callable[[str], bool] = lambda pat
     Reads indexes and no weight file. Raises NoWeights, BadIndex and UnsafePath.
     """
     listing = {path: file for path, file in source.files().items() if not exclude(path)}
-    uncut = _uncut(source, listing)
+    modules = _modules(source, listing)
+    uncut = _uncut(listing, modules)
     whole = {set_name(path) for path in uncut}
     indexes = {path for path in listing if is_weight_index(path) and index_name(path) in whole}
     # The same weights in torch's format are no checkpoint either, which would be written over what is carried.
@@ -162,7 +165,8 @@ def find_checkpoints(source: Source, exclude: Callable[[str], bool] = lambda pat
     uncut |= indexes
     if any(part.format == "gguf" for part in sets):
         uncut |= {path for path in listing if _is_projector(path)}
-    return Found(tuple(sets), frozenset(uncut), tuple(sorted(finder.idle)))
+    single = {folder for folder, kind in modules.items() if folder in _homes(listing) and kind.endswith(_STATIC)}
+    return Found(tuple(sets), frozenset(uncut), frozenset(single), tuple(sorted(finder.idle)))
 
 
 def find_uncut(source: Source) -> Found:
@@ -171,22 +175,21 @@ def find_uncut(source: Source) -> Found:
     Raises NoWeights and BadIndex.
     """
     listing = source.files()
-    uncut = _uncut(source, listing)
+    uncut = _uncut(listing, _modules(source, listing))
     if not uncut:
         raise NoWeights(place=str(source.place), **_what_else(listing, uncut))
     sets = (FileSet(_name(path), _format({suffix_of(path)}), (listing[path],)) for path in sorted(uncut))
     return Found(tuple(sets), frozenset(uncut))
 
 
-def _uncut(source: Source, listing: Mapping[str, StoredFile]) -> set[str]:
+def _uncut(listing: Mapping[str, StoredFile], modules: Mapping[str, str]) -> set[str]:
     weights = {path for path in listing if suffix_of(path) in (SUFFIX, ".bin")}
     usual = {dirname(p) for p in weights if suffix_of(p) == SUFFIX and set_name(p).stem in USUAL_STEMS}
     uncut = {path for path in weights if named_like(path, _UNCUT)}
     uncut |= {path for path in weights if named_like(path, _UNCUT_TWINS) and dirname(path) in usual}
-    for path in listing:
-        if basename(path) == "modules.json":
-            folders = _single_file_modules(source, listing[path])
-            uncut |= {path for path in weights if dirname(path) in folders}
+    # A model's own folder is that of the module which is cut, if any.
+    folders = {folder for folder, kind in modules.items() if not kind.endswith(_TRANSFORMERS)} - _homes(listing)
+    uncut |= {path for path in weights if dirname(path) in folders}
     safer = {set_name(path) for path in uncut if suffix_of(path) == SUFFIX}
     return {path for path in uncut if suffix_of(path) == SUFFIX or set_name(path) not in safer}
 
@@ -195,17 +198,34 @@ def _is_projector(path: str) -> bool:
     return fnmatchcase(basename(path).lower(), _PROJECTOR)
 
 
-def _single_file_modules(source: Source, modules: StoredFile) -> set[str]:
-    """Folders of sentence-transformers' modules whose loader knows no index."""
+def _homes(listing: Mapping[str, StoredFile]) -> set[str]:
+    """The folders of sentence-transformers' models."""
+    return {dirname(path) for path in listing if basename(path) == "modules.json"}
+
+
+def _modules(source: Source, listing: Mapping[str, StoredFile]) -> dict[str, str]:
+    """folder -> type of sentence-transformers' modules, also those that a router names; raises BadIndex."""
+    found = dict[str, str]()
+    for path, file in listing.items():
+        if basename(path) in {"modules.json", "router_config.json"}:
+            for name, kind in _listed_modules(source, file):
+                folder = normpath(join(dirname(path), name))
+                found["" if folder == "." else folder] = kind
+    return found
+
+
+def _listed_modules(source: Source, file: StoredFile) -> list[tuple[str, str]]:
     try:
-        content = load_json(read_file(source, modules, INDEX_MAX))
+        content = load_json(read_file(source, file, INDEX_MAX))
+        if basename(file.path) == "router_config.json":
+            types = content.get("types") if isinstance(content, dict) else None
+            return [(name, kind) for name, kind in types.items() if isinstance(kind, str)] if types else []
         listed = content if isinstance(content, list) else []
         if not any(isinstance(m, dict) and {"path", "type"} <= m.keys() for m in listed):
-            return set()  # another tool's
-        found = {m["path"] for m in content if m["path"] and not m["type"].endswith(_TRANSFORMERS)}
-        return {normpath(join(dirname(modules.path), path)) for path in found}
+            return []  # another tool's
+        return [(m["path"] + "", m["type"] + "") for m in listed]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BadIndex(file=modules.path, why=f"not a list of modules ({error})") from None
+        raise BadIndex(file=file.path, why=f"not a list of modules ({error})") from None
 
 
 class _Finder:

@@ -92,6 +92,7 @@ from reshard.pipeline.planning.readers import NO_SHARES, Readers, Shares, refuse
 from reshard.pipeline.planning.scales import MODELOPT
 from reshard.pipeline.planning.select import Selection, check_prefix, edited_config, followed, select
 from reshard.pipeline.request import LAYOUT, Options, Request, key_of
+from reshard.pipeline.sizes import SINGLE
 from reshard.pipeline.tensors import Checkpoint, Name, Pin, StoredFile, size_in_bytes
 from reshard.pipeline.text import counted
 
@@ -285,6 +286,8 @@ class _Made(NamedTuple):
 
 def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
     options, files = known.request.options, known.opened.files
+    if single := checkpoint.name.folder in known.found.single:
+        options = options.model_copy(update={"size": SINGLE, "ranks": None})
     selection = select(checkpoint, options, known.ties.get(checkpoint.name, {}), known.configs)
     check_torchao(checkpoint, selection.entries, options)
     checkpoint = followed(checkpoint, options, selection.entries)
@@ -324,6 +327,8 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
         kept = {key: value for key, value in checkpoint.index_metadata.items() if key not in anew}
         index = Index(path, numbers, kept | total_parameters(checkpoint, selection, options.dequantize) | about)
     notes = [*selection.notes, *share.notes, *_large_notes(too_large, options.size)]
+    if single and shards and shards[0].size > known.request.options.size:
+        notes.append(f"{checkpoint.name} stays in one file: sentence-transformers reads no index of a static embedding")
     placed = options.align != ALIGNMENT  # then where a tensor begins is part of what was asked for
     if not (options.rename or options.strip_prefix) and same_cut(shards, checkpoint.tensors, files, placed):
         then = "a run writes" if known.request.target == known.request.source else "the target gets"

@@ -256,6 +256,25 @@ def test_an_adapter_with_a_torch_twin_is_no_model_either(folder: Path) -> None:
         find_checkpoints(open_source(Folder(path=str(folder)), Context.from_env()))
 
 
+@pytest.mark.parametrize(("path", "kind"), [(".", "StaticEmbedding"), ("", "StaticEmbedding"), ("", "Transformer")])
+def test_a_static_embedding_that_is_the_model_stays_in_one_file(folder: Path, path: str, kind: str) -> None:
+    save_single(folder, arrays(4, 100))
+    (folder / "modules.json").write_text(json.dumps([{"path": path, "type": f"sentence_transformers.models.{kind}"}]))
+    found = find_checkpoints(open_source(Folder(path=str(folder)), Context.from_env()))
+    assert (found.uncut, found.single) == (frozenset(), {""} if kind == "StaticEmbedding" else frozenset())
+
+
+def test_the_modules_of_a_router_are_carried_unless_they_are_transformers(folder: Path) -> None:
+    types = {"query_0_SparseStaticEmbedding": "SparseStaticEmbedding", "document_0_MLMTransformer": "MLMTransformer"}
+    for name in types:
+        save_single(folder / name, arrays(1, 100))
+    (folder / "router_config.json").write_text(json.dumps({"types": types, "structure": {}}))
+    (folder / "modules.json").write_text(json.dumps([{"path": "", "type": "sentence_transformers.models.Router"}]))
+    found = find_checkpoints(open_source(Folder(path=str(folder)), Context.from_env()))
+    assert found.uncut == {"query_0_SparseStaticEmbedding/model.safetensors"} and found.single == frozenset()
+    assert [str(part.name) for part in found.sets] == ["document_0_MLMTransformer/model"]
+
+
 def test_a_list_of_another_tools_modules_is_none(folder: Path) -> None:
     save_single(folder, arrays(1, 100))
     save_single(folder / "2_Dense", arrays(1, 100))

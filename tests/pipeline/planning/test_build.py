@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reshard.pipeline import api
 from reshard.pipeline.checkpoint.discover import Found, find_checkpoints
 from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
 from reshard.pipeline.checkpoint.parts import FileSet
@@ -41,7 +43,7 @@ from reshard.pipeline.verifying import job_checks
 from reshard.pipeline.verifying.job_checks import check_plan, check_structure
 from tests.pipeline.planning.builders import PIN, opened_named, opened_of, plan_of, request, sources
 from tests.pipeline.planning.shapes import Shapes, deepseek_v3, llama_3_8b, qwen_2_5_7b
-from tests.support.models import save_model
+from tests.support.models import arrays, save_model, save_single
 
 
 def planned_for(target: Place, size: int, sizes: list[int], carried: int = 1) -> Plan:
@@ -444,3 +446,12 @@ def test_with_align_nearly_all_bytes_of_real_models_begin_at_pages(shapes: Calla
     assert len(cut.shards) == len(plain.shards)
     assert sum(s.size for s in cut.shards) - sum(s.size for s in plain.shards) < 4096 * len(cut.shards)
     assert plan_of(opened, size=5 * GB).digest == plain.digest, "without it nothing changes"
+
+
+def test_what_its_loader_reads_from_one_file_alone_is_written_so_and_that_is_said(tmp_path: Path) -> None:
+    save_single(tmp_path, arrays(8, 1000))
+    module = [{"path": ".", "type": "sentence_transformers.models.StaticEmbedding"}]
+    (tmp_path / "modules.json").write_text(json.dumps(module))
+    small, large = (api.plan(Request.of(tmp_path, size=size)) for size in (9_000, 1_000_000))
+    assert [shard.path for made in (small, large) for shard in made.shards] == ["model.safetensors"] * 2
+    assert ["stays in one file" in " ".join(made.notes) for made in (small, large)] == [True, False]
