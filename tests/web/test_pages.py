@@ -35,7 +35,7 @@ from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import job_key
 from tests.support.models import save_mixture, save_single
-from tests.web.conftest import OURS, Site, signed_in
+from tests.web.conftest import OURS, Site, client_of, signed_in
 from tests.worker.conftest import Wakes, claimed, copying_at, followed, process, receipts, restricted
 from tests.worker.followers.builders import begin, definition, fail, finish, jobs
 
@@ -621,3 +621,11 @@ def test_a_key_that_is_typed_for_its_name_is_not_shown_again(site: Site) -> None
     with signed_in(site) as client:
         refused = client.post("/jobs", data={"source": "a/b", "target": "b/c", "size": "1MB", "sign": key})
     assert refused.status_code in {400, 403, 422} and "abc" not in refused.text
+
+
+def test_an_error_is_a_page_of_whoever_is_signed_in(site: Site) -> None:
+    with signed_in(site, "read") as client:
+        gone = client.get("/jobs/nothing")
+    assert gone.status_code == 404 and "reader (read only)" in gone.text and "Sign out" in gone.text
+    with client_of(site.url) as client:
+        assert "Sign out" not in client.get("/jobs/nothing", follow_redirects=True).text

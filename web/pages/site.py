@@ -125,14 +125,21 @@ def failed(request: Request, error: ReshardError, status: int | None = None) -> 
         path, query = request.url.path, request.url.query
         back = quote(f"{path}?{query}" if query else path)
         return RedirectResponse(f"/sign-in?next={back}" if request.method == "GET" else "/sign-in", 303)
-    told = error.to_dict()
-    return HTMLResponse(render("error.html", {"error": told, "caller": None, "path": ""}), status or status_of(error))
+    caller: Caller | None = getattr(request.state, "caller", None)
+    shown = {"error": error.to_dict(), "path": "", "waits": None, "bulk_waits": None} | _known(request, caller)
+    return HTMLResponse(render("error.html", shown), status or status_of(error))
+
+
+def _known(request: Request, caller: Caller | None) -> dict[str, Any]:
+    """Who is signed in, and what every page shows of them."""
+    acts = caller is not None and caller.may(Scope.act)
+    return {"caller": caller, "acts": acts, "cookie": COOKIE in request.cookies}
 
 
 async def _answer(site: Site, run: Callable[[Call], Reply], request: Request) -> Response:
     try:
         scope = Scope.read if request.method in {"GET", "HEAD"} else Scope.act
-        caller = await run_in_threadpool(site.caller, request, scope)
+        caller = request.state.caller = await run_in_threadpool(site.caller, request, scope)
         body = Fields()
         if scope == Scope.act:
             body = _fields((await request.body()).decode("utf-8", "replace"))
@@ -151,10 +158,7 @@ def _run(run: Callable[[Call], Reply], call: Call, request: Request) -> Response
         if isinstance(answer, Text):
             attached = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(answer.name)}"}
             return Response(answer.content, media_type="text/markdown; charset=utf-8", headers=attached)
-        common = {
-            "caller": call.caller,
-            "acts": call.caller.may(Scope.act),
-            "cookie": COOKIE in request.cookies,
+        common = _known(request, call.caller) | {
             "path": request.url.path,
             "waits": call.queue.waits(bulk=False),
             "bulk_waits": call.queue.waits(bulk=True),
