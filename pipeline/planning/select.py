@@ -29,6 +29,8 @@ AUTO = "auto"
 _CONFIG_DTYPES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 # Kinds that hold packed or scaled values wherever they are weights; I64 and BOOL count and mask.
 _PACKED = (DTYPE_BITS.keys() | BLOCKS.keys()) - {"BOOL", "F16", "BF16", "F32", "F64", "C64", "I64", "U64"}
+# Buffers that number positions or batches, in whatever integers: they make no model a quantised one.
+_COUNTS = re.compile(r"(?:^|[._])(?:position_ids|token_type_ids|relative_position_index|num_batches_tracked|version)$")
 # What GPTQ, AWQ, bitsandbytes, compressed-tensors and the fp8 formats call the values beside packed ones, as in
 # `k_scale`, `weight_scale_inv`, `input_zero_point`, `SCB`.
 _COMPANION = re.compile(r"(?:[._]scales?(?:_inv|_2)?|[._]zero_points?|[._]q?zeros|[._]absmax|[._]quant_map|\.SCB)$")
@@ -226,7 +228,7 @@ def quantised(tensors: Sequence[Tensor]) -> set[str]:
     A cast of those would change what the packed values stand for. They are known by lying in the same module as a
     packed tensor, by a name that goes on from its name, or by the names that quantisers give them anywhere.
     """
-    packed = {tensor.name for tensor in tensors if tensor.dtype in _PACKED}
+    packed = {tensor.name for tensor in tensors if tensor.dtype in _PACKED and not _COUNTS.search(tensor.name)}
     if not packed:
         return set()
     modules = {_module(name) for name in packed}

@@ -81,6 +81,8 @@ def test_masks_and_counters_make_no_model_a_quantised_one() -> None:
     """GPT-2's causal mask was uint8 once, and batch norms count in int64: what lies deeper or beside is cast."""
     names = {"h.0.attn.bias": "U8", "h.0.attn.c_attn.weight": "F32", "bn.num_batches_tracked": "I64", "bn.mean": "F32"}
     assert quantised([tensor(name, dtype) for name, dtype in names.items()]) == {"h.0.attn.bias"}
+    buffers = {"version": "U8", "cls_token": "F32", "emb.position_ids": "I32", "emb.cls": "F32", "a.logit_scale": "F32"}
+    assert quantised([tensor(name, dtype) for name, dtype in buffers.items()]) == set()
 
 
 def test_scales_of_a_cache_stay_where_the_model_is_quantised_and_only_there() -> None:
