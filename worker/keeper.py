@@ -65,7 +65,7 @@ class LeaseKeeper:
         self._moved = time.monotonic()
         self._interruptible = False  # in code that may be interrupted, and not told yet
         self._unsaved: list[Receipt] = []
-        self.counted = self._saved = Moved()  # in this claim, and what of it the store knows
+        self.counted = self.saved = Moved()  # in this claim, and what of it the store knows
         self._untold: list[str] = []  # lines of the log
         self._outage = logs.Outage(log)
         self._saving = threading.Lock()
@@ -256,9 +256,9 @@ class LeaseKeeper:
 
     def _save(self) -> None:
         with self._saving:
-            if self._unsaved or self._saved != self.counted:
+            if self._unsaved or self.saved != self.counted:
                 self._heed(self._leases.seal(self.lease, self._unsaved, self.counted))
-                self._unsaved, self._saved = [], self.counted
+                self._unsaved, self.saved = [], self.counted
 
     def _tell(self) -> None:
         """Hand on what was logged; where the unit is another's by now, it is kept in this worker's own log alone."""

@@ -163,8 +163,10 @@ class Step:
     def took(self) -> tuple[int, Moved]:
         """Calls to Hubs, and the bytes that no seal counted: headers, files that are carried, a batch that broke."""
         carried = self._carrier.carried if self._carrier else Traffic()
-        read = self._meter.read - self._keeper.counted.read
-        return self._meter.calls, Moved(max(0, read), carried.uploaded, carried.deduplicated)
+        known, stored = self._keeper.saved, self._keeper.counted  # the last seal may have been refused
+        read = max(0, self._meter.read - known.read)
+        uploaded = carried.uploaded + stored.uploaded - known.uploaded
+        return self._meter.calls, Moved(read, uploaded, carried.deduplicated + stored.deduplicated - known.deduplicated)
 
     def run(self) -> None:
         """Raises Stopped, the ReshardError tree, and redis-py's errors when the broker stays away."""

@@ -135,6 +135,8 @@ def test_interactive_work_stops_a_bulk_copy_at_a_batch_and_not_before(
     lease = claimed(leases, job, "group:00000")
     with LeaseKeeper(leases, lease, QUICK) as kept:
         kept.tick(1)
+        store.submit(ask("quick"))
+        leases.due()
         store.redis.lpush("reshard:interactive", "a wake that no worker has taken yet")
         wait_for(kept.should_yield, "the word to yield")
         kept.tick(1)

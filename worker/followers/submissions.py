@@ -32,7 +32,7 @@ from reshard.pipeline.limits import ASKED_BY_MAX
 from reshard.pipeline.places import Place
 from reshard.pipeline.request import Options, Priority, Request
 from reshard.pipeline.validation import Strict, first_problem
-from reshard.worker.queue.events import TOTALS, Event
+from reshard.worker.queue.events import TOTALS, Event, is_unfit
 from reshard.worker.queue.jobs import ACTIVE, JobStore, enqueue, in_the_way, submission
 from reshard.worker.queue.messages import SUBMIT, TAKEN, Message, NotAMessage, envelope
 from reshard.worker.queue.scripts import PREFIX, Pipeline, decoded, job_key, transact
@@ -151,9 +151,9 @@ class Submissions:
             return None
         try:
             outcome = self._outcome(pipe, text)
-        except redis.RedisError:
-            raise
         except Exception as error:  # whatever it is, it holds up none behind it
+            if isinstance(error, redis.RedisError) and not is_unfit(error):
+                raise
             log.debug("what a submission failed over", exc_info=error)
             outcome = _dropped(type(error).__name__)
         pipe.multi()

@@ -38,7 +38,7 @@ TOLD = f"{PREFIX}told"  # what clients did that have a user of their own, until 
 OF_CLIENTS = frozenset({"state", "ended", "retried", "catalog", "fired", "missed"})  # kinds
 TAKE_OVER = 10.0  # seconds; an event is handled in milliseconds, so who has one for so long is dead
 BATCH = 100  # events that are read at once
-UNFIT = ("WRONGTYPE", "would overflow", "not an integer")  # what a broker says of a value, and not of itself
+_UNFIT = ("WRONGTYPE", "would overflow", "not an integer")  # what a broker says of a value, and not of itself
 
 EVENT_MAX = 1_000_000  # bytes of one event; the longest that steps write hold an error with its facts, some kB
 FIELDS_MAX = 100  # of one event; steps write ten, and what Lua unpacks into one call is bounded
@@ -47,6 +47,11 @@ NUMBER = re.compile(r"-?[0-9]{1,15}")  # a petabyte, or ms since the epoch; tota
 
 Field = Callable[[str], bool]
 T = TypeVar("T")
+
+
+def is_unfit(error: redis.RedisError) -> bool:
+    """Whether it is about a value that a client wrote, and not about the broker."""
+    return any(unfit in str(error) for unfit in _UNFIT)
 
 
 class Malformed(ValueError):
@@ -234,7 +239,7 @@ def _handle(follower: Follower, events: Sequence[Event], reader: Reader) -> None
     try:
         follower.handle(events, reader)
     except Exception as error:  # whatever it is, the other events are followed
-        if isinstance(error, redis.RedisError) and not any(unfit in str(error) for unfit in UNFIT):
+        if isinstance(error, redis.RedisError) and not is_unfit(error):
             raise
         if len(events) > 1:
             for event in events:

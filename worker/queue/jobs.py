@@ -430,11 +430,8 @@ def in_the_way(pipe: Pipeline, submitted: Sequence[str], most: int) -> tuple[Lit
 
     And the job: the same, that of its target, or the oldest of a submitter who may submit no more until one began.
     """
-    if (job := pipe.hget(ACTIVE, submitted[2])) is not None:
-        same = pipe.hget(job_key(job.decode()), "key") == submitted[1].encode()
-        return "same" if same else "busy", job.decode()
-    oldest = Scripts(pipe)("full", submitted[5], most).decode()
-    return "full" if oldest else "", oldest
+    why, job = texts(Scripts(pipe)("in_the_way", submitted[2], submitted[1], submitted[5], most))
+    return cast('Literal["", "same", "busy", "full"]', why), job
 
 
 def enqueue(pipe: Pipeline, submitted: Sequence[str]) -> None:

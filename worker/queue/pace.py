@@ -52,18 +52,18 @@ def lanes(client: redis.Redis) -> dict[str, Lane]:
         for queue in QUEUES:
             pipe.zrange(f"{queue}:order", 0, SEEN - 1)
             pipe.zrangebyscore(f"{queue}:due", "-inf", now, 0, SEEN)
-            for line, last in ((f"{queue}:waked", "+inf"), (f"{queue}:due", now), (f"{queue}:left", "+inf")):
+            for line, last in ((f"{queue}:waked", "+inf"), (f"{queue}:due", now)):
                 pipe.zcount(line, "-inf", last)
                 pipe.zrangebyscore(line, "-inf", last, 0, 1, withscores=True)
+            pipe.zrange(f"{queue}:left", 0, 0, withscores=True)  # or its age would be that of the last look
 
     answers, found = at_once(client, ask), {}
     for number, queue in enumerate(QUEUES):
-        first, then, waked, longest, due, longest_due, left, longest_left = answers[8 * number : 8 * number + 8]
+        first, then, waked, longest, due, longest_due, left = answers[7 * number : 7 * number + 7]
         seen = [*first, *then]
         todo = for_each(client, seen, lambda pipe, job: pipe.zcount(job_key(job.decode(), "todo"), "-inf", now))
-        # What is left to another worker comes and goes in the line, while those that are there look at it.
-        units = max(waked + due - len(seen) + sum(todo), left)
-        oldest = max([0.0, *(now - since for _, since in [*longest, *longest_due, *longest_left])]) / 1000
+        units = waked + due - len(seen) + sum(todo)
+        oldest = max([0.0, *(now - since for _, since in [*longest, *longest_due, *left])]) / 1000
         found[queue.removeprefix(PREFIX)] = Lane(units, oldest)
     return found
 

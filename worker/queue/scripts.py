@@ -30,7 +30,7 @@ else:
 PREFIX = "reshard:"  # of every key that this service writes
 # The steps of a worker that has a unit; owned.lua begins them.
 OWNED = frozenset({"begin", "done", "fail", "hand_over", "invalidate", "log", "planned", "release", "renew", "seal"})
-NOT_BEGUN = 1 << 50  # of a rank in the order of jobs; more than will ever be submitted
+NOT_BEGUN = 1 << 52  # of a rank in the order of jobs: 67 million turns, and what Lua counts to is twice as much
 FADES = 300_000  # ms until bytes that came weigh a third of what they did, so that a rate is that of some ten minutes
 BATCH = 200  # jobs of one exchange: each change may wait for the server's disk, and may have 64 kB of request
 _FOLDER = Path(__file__).with_name("lua")

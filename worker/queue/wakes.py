@@ -39,7 +39,9 @@ The Lua of it is wakes.lua and due.lua. A wake holds nothing but the job's id, a
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping
+from typing import cast
 
 import redis
 
@@ -99,16 +101,22 @@ class Wakes:
     def mend(self) -> bool:
         """Remove keys of the queue that a client wrote over; returns whether there were some."""
         found = False
-        orders, serves = ([f"{queue}:{what}" for queue in QUEUES] for what in ("order", "serves"))
-        kinds = dict.fromkeys((*PLACES, *orders, *(f"{queue}:left" for queue in QUEUES)), b"zset")
+        numbers = [*(f"{queue}:serves" for queue in QUEUES), f"{PREFIX}last_turn"]
+        sets = [f"{PREFIX}{name}" for name in ("jobs", "ids", *(f"jobs:{state}" for state in JobState))]
+        sets += [*PLACES, *(f"{queue}:{what}" for queue in QUEUES for what in ("order", "left"))]
+        kinds = dict.fromkeys(sets, b"zset")
         kinds |= dict.fromkeys((*QUEUES, BELL, *SUBMIT, TAKEN), b"list")
-        kinds |= dict.fromkeys((f"{PREFIX}pace", f"{PREFIX}seen", SHARES), b"hash")
-        kinds |= dict.fromkeys(serves, b"string")
-        types = at_once(self.redis, lambda pipe: [pipe.type(key) for key in kinds])
-        for (key, kind), type in zip(kinds.items(), types, strict=True):
-            if type not in {kind, b"none"}:
+        kinds |= dict.fromkeys((f"{PREFIX}pace", f"{PREFIX}seen", f"{PREFIX}active", SHARES), b"hash")
+        kinds |= dict.fromkeys(numbers, b"string")
+        types = dict(zip(kinds, at_once(self.redis, lambda pipe: [pipe.type(key) for key in kinds]), strict=True))
+        for key in numbers:
+            text = cast("bytes | None", self.redis.get(key)) if types[key] == b"string" else None
+            if text is not None and not re.fullmatch(rb"[0-9]{1,18}", text):
+                types[key] = b"text"
+        for key, kind in kinds.items():
+            if types[key] not in {kind, b"none"}:
                 self.redis.delete(key)
-                log.error("removed %s, which a client had overwritten; its jobs are queued again", key)
+                log.error("removed %s, which a client had overwritten", key)
                 found = True
         return found
 

@@ -22,8 +22,8 @@ from reshard.worker.followers.submissions import ARGUMENTS_MAX, CALLBACKS_MAX, K
 from reshard.worker.queue.events import TOTALS, Reader, follow
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
-from reshard.worker.queue.messages import Message
-from reshard.worker.queue.scripts import job_key
+from reshard.worker.queue.messages import SUBMIT, TAKEN, Message
+from reshard.worker.queue.scripts import PREFIX, job_key
 from reshard.worker.settings import Settings
 from tests.support.procs import Broker, in_a_process, kill_this_process_at
 from tests.worker.conftest import ask, claimed, followed
@@ -95,6 +95,22 @@ def test_a_task_of_another_app_queues_a_job_and_its_callback_is_told_of_the_end(
     assert told(store) == [("acme.done", [answer, "mine"], {})]
     followed(store)
     assert told(store) == []
+
+
+def test_a_message_over_a_record_that_a_client_wrote_over_holds_up_none_behind_it(store: JobStore, app: Celery) -> None:
+    send(app, key="kept")
+    take(store)
+    (first,) = jobs(store)
+    store.redis.delete(f"{PREFIX}key:broken")
+    store.redis.rpush(f"{PREFIX}key:broken", "x")
+    store.redis.delete(job_key(first))
+    store.redis.set(job_key(first), "x")
+    for key in ("broken", "kept", "another"):
+        send(app, key=key)
+    for _ in range(3):
+        take(store)
+    assert store.redis.llen(TAKEN) == store.redis.llen(SUBMIT[0]) == 0
+    assert len(store.recent()) == 1, "the last of them, as nobody has the target"
 
 
 def test_a_failure_a_cancel_and_each_end_after_a_retry_are_told(store: JobStore, leases: Leases, app: Celery) -> None:

@@ -661,6 +661,24 @@ def test_one_bulk_copy_at_a_time_gives_way_to_an_interactive_job(store: JobStore
     assert leases.renew(copies[1], 0, progress=True) == "yield"
 
 
+def test_a_bulk_copy_gives_way_to_no_job_that_its_worker_could_not_do(
+    store: JobStore, leases: Leases, plan: Plan
+) -> None:
+    bulk = planned(store, leases, plan, ask(priority="bulk"))
+    claimed(leases, bulk, "check")
+    copy = claimed(leases, bulk, "group:00000")
+    announce(store.redis, replace(process("x:1"), name="worker-a"))
+    newer = store.submit(ask("newer")).id
+    store.redis.hset(job_key(newer), "state", "a state of later")
+    assert leases.claim(newer) is None, "it is left to another worker"
+    leases.due()
+    store.redis.lpush("reshard:interactive", newer)
+    assert leases.renew(copy, 0, progress=True) == "ok"
+    store.submit(ask("known"))
+    leases.due()
+    assert leases.renew(copy, 0, progress=True) == "yield"
+
+
 # ---------------------------------------------------------------------------------------------------- mixed versions
 
 

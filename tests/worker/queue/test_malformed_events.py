@@ -216,7 +216,7 @@ def test_what_clients_told_is_a_stream_again_when_one_wrote_over_it(
     assert store.redis.xlen(TOLD) == 0
 
 
-@pytest.mark.parametrize("key", (WAITING, DUE, LOOKED_AT, "reshard:processes", "reshard:jobs:done"))
+@pytest.mark.parametrize("key", (WAITING, DUE, LOOKED_AT, "reshard:processes"))
 def test_wakes_are_sent_whatever_a_client_wrote_over(
     store: JobStore, control: Control, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:

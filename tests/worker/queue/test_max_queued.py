@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from reshard.pipeline.errors import TargetBusy, TooManyQueued
+from reshard.pipeline.errors import TooManyQueued
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.request import Request
 from reshard.worker.followers.cursor import Cursor
@@ -121,13 +121,13 @@ def test_a_schedule_is_left_out_and_says_why(store: JobStore) -> None:
     assert len(store.recent()) == MOST
 
 
-def test_a_push_gives_up_on_a_target_whose_job_is_gone(store: JobStore) -> None:
+def test_a_push_finds_a_target_free_whose_job_is_gone(store: JobStore) -> None:
     request = ask("pushed").submitted_for("webhook")
     job = store.submit(request).id
     store.redis.delete(job_key(job))  # and still the target's
     store.redis.hset(job_key(job), "key", request.key())
-    with pytest.raises(TargetBusy):
-        Pushes(store).push(Watch(catalog="mirror", request=ask("pushed")), "1" * 40)
+    carried = Pushes(store).push(Watch(catalog="mirror", request=ask("pushed")), "1" * 40)
+    assert carried.outcome == "submitted" and carried.job != job
 
 
 def test_a_deleted_job_leaves_nothing_behind(store: JobStore) -> None:

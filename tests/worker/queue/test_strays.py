@@ -6,6 +6,7 @@ import pytest
 import redis
 
 from reshard.pipeline.doctor.probes import Probe
+from reshard.pipeline.request import Request
 from reshard.worker.control import Control
 from reshard.worker.probes import queue
 from reshard.worker.queue.jobs import JobStore
@@ -50,11 +51,52 @@ def test_a_key_of_the_queue_that_a_client_wrote_over_is_removed(
     store.redis.set(key, "x")
     assert control.look(listen=0.01) == len(jobs)
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
-        f"removed {key}, which a client had overwritten; its jobs are queued again"
+        f"removed {key}, which a client had overwritten"
     ]
     later = store.submit(ask("later")).id
     assert control.look(listen=0.01) == 1
     assert {job.id for job in store.recent()} == jobs | {later} and strays(store.redis) == []
+
+
+OF_SUBMITS = (
+    *(f"reshard:{key}" for key in ("active", "last_turn", "jobs:queued", "jobs", "interactive:serves")),
+    *(f"reshard:{key}:ada" for key in ("queued", "interactive:waiting")),
+)
+
+
+@pytest.mark.parametrize("key", OF_SUBMITS)
+def test_whatever_a_client_wrote_over_jobs_are_submitted_begun_and_cancelled(
+    store: JobStore, leases: Leases, control: Control, key: str
+) -> None:
+    first = store.submit(of_ada("first")).id
+    store.redis.set(key, "x")
+    control.look(listen=0.01)
+    jobs = [store.submit(of_ada(name)).id for name in "ab"]
+    assert [store.get(job).state for job in jobs] == ["queued"] * 2
+    claimed(leases, jobs[0], "plan")
+    for job in (first, *jobs):
+        store.cancel(job)
+    assert [store.get(job).state for job in (first, *jobs)] == ["cancelled"] * 3
+    assert store.submit(of_ada("a")).id not in jobs, "the target is free"
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_record_that_a_client_took_away_keeps_nobody_from_its_target(
+    store: JobStore, leases: Leases, gone: bool
+) -> None:
+    broken = store.submit(of_ada("m")).id
+    store.redis.delete(job_key(broken))
+    if not gone:
+        store.redis.set(job_key(broken), "x")
+    other, again = (store.submit(of_ada(name)).id for name in ("other", "m"))
+    assert again != broken and store.get(again).state == store.get(other).state == "queued"
+    claimed(leases, again, "plan")
+    store.delete([broken])
+    assert broken not in strays(store.redis) and store.left() == 2
+
+
+def of_ada(name: str) -> Request:
+    return ask(name).model_copy(update={"asked_by": "ada"})
 
 
 def test_doctor_says_that_a_client_wrote_over_a_key_of_the_queue(store: JobStore) -> None:

@@ -26,8 +26,22 @@ local function key(id, part)
   return part and (base .. ':' .. part) or base
 end
 
+-- A record that a client wrote over has no fields.
 local function get(id, field)
-  return redis.call('HGET', key(id), field)
+  local found = redis.pcall('HGET', key(id), field)
+  return type(found) ~= 'table' and found
+end
+
+-- A sorted set by this name; what a client wrote there goes.
+local function sorted(name)
+  local kind = redis.call('TYPE', name).ok
+  if kind ~= 'zset' and kind ~= 'none' then redis.call('DEL', name) end
+  return name
+end
+
+-- The queued jobs of one submitter, the oldest first.
+local function queued_by(who)
+  return sorted(PREFIX .. 'queued:' .. who)
 end
 
 local function unit(id, name, field)
@@ -58,7 +72,7 @@ local function set_state(id, state, t)
   local before = get(id, 'state')
   if before == state then return end
   if before then redis.call('ZREM', PREFIX .. 'jobs:' .. before, id) end
-  local waiting = PREFIX .. 'queued:' .. (get(id, 'asked_by') or '') -- those of one submitter, the oldest first
+  local waiting = queued_by(get(id, 'asked_by') or '')
   if before == 'queued' then redis.call('ZREM', waiting, id) end
   if state == 'queued' then redis.call('ZADD', waiting, t, id) end
   redis.call('HSET', key(id), 'state', state, 'since', t)
@@ -68,7 +82,7 @@ end
 
 -- The oldest queued job of a submitter who has so many, or nothing.
 local function oldest_of_full(who, most)
-  local waiting = PREFIX .. 'queued:' .. who
+  local waiting = queued_by(who)
   while redis.call('ZCARD', waiting) >= most do
     local oldest = redis.call('ZRANGE', waiting, 0, 0)[1]
     if get(oldest, 'state') == 'queued' then return oldest end

@@ -3,7 +3,7 @@ local id = ARGV[1]
 local state = get(id, 'state')
 if state and not ENDED[state] then return 0 end
 -- Control may not have followed its end yet, and then has other apps to tell of it (submissions.py).
-local told, since = redis.call('HMGET', key(id), 'callbacks', 'published'), tonumber(get(id, 'since') or '')
+local told, since = { get(id, 'callbacks'), get(id, 'published') }, tonumber(get(id, 'since') or '')
 local KEPT = 7 * 86400000 -- ms
 if told[1] and since and now() - since < KEPT then
   redis.call('HSET', key(id, 'callbacks'), 'callbacks', told[1], 'published', told[2] or '')
@@ -14,6 +14,7 @@ for _, part in ipairs(PARTS) do redis.call('DEL', key(id, part)) end
 redis.call('DEL', key(id, 'files'))
 redis.call('ZREM', PREFIX .. 'jobs', id)
 redis.call('ZREM', PREFIX .. 'ids', id)
-drop(id, 'due')
-for ended in pairs(ENDED) do redis.call('ZREM', PREFIX .. 'jobs:' .. ended, id) end
+redis.call('ZREM', PREFIX .. 'held', id)
+drop(id, 'due', 'waked', 'left')
+for any in pairs(STATES) do redis.call('ZREM', PREFIX .. 'jobs:' .. any, id) end
 return state and 1 or 0

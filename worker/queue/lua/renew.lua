@@ -8,8 +8,15 @@ set_unit(id, name, 'waits', ARGV[9])
 if ARGV[6] == '1' then hold(id, name, t, tonumber(ARGV[5])) end
 -- The night's bytes take nothing back: who goes on with a file reads it from its start, and would each night.
 if paused() or (ARGV[8] == '1' and closed(id, '', ARGV[8])) then return { 'yield', '' } end
-if get(id, 'priority') == 'bulk' and redis.call('LLEN', PREFIX .. 'interactive') > 0
-    and not leaves_out(process(unit(id, name, 'worker')), PREFIX .. 'interactive')
+-- Whether this worker could have one of the interactive jobs that come next, and not only wake for them in vain.
+local function helps(worker)
+  if redis.call('LLEN', PREFIX .. 'interactive') == 0 or leaves_out(process(worker), PREFIX .. 'interactive') then return false end
+  for _, other in ipairs(redis.call('ZRANGE', PREFIX .. 'interactive:order', 0, 9)) do
+    if readable(other) and not unknown_to(other, process(worker)) and claimable(other, worker, t) then return true end
+  end
+  return false
+end
+if get(id, 'priority') == 'bulk' and helps(unit(id, name, 'worker'))
     and redis.call('SET', PREFIX .. 'yielding', id, 'NX', 'PX', ARGV[7]) then
   return { 'yield', '' }
 end

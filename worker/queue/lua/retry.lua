@@ -11,7 +11,7 @@ if not state then return { 'missing', '' } end
 if not ENDED[state] or state == 'done' then return { 'refused', state } end
 local target = get(id, 'target')
 local active = redis.call('HGET', PREFIX .. 'active', target)
-if active and active ~= id then return { 'busy', active } end
+if active and active ~= id and get(active, 'state') then return { 'busy', active } end
 
 local todo = key(id, 'todo')
 local confirm = redis.call('ZSCORE', todo, 'confirm')

@@ -3,6 +3,9 @@
 local id = ARGV[1]
 local state = readable(id) and get(id, 'state')
 if state == 'queued' then redis.call('ZADD', key(id, 'todo'), 'NX', 0, 'plan') end
-if not state or redis.call('ZCARD', key(id, 'todo')) == 0 then return 0 end
+if not state or redis.call('ZCARD', key(id, 'todo')) == 0 then
+  drop(id, 'left')
+  return 0
+end
 ring(id, now())
 return 1

@@ -4,6 +4,7 @@
 -- One job at a time may work on a target; the same request again is the same job.
 local id, same, target = ARGV[1], ARGV[2], ARGV[3]
 local active = redis.call('HGET', PREFIX .. 'active', target)
+if active and not get(active, 'state') then active = false end -- a client removed its record, or wrote over it
 local existed = active and active ~= id -- when it is ours, the answer was lost and we are asked again
 if existed then
   id, same = active, get(active, 'key')

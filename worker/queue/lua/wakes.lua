@@ -32,7 +32,7 @@ end
 
 -- The jobs of its submitter that have a turn in its line and have not begun: job -> turn.
 local function waiting(id)
-  return queue(id) .. ':waiting:' .. (get(id, 'asked_by') or '')
+  return sorted(queue(id) .. ':waiting:' .. (get(id, 'asked_by') or ''))
 end
 
 -- Submitters take turns: the next one of each comes a step behind their last that still waits, or behind what is begun
@@ -176,7 +176,7 @@ end
 
 -- It waits beside what is due, so that what is due is not looked for behind thousands that are not.
 local function defer(id, t)
-  drop(id, 'due', 'waked')
+  drop(id, 'due', 'waked', 'left')
   redis.call('ZADD', PREFIX .. 'held', 'NX', t, id)
 end
 
