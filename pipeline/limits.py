@@ -155,6 +155,7 @@ FOLDER_DEPTH_MAX = 200  # folders in folders; real models have five, and who wri
 STAGED_SHARDS_MAX = 2  # shards on disk per copy over LFS: one is sent while the next is read
 LOCK_AGE = 120.0  # seconds; the lock of a target without commits is broken then: its holder has missed five renewals
 LOCK_RENEW = 20.0  # seconds between them
+LOCK_SURE = 60.0  # seconds; its holder places nothing once it could not renew it for so long
 LOCK_MAX = 1024  # bytes read of one that is found in a source; ours has 70
 WRITE_TIMEOUT = 600.0  # seconds; of an answer of an object store, which copies 5 GB before it gives one
 PART_MIN = 8 * MIB  # bytes of a part of an upload to an object store; S3 takes no smaller ones than 5 MiB ...

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ from uuid import uuid4
 
 from reshard.pipeline.abreast import abreast, jobs_here
 from reshard.pipeline.check import Check, prior_checks
-from reshard.pipeline.copying.loop import Moved, Stopped
+from reshard.pipeline.copying.loop import Attested, Moved, Stopped
 from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.deciding import exposed
 from reshard.pipeline.drafting import draft, plan, refuse_without_disk, refuse_without_room
@@ -38,9 +38,9 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.journal import Journal, journal_key
 from reshard.pipeline.places import AnyPlace
-from reshard.pipeline.planning.model import Group, Plan, Receipt
+from reshard.pipeline.planning.model import Group, Plan, Receipt, Shard
 from reshard.pipeline.planning.ranges import parts
-from reshard.pipeline.protocols import Source, Target
+from reshard.pipeline.protocols import Sink, Source, Target
 from reshard.pipeline.publishing.commit import Published, weights
 from reshard.pipeline.publishing.history import address
 from reshard.pipeline.publishing.signing import Signer
@@ -271,16 +271,21 @@ class _Work:
 
         def group(one: Group) -> None:
             while one.number not in self.journal.attested:
-                with suppress(SourceCorrupt, DigestsDiffer):
-                    attested = copy_group(
-                        self.made, one, shards, self.source, sink, self.journal, self._sealed, tick, self.disk
-                    )
+                with suppress(SourceCorrupt, DigestsDiffer, ObjectLost):
+                    attested = self._copied(one, shards, sink, tick)
                     self.journal.finish(one.number, attested)
 
         try:
             abreast(todo, min(self.jobs, max(1, len(todo))), group, halt)
         except Exhausted as often:
             raise often.error from None
+
+    def _copied(self, one: Group, shards: Mapping[int, Shard], sink: Sink, tick: Tick) -> Attested:
+        try:
+            return copy_group(self.made, one, shards, self.source, sink, self.journal, self._sealed, tick, self.disk)
+        except ObjectLost as error:  # the store does not know what it was given just now, of which there is no receipt
+            self.journal.spoil(one.number, error, (), ())
+            raise
 
     def publish(self) -> Made:
         """What was published, and the check of what it was made of; raises as ``copy`` does."""

@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
@@ -49,6 +50,8 @@ from reshard.pipeline.stores.objects import OWN, ObjectTarget
 from reshard.pipeline.stores.pace import RateLimiter
 from reshard.pipeline.stores.record import Listing
 from reshard.pipeline.tensors import StoredFile
+
+log = logging.getLogger(__name__)
 
 DATA, SEALED = f"{OWN}data/", f"{OWN}objects/"
 _SEALED_PATH = re.compile(f"{re.escape(SEALED)}([0-9a-f]{{64}})/([0-9]{{1,19}})/(.+)")  # sha256, bytes, name
@@ -132,15 +135,21 @@ class StoreObjects:
             except self._obstore.exceptions.AlreadyExistsError:
                 return self.read(path) == content  # ours, where the answer to the first try was lost
 
-    def put(self, files: Sequence[StoredFile]) -> None:
+    def put(self, files: Sequence[StoredFile], check: Callable[[], None] = lambda: None) -> None:
         sealed = self._sealed()
 
         def one(file: StoredFile) -> None:
             staged = sealed.get((file.sha256 or "", file.size))
             if staged is None:
                 raise ObjectLost([file.sha256], repo=str(self.place), what=file.path)
-            with self.writing():
-                self._copy(staged, file)
+            check()
+            try:
+                with self.writing():
+                    self._copy(staged, file)
+            except NoTargetBucket as error:  # another that took over the lock has cleared what was staged
+                if isinstance(error.__cause__, FileNotFoundError):
+                    raise ObjectLost([file.sha256], repo=str(self.place), what=file.path) from error
+                raise
 
         in_s3 = self.place.url.startswith("s3://")
         through_us = [file for file in files if in_s3 and file.size > STORE_COPY_MAX]
@@ -164,9 +173,10 @@ class StoreObjects:
             raise ObjectLost([file.sha256], repo=str(self.place), what=file.path) from error
         writer.close()
 
-    def delete(self, paths: Sequence[str]) -> None:
+    def delete(self, paths: Sequence[str], check: Callable[[], None] = lambda: None) -> None:
         with self.writing():
             for path in paths:
+                check()
                 with suppress(FileNotFoundError):
                     self._obstore.delete(self._store, path)
 
@@ -260,7 +270,10 @@ class StoreBatch:
     def abort(self) -> None:
         self._hashing.close()
         for writer in self._open:
-            writer.abort()
+            try:
+                writer.abort()
+            except ReshardError as error:  # whatever ended the batch is what is told
+                log.warning("cannot remove the parts of %s: %s", writer.path, error)
         self._open.clear()
 
 

@@ -120,13 +120,24 @@ class HubApi:
     def retry(self) -> Retry:
         return Retry(self.endpoint, self.limiter)
 
-    def call(self, method: str, path: str, headers: dict[str, str] | None = None, **options: Any) -> httpx2.Response:
-        """The successful answer to a call that may safely be repeated; raises Refusal, and the HubError family."""
+    def call(
+        self,
+        method: str,
+        path: str,
+        headers: dict[str, str] | None = None,
+        check: Callable[[], None] = lambda: None,
+        **options: Any,
+    ) -> httpx2.Response:
+        """The successful answer to a call that may safely be repeated; raises Refusal, and the HubError family.
+
+        ``check`` may end it, with what it raises, just before it is sent, however long that had to wait.
+        """
         url = path if "://" in path else self.endpoint + path
         headers = (self.headers if own(self.endpoint, url) else {}) | (headers or {})  # the token is the Hub's alone
 
         def send() -> httpx2.Response:
             self.limiter.before("api")
+            check()
             return self.client.request(method, url, headers=headers, follow_redirects=True, **options)
 
         return self.repeated(send, self.retry())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
@@ -109,15 +109,21 @@ class _Bucket:
     def address(self, path: str) -> str:
         return f"{self.api.endpoint}/buckets/{self.place.bucket}/resolve/{quote(self._prefix + path, safe='')}"
 
-    def batch(self, operations: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-        """Carry them out, in this order; returns what failed, by path and why. The rest is done all the same."""
+    def batch(
+        self, operations: Sequence[Mapping[str, Any]], check: Callable[[], None] = lambda: None
+    ) -> list[tuple[str, str]]:
+        """Carry them out, in this order; returns what failed, by path and why. The rest is done all the same.
+
+        ``check`` may end it, with what it raises, just before anything is sent, however long that had to wait.
+        """
         failed: list[tuple[str, str]] = []
         for first in range(0, len(operations), BUCKET_BATCH):
             rows = [{**one, "path": self._prefix + one["path"]} for one in operations[first : first + BUCKET_BATCH]]
             body = "".join(json.dumps(row) + "\n" for row in rows).encode()
             headers = {"Content-Type": "application/x-ndjson"}
             try:
-                answer = self.api.data(BucketBatch, "POST", f"{self.path}/batch", headers=headers, content=body)
+                response = self.api.call("POST", f"{self.path}/batch", headers, check, content=body)
+                answer = self.api.decoded(BucketBatch, response)
             except Refusal as refusal:
                 if refusal.status != 422:  # all of them failed
                     raise
@@ -237,20 +243,20 @@ class BucketObjects:
         self.write(path, content)
         return self.read(path) == content
 
-    def put(self, files: Sequence[StoredFile]) -> None:
+    def put(self, files: Sequence[StoredFile], check: Callable[[], None] = lambda: None) -> None:
         now = round(time.time() * 1000)
         rows = [{"type": "addFile", "path": one.path, "xetHash": one.xet, "mtime": now} for one in files]
         with self._meaning():
-            failed = dict(self._bucket.batch(rows))
+            failed = dict(self._bucket.batch(rows, check))
         if not failed:
             return
         if lost := self.lost([file for file in files if file.path in failed]):
             raise ObjectLost([file.sha256 for file in lost], repo=str(self.place), what=lost[0].path)
         self._refuse(failed)
 
-    def delete(self, paths: Sequence[str]) -> None:
+    def delete(self, paths: Sequence[str], check: Callable[[], None] = lambda: None) -> None:
         with self._meaning():
-            failed = dict(self._bucket.batch([{"type": "deleteFile", "path": path} for path in paths]))
+            failed = dict(self._bucket.batch([{"type": "deleteFile", "path": path} for path in paths], check))
         if failed and (left := failed.keys() & self.listed().keys()):
             self._refuse({path: failed[path] for path in left})
 

@@ -376,6 +376,8 @@ class HubTarget:
                 retry.after(error)
             except httpx2.TransportError as error:
                 raise AnswerLost(str(error)) from error
+            except HubRefused as error:  # an answer that is too long to be read
+                raise AnswerLost(str(error), error) from error
             else:
                 if response.is_success:
                     return self._made(response)

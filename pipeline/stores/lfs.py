@@ -102,6 +102,7 @@ class LfsBatch:
 
 
 _STALE = frozenset({401, 403, 404, 410})  # as answers to signed URLs: they have expired
+_STALE_PUT = _STALE | {400}  # S3's to credentials that have, and to a line that was too slow
 
 
 class Aborted(Exception):
@@ -147,7 +148,7 @@ class LfsWriter:
                 try:
                     self._upload(actions.upload)
                 except Refusal as refusal:
-                    if refusal.status not in _STALE:
+                    if refusal.status not in (_STALE_PUT if refusal.response.request.method == "PUT" else _STALE):
                         raise
                     self._retry.after(refusal.response)
                 else:

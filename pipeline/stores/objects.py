@@ -14,7 +14,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
@@ -36,7 +36,7 @@ from reshard.pipeline.errors import (
     TargetUnfinished,
     UnsafePath,
 )
-from reshard.pipeline.limits import KEPT_MAX, LOCK_AGE, LOCK_MAX, LOCK_RENEW, MESSAGES_MAX
+from reshard.pipeline.limits import KEPT_MAX, LOCK_AGE, LOCK_MAX, LOCK_RENEW, LOCK_SURE, MESSAGES_MAX
 from reshard.pipeline.places import AnyPlace
 from reshard.pipeline.protocols import Change, Commit, HeadMoved, Leave, Sink, Source, TargetState, Visibility
 from reshard.pipeline.stores.carry import send_own
@@ -90,10 +90,13 @@ class Objects(Protocol):
     def claim(self, path: str, content: bytes) -> bool:
         """``write``, unless there is such an object: False then."""
 
-    def put(self, files: Sequence[StoredFile]) -> None:
-        """Give what a sink stored its place; raises ObjectLost. Doing it again changes nothing."""
+    def put(self, files: Sequence[StoredFile], check: Callable[[], None] = ...) -> None:
+        """Give what a sink stored its place; raises ObjectLost. Doing it again changes nothing.
 
-    def delete(self, paths: Sequence[str]) -> None: ...
+        ``check`` may end it, with what it raises, before each step, however long that had to wait; so of ``delete``.
+        """
+
+    def delete(self, paths: Sequence[str], check: Callable[[], None] = ...) -> None: ...
 
     def source(self, listing: Listing, commit: str, sha256: Mapping[str, str]) -> Source: ...
 
@@ -139,12 +142,17 @@ class _Pending(Strict):
         return [StoredFile(path, size, sha256=sha256, xet=xet) for path, size, sha256, xet in self.files]
 
 
+class LockLost(Exception):
+    """Another may have the right to publish by now: it could not be renewed for too long."""
+
+
 class _Lock:
     """The right to publish, renewed inside ``with`` and then released, unless another has taken it over."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
         self._id = uuid4().hex
+        self._renewed = float("-inf")
         self._ended = threading.Event()
         self._renewing = threading.Thread(target=self._renew, name="lock", daemon=True)
 
@@ -160,7 +168,13 @@ class _Lock:
         return json.dumps({"id": self._id, "time": round(time.time())}).encode()
 
     def claim(self) -> bool:
+        self._renewed = time.monotonic()
         return self._objects.claim(LOCK, self._text())
+
+    def check(self) -> None:
+        """Raises LockLost well before others may take it for a dead process's; asks nobody."""
+        if time.monotonic() - self._renewed > LOCK_SURE:
+            raise LockLost
 
     def is_ours(self) -> bool:
         return self._id.encode() in (self._objects.read(LOCK) or b"")
@@ -168,9 +182,11 @@ class _Lock:
     def _renew(self) -> None:
         while not self._ended.wait(LOCK_RENEW):
             try:
+                began = time.monotonic()
                 if not self.is_ours():
                     return
                 self._objects.write(LOCK, self._text())
+                self._renewed = began
             except ReshardError as error:  # the publication goes on, and notices where the lock is lost
                 log.warning("cannot renew %s: %s", LOCK, error)
 
@@ -332,15 +348,18 @@ class ObjectTarget(RecordedTarget):
         """
         files = pending.stored
         indexes = [file for file in files if is_weight_index(file.path)]
-        for part in ([file for file in files if file not in indexes], indexes):
-            try:
-                self.objects.put(part)
-            except ObjectLost:
-                if lock.is_ours():
-                    raise
-            if not lock.is_ours():
-                return None
-        self.objects.delete(pending.deletes)
+        try:
+            for part in ([file for file in files if file not in indexes], indexes):
+                try:
+                    self.objects.put(part, lock.check)
+                except ObjectLost:
+                    if lock.is_ours():
+                        raise
+                if not lock.is_ours():
+                    return None
+            self.objects.delete(pending.deletes, lock.check)
+        except LockLost:  # after a wait that the store asked for, as long as others wait for a dead process
+            return None
         listing, record = self._listed(), self._record()
         commit = digest_of(listing)
         last = record.publications[-1] if record.publications else None

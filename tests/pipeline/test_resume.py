@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import time
+from contextlib import nullcontext
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,18 @@ from reshard.pipeline.copying.hashing import Compared
 from reshard.pipeline.copying.loop import Attested, Witness
 from reshard.pipeline.errors import ObjectLost
 from reshard.pipeline.journal import Journal
-from reshard.pipeline.limits import STAGING_AGE
+from reshard.pipeline.limits import COPIES, STAGING_AGE
 from reshard.pipeline.planning.model import Receipt
+from reshard.pipeline.request import Request
 from reshard.pipeline.reshard import Report, Watcher, run
 from reshard.pipeline.stores.connect import Context
+from reshard.pipeline.stores.folder.sink import FolderBatch
+from reshard.pipeline.tensors import StoredFile
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.hub.fixtures import Namespace
 from tests.pipeline.conftest import TRANSPORT, asked, upload
 from tests.support.checker import from_folder, from_hub, read_checkpoint
-from tests.support.models import save_model
+from tests.support.models import arrays, numbered, save_model, save_sharded
 
 SIZE = 2_100_000  # bytes; above what a store reads at once
 SHARDS = 20
@@ -299,3 +303,22 @@ def test_journals_that_nobody_went_on_with_are_removed(tmp_path: Path) -> None:
         os.utime(tmp_path / f"{name}.jsonl", (then, then))
     Journal.open(tmp_path, "new").close(done=True)
     assert [path.name for path in tmp_path.iterdir()] == ["young.jsonl"]
+
+
+@pytest.mark.parametrize("times", [1, COPIES])
+def test_an_object_that_its_store_does_not_know_yet_is_stored_again_in_the_same_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    save_sharded(tmp_path / "model", numbered(arrays(8, 1000), 1))
+    sealed, lost = FolderBatch.seal, iter(range(times))
+
+    def seal(self: FolderBatch) -> list[StoredFile]:
+        stored = sealed(self)
+        for _ in lost:
+            raise ObjectLost([stored[0].sha256], repo="x", what=stored[0].path)
+        return stored
+
+    monkeypatch.setattr(FolderBatch, "seal", seal)
+    with nullcontext() if times == 1 else pytest.raises(ObjectLost):
+        assert run(Request.of(tmp_path / "model", tmp_path / "out", size=90_000)).published.commit
+    assert next(lost, None) is None and (tmp_path / "out").exists() is (times == 1)

@@ -59,8 +59,12 @@ class FolderBatch:
         stored = []
         for staged in ready:
             with disk_errors(staged.temporary, staged.size):
-                self._objects.mkdir(exist_ok=True)
-                staged.temporary.replace(self._objects / staged.sha256)
+                try:
+                    self._objects.mkdir(exist_ok=True)
+                    staged.temporary.replace(self._objects / staged.sha256)
+                except FileNotFoundError:  # another run, at its end, removed the folder, which was empty
+                    self._objects.mkdir(exist_ok=True)
+                    staged.temporary.replace(self._objects / staged.sha256)
             stored.append(StoredFile(staged.path, staged.size, sha256=staged.sha256))
         if stored:
             sync_folder(self._objects)

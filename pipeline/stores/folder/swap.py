@@ -28,6 +28,7 @@ from glob import escape
 from pathlib import Path
 from uuid import uuid4
 
+from reshard.pipeline.errors import TargetConflict
 from reshard.pipeline.paths import resolved
 from reshard.pipeline.stores.folder.disk import make_folder, remove_if_empty, remove_tree, sync_folder, walk, write_file
 from reshard.pipeline.stores.locks import FileLock
@@ -37,10 +38,14 @@ from reshard.pipeline.stores.scratch import remove_abandoned
 class Swap:
     """The paths beside one target, and the steps that exchange its states."""
 
-    def __init__(self, root: Path, name: Callable[[Path], str | None]) -> None:
-        """``name`` says which commit of ours a folder is the result of, in words of its own; None for any other."""
+    def __init__(self, root: Path, name: Callable[[Path], str | None], digest: Callable[[Path], str]) -> None:
+        """``name`` says which commit of ours a folder is the result of, in words of its own; None for any other.
+
+        ``digest`` is of what is listed in a folder.
+        """
         self.root = root
         self._name = name
+        self._digest = digest
         self.staging = root.parent / f".{root.name}.reshard"
         self.new = self.staging.with_name(f"{self.staging.name}.new")
         self._old = self.staging.with_name(f"{self.staging.name}.old")
@@ -84,28 +89,40 @@ class Swap:
             self.release(token)
         remove_tree(self.staging)
 
-    def swap(self, name: str, keep: bool) -> None:
+    def swap(self, name: str, keep: bool, parent: str) -> bool:
         """Put the next state, ``name``, in place; with ``keep`` the last one stays beside, as ``last``.
 
-        What was kept before goes once the next state stands.
+        What was kept before goes once the next state stands. False where the digest of the last state is not
+        ``parent``, as somebody wrote to it since it was looked at: then it is in its place again.
         """
         if self.root.exists():
-            self._replace(name, keep)
+            if not self._replace(name, keep, parent):
+                return False
         else:
             self.put_aside(self.last)  # of a folder that is no more
             self.new.rename(self.root)
             sync_folder(self.root.parent)
         self._remove_aside()
+        return True
 
-    def _replace(self, name: str, keep: bool) -> None:
-        """An exchange, or two renames; the journal says what the next state is and what becomes of the last."""
-        write_file(self._intent, f"{'keep' if keep else 'swap'} {name}\n".encode())
+    def _replace(self, name: str, keep: bool, parent: str) -> bool:
+        """An exchange, or two renames; the journal says what the next state is, what becomes of the last, and which."""
+        write_file(self._intent, f"{'keep' if keep else 'swap'} {name} {parent}\n".encode())
         sync_folder(self.root.parent)
-        if not exchange(self.new, self.root):
+        if exchange(self.new, self.root):
+            stands = self._digest(self.new) == parent or not exchange(self.new, self.root)
+        else:
             self.root.rename(self._old)
-            self.new.rename(self.root)
+            if stands := self._digest(self._old) == parent:
+                self.new.rename(self.root)
+            else:
+                self._old.rename(self.root)
+        if not stands:
+            self._intent.unlink()
         sync_folder(self.root.parent)
-        self._settle()
+        if stands:
+            self._settle()
+        return stands
 
     def _settle(self) -> None:
         """Complete what the journal says was begun: the second rename, and what becomes of the last state.
@@ -114,11 +131,18 @@ class Swap:
         remove a tree takes long, and some files resist.
         """
         journal = self._intent.read_text()
-        what, _, name = journal.strip().partition(" ")
+        what, name, parent = [*journal.split(), "", "", ""][:3]
+        if self._old.exists():  # between two renames, where somebody may have made the folder anew, and empty
+            with suppress(OSError):
+                self.root.rmdir()
         if not self.root.exists() and self.new.exists():
             self.new.rename(self.root)
             sync_folder(self.root.parent)
-        if journal.endswith("\n") and name and self._name(self.root) == name:
+        if self._old.exists() and self._name(self.root) != name:
+            raise TargetConflict(target=str(self.root), what=f"an interrupted run left its last state in {self._old}")
+        # By the next state's name, or by where the last is, if somebody has changed the next since.
+        stands = self._name(self.root) == name or (self.new.exists() and self._digest(self.new) == parent)
+        if journal.endswith("\n") and name and stands:
             replaced = next((folder for folder in (self._old, self.new) if folder.exists()), None)
             if replaced is not None or what != "keep":
                 self.put_aside(self.last)
@@ -233,7 +257,7 @@ def link_file(source: Path, goal: Path) -> None:
     try:
         goal.hardlink_to(source)
     except OSError as error:
-        if error.errno not in (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP):
+        if error.errno not in (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS):
             raise
         copy_file(source, goal)
 

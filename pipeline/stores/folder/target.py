@@ -51,7 +51,7 @@ class FolderTarget(RecordedTarget):
     def __init__(self, place: Folder) -> None:
         self.place = place
         self._root = resolved(place.path)
-        self._swap = Swap(self._root, _name)
+        self._swap = Swap(self._root, _name, _digest)
         self._planned_on: str | None = None  # the last publication when the run was planned, or ""
 
     @property
@@ -111,7 +111,7 @@ class FolderTarget(RecordedTarget):
         return self._now()
 
     def _now(self) -> str:
-        return digest_of(list_folder(self._root)) if self._root.exists() else EMPTY
+        return _digest(self._root) if self._root.exists() else EMPTY
 
     def at(self, commit: str) -> Source:
         """The folder as it is, as we last left it, or what is kept of what was replaced.
@@ -188,7 +188,8 @@ class FolderTarget(RecordedTarget):
             if self._now() != parent:
                 raise HeadMoved(parent)
             commit = self._build(change, parent)
-            self._swap.swap(_name(self._swap.new) or "", keep=change.takes)
+            if not self._swap.swap(_name(self._swap.new) or "", change.takes, parent):
+                raise HeadMoved(parent)
             self._swap.clear_staging()
             return commit
 
@@ -235,6 +236,10 @@ class FolderTarget(RecordedTarget):
             copy_file(staged, goal)
         else:
             link_file(staged, goal)
+
+
+def _digest(root: Path) -> str:
+    return digest_of(list_folder(root))
 
 
 def _load(root: Path) -> Record:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import tracemalloc
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
@@ -437,6 +438,84 @@ def test_a_commit_killed_anywhere_is_complete_or_absent(tmp_path: Path, how: str
         pytest.fail("the commit never came to its end")
     assert finished == {True, False}
     assert halfway == ({True, False} if how == "journal" else {False})
+
+
+@pytest.mark.usefixtures("swap")
+@pytest.mark.parametrize("takes", [True, False])
+def test_what_others_save_while_a_commit_is_made_is_in_its_place_and_counts(
+    target: FolderTarget, root: Path, monkeypatch: pytest.MonkeyPatch, takes: bool
+) -> None:
+    change, before = replace(change_with_weights(target), takes=takes), module.exchange
+    saved = iter(("late.txt",))
+
+    def late(one: Path, other: Path) -> bool:
+        for name in saved:
+            (root / name).write_bytes(b"theirs")
+        return before(one, other)
+
+    monkeypatch.setattr(module, "exchange", late)
+    with pytest.raises(HeadMoved):
+        target.commit(change, target.head())
+    assert contents(root) == {**OLD, "late.txt": b"theirs"}
+    target.commit(change, target.head())
+    assert contents(root) == {**NEW, "w.safetensors": b"abc", "late.txt": b"theirs"}
+
+
+def die(root: Path, how: str, takes: bool, until: Callable[[], bool]) -> None:
+    """Be killed in a commit where ``until`` holds."""
+    for kill_at in range(1, 60):
+        shutil.rmtree(root.parent)
+        write_files(root, OLD)
+        child = multiprocessing.get_context("fork").Process(target=commit_and_die, args=(root, how, kill_at, takes))
+        child.start()
+        child.join(30)
+        if until():
+            return
+    pytest.fail("it never came to this")
+
+
+@pytest.mark.parametrize("theirs", [{}, {"theirs.txt": b"theirs"}])
+def test_a_folder_that_is_made_between_two_renames_costs_neither_state(
+    tmp_path: Path, theirs: dict[str, bytes]
+) -> None:
+    root = tmp_path / "own" / "model"
+    write_files(root, OLD)
+    die(root, "journal", False, lambda: not root.exists())
+    root.mkdir()
+    write_files(root, theirs)
+    target = FolderTarget(Folder(path=str(root)))
+    if theirs:
+        with pytest.raises(TargetConflict, match="left its last state in .*old"):
+            target.recover()
+        assert contents(root) == theirs and contents(root.parent / ".model.reshard.old") == OLD
+        shutil.rmtree(root)
+    target.recover()
+    target.discard("t")
+    assert contents(root) == {**NEW, "w.safetensors": b"abc"} and beside(root) == []
+
+
+def test_a_record_that_is_lost_behind_a_kill_costs_no_original_that_was_to_be_kept(tmp_path: Path) -> None:
+    root = tmp_path / "own" / "model"
+    intent = root.parent / ".model.reshard.intent"
+    write_files(root, OLD)
+    die(root, "exchange", True, lambda: intent.exists() and contents(root) != OLD)
+    shutil.rmtree(root / RECORD)
+    FolderTarget(Folder(path=str(root))).recover()
+    assert contents(root.parent / ".model.reshard.last") == OLD and not intent.exists()
+
+
+def test_a_folder_for_what_is_stored_that_another_run_removed_is_made_again(
+    target: FolderTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replaced, gone = Path.replace, iter((True,))
+
+    def late(self: Path, goal: Path) -> Path:
+        if next(gone, False):
+            goal.parent.rmdir()
+        return replaced(self, goal)
+
+    monkeypatch.setattr(Path, "replace", late)
+    assert change_with_weights(target)
 
 
 @pytest.mark.parametrize("journal", ["", "ke", "keep 1:a", "swap 1:a", "swap\n"])

@@ -28,7 +28,7 @@ from reshard.pipeline.errors import (
     TokenRefused,
     UsageError,
 )
-from reshard.pipeline.limits import ATTEMPTS
+from reshard.pipeline.limits import ANSWER_MAX, ATTEMPTS
 from reshard.pipeline.places import Hub, parse_place
 from reshard.pipeline.protocols import Addition, AnswerLost, Change, HeadMoved
 from reshard.pipeline.request import Options
@@ -331,7 +331,9 @@ def test_a_commit_whose_answer_is_lost_may_stand(
         {"action": "status", "status": 502},
         {"action": "status", "status": 200, "body": "<html>"},  # a proxy's
         {"action": "status", "status": 200, "body": "{}"},
+        {"action": "status", "status": 200, "body": " " * (ANSWER_MAX + 1)},
     ],
+    ids=["reset", "502", "a page", "no commit", "too long"],
 )
 def test_a_commit_without_an_answer_is_never_sent_again_unseen(
     context: Context, repo: str, hub: HubAdmin, fault: dict[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -161,14 +161,14 @@ def test_a_living_publication_is_left_alone_however_long_it_takes(
             if path == LOCK:
                 renewed.set()
 
-        def put(self, files: Sequence[StoredFile]) -> None:
+        def put(self, files: Sequence[StoredFile], check: Callable[[], None]) -> None:
             age_lock(target)
             for _ in range(2):  # the first may have been written before
                 renewed.clear()
                 assert renewed.wait(60)
             with pytest.raises(TargetLocked):
                 target.head()
-            target.objects.put(files)
+            target.objects.put(files, check)
 
     slow: Any = Slow(target.objects, "")
     made = ObjectTarget(slow).commit(change(stored(target, OLD)), EMPTY)
@@ -179,7 +179,7 @@ def test_a_living_publication_is_left_alone_however_long_it_takes(
 
 def test_what_fails_in_a_publication_is_finished_by_the_next_run_at_once(target: ObjectTarget) -> None:
     class Failing(Mortal):
-        def put(self, files: Sequence[StoredFile]) -> None:
+        def put(self, files: Sequence[StoredFile], check: Callable[[], None]) -> None:
             raise HubUnreachable(endpoint="s3://somewhere", what="no response")
 
     failing: Any = Failing(target.objects, "")
@@ -311,7 +311,7 @@ def test_one_who_comes_late_leaves_the_next_publication_alone(target: ObjectTarg
     age_lock(target)
 
     class Overtaken(Mortal):
-        def put(self, files: Sequence[StoredFile]) -> None:
+        def put(self, files: Sequence[StoredFile], check: Callable[[], None]) -> None:
             if not target.objects.read(PENDING):
                 return target.objects.put(files)
             age_lock(target)
@@ -399,3 +399,30 @@ def test_a_record_of_many_publications_that_each_list_much_stays_small_enough_to
         record = record.after(ours, None, listing, {"a": "0" * 64}, {}, MESSAGES_MAX)
     assert len(record.text()) < ANSWER_MAX
     assert [one.id for one in record.history("1199", None)][:20] == [f"{1199 - n}" for n in range(20)]
+
+
+def test_who_could_not_renew_the_lock_for_long_places_nothing(
+    target: ObjectTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a wait that the store asked for: another may have published meanwhile."""
+    coming = change(stored(target, OLD))
+    with monkeypatch.context() as patch, pytest.raises(HeadMoved):
+        patch.setattr("reshard.pipeline.stores.objects.LOCK_SURE", -1)
+        target.commit(coming, EMPTY)
+    assert {"model-1.safetensors", INDEX}.isdisjoint(target.objects.listed())
+    assert listed(target) == {INDEX: b"{}", "model-1.safetensors": OLD}, "by the next who looks"
+
+
+def test_of_what_is_asked_for_long_after_nothing_is_sent(target: ObjectTarget) -> None:
+    class Late(Exception):
+        pass
+
+    def check() -> None:
+        raise Late
+
+    placed = stored(target, OLD).stored
+    assert placed is not None
+    for step in (lambda: target.objects.put([placed], check), lambda: target.objects.delete(["x"], check)):
+        with pytest.raises(Late):
+            step()
+    assert "model-1.safetensors" not in target.objects.listed()
