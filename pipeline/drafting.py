@@ -18,7 +18,7 @@ from posixpath import join
 from reshard.pipeline.checkpoint.discover import Found, find_checkpoints, is_weight_index, read_file
 from reshard.pipeline.checkpoint.formats.gguf import SUFFIX as GGUF
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
-from reshard.pipeline.checkpoint.indexes import load_json
+from reshard.pipeline.checkpoint.indexes import load_json, named_weights
 from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
 from reshard.pipeline.checkpoint.tool_files import is_tool_file
 from reshard.pipeline.deciding import There, held_against, is_private, notes_of, refuse_too_large, replaces_others
@@ -34,6 +34,7 @@ from reshard.pipeline.errors import (
     ReshardError,
     TargetConflict,
     TargetFull,
+    UsageError,
     WeightsExcluded,
 )
 from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX, LAYERS_MAX, MANIFEST_MAX
@@ -150,10 +151,20 @@ def _draft(
         return make_plan(known), known, there
     known = _read(request, source, target, there, meta_loader, shows)
     made = _make(known, source, target, there, replaces)
+    _refuse_lost_names(made, known)
     refuse_too_large(made)
     if made.shards:
         check_structure(made, known.opened, known.ties, known.configs)
     return made, known, there
+
+
+def _refuse_lost_names(made: Plan, known: Known) -> None:
+    """Raises UsageError where a config names a file of weights that the result would not have."""
+    there = {shard.path for shard in made.shards} | {one.index.path for one in made.outputs if one.index}
+    for config, path in known.named.items():
+        if made.shards and path not in there | {file.path for file in made.carried}:
+            what = f"{config} has transformers_weights, which names {path}, and the result would have no such file"
+            raise UsageError(what=f"{what}; choose a size at which it has, or remove that key from the source")
 
 
 def _prunes(options: Options, before: Before) -> bool:
@@ -273,6 +284,7 @@ def _read(
         configs=texts,
         layers=_layers(opened, configs) if options.ranks else {},
         notes=notes,
+        named={path: name for path, text in configs.items() if (name := named_weights(path, text))},
     )
 
 

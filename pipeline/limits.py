@@ -154,6 +154,7 @@ LISTED_MAX = 1_000_000  # objects of one folder of an object store; its owner ma
 FOLDER_DEPTH_MAX = 200  # folders in folders; real models have five, and who writes them needs a call for each
 STAGED_SHARDS_MAX = 2  # shards on disk per copy over LFS: one is sent while the next is read
 LOCK_AGE = 120.0  # seconds; the lock of a target without commits is broken then: its holder has missed five renewals
+JSON_PARTS_MAX = 2_000_000  # lists and objects of a text that is parsed here; each takes some 60 bytes of memory
 LOCK_RENEW = 20.0  # seconds between them
 LOCK_SURE = 60.0  # seconds; its holder places nothing once it could not renew it for so long
 LOCK_MAX = 1024  # bytes read of one that is found in a source; ours has 70

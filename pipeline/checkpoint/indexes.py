@@ -36,6 +36,15 @@ class Index:
         return {intern(tensor): self.files[file] for tensor, file in self.weight_map.items()}
 
 
+def named_weights(config: str, text: bytes) -> str:
+    """The file of weights that the ``text`` of a config names, where transformers looks for it; empty for none."""
+    try:
+        named = load_json(text).get("transformers_weights")
+    except (ValueError, AttributeError):
+        return ""
+    return normpath(join(dirname(config), named)) if isinstance(named, str) and named else ""
+
+
 def parse_index(content: bytes, path: str) -> Index:
     """The index that ``content`` is; raises BadIndex, and LfsPointer for what stands in its place.
 

@@ -144,6 +144,7 @@ class Known:
     lender: Pin | None = None
     ties: Mapping[Name, Mapping[str, str]] = field(default_factory=dict)  # parameter -> the one it is tied to
     configs: Mapping[str, str] = field(default_factory=dict)  # the texts that follow a change of dtype
+    named: Mapping[str, str] = field(default_factory=dict)  # config -> the file of weights that it names
     layers: Mapping[Name, int] = field(default_factory=dict)  # as configs count them, where stages are cut
     notes: tuple[str, ...] = ()  # of the target
     in_place: bool = False  # the target is the source itself

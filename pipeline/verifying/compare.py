@@ -51,7 +51,8 @@ def check_headers(both: Paired, ties: Ties, believed: Callable[[], bool] = lambd
         tied, dropped = ties.get(pair.output.name, {}), without[pair.output.name]
         copies |= dropped
         claimed += [name for name, kept in dropped.items() if tied.get(name, name) != tied.get(kept, kept)]
-        undeclared += len(dropped.keys() - _declared(pair.output).keys())
+        said = _kept(pair)
+        undeclared += sum(said(name) is None for name in dropped)
         there = source.keys() & output.keys()
         casts.update((source[name][0], output[name][0]) for name in there if source[name][0] != output[name][0])
     figures = {
@@ -138,8 +139,7 @@ def dropped_copies(pair: Pair, ours: OpenedSide, ties: Mapping[str, str]) -> dic
     before = {tensor.name: tensor for tensor in pair.source.tensors}
     there = before.keys() & {tensor.name for tensor in pair.output.tensors}
     published = ROOT_KEY in pair.output.index_metadata or MANIFEST in ours.source.files()
-    declared = _declared(pair.output)
-    dropped = {}
+    said, dropped = _kept(pair), {}
     tied: dict[tuple[str, str, tuple[int, ...]], str] = {}  # what the class ties, of one kind -> the first of it there
 
     def group(tensor: Tensor) -> tuple[str, str, tuple[int, ...]]:
@@ -148,18 +148,26 @@ def dropped_copies(pair: Pair, ours: OpenedSide, ties: Mapping[str, str]) -> dic
     for name in sorted(there):
         tied.setdefault(group(before[name]), name)
     for name in before.keys() - there:
-        lost, said = before[name], declared.get(name)
-        kept = before[said] if isinstance(said, str) and said in there else None
-        if kept and lost.size and (kept.dtype, kept.shape, kept.pieces) == (lost.dtype, lost.shape, lost.pieces):
-            dropped[name] = kept.name
+        lost = before[name]
+        if (kept := said(name)) is not None and kept in there:
+            dropped[name] = kept
         elif not published and group(lost) in tied:
             dropped[name] = tied[group(lost)]
     return dropped
 
 
-def _declared(output: Checkpoint) -> Mapping[str, object]:
-    """What the output says of the copies that it dropped: {name: the name that keeps its bytes}, among other things."""
-    return output.file_metadata | output.index_metadata
+def _kept(pair: Pair) -> Callable[[str], str | None]:
+    """For a name, the one under which the output keeps its bytes by its own word, if the source stores both once."""
+    said = {**pair.output.file_metadata, **pair.output.index_metadata}
+    before = {tensor.name: tensor for tensor in pair.source.tensors}
+
+    def kept_for(name: str) -> str | None:
+        lost, other = before[name], said.get(name)
+        kept = before.get(other) if isinstance(other, str) else None
+        same = kept and (kept.dtype, kept.shape, kept.pieces) == (lost.dtype, lost.shape, lost.pieces)
+        return kept.name if kept and same and lost.size and kept is not lost else None
+
+    return kept_for
 
 
 # -------------------------------------------------------------------------------------------------- where it lies

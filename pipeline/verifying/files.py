@@ -9,7 +9,7 @@ from typing import NamedTuple
 from reshard.pipeline.check import Check, Result, some
 from reshard.pipeline.checkpoint.discover import SOUGHT_STEMS, is_weights, set_name
 from reshard.pipeline.checkpoint.kinds import foreign_format, named_like
-from reshard.pipeline.checkpoint.tool_files import is_tool_file
+from reshard.pipeline.checkpoint.tool_files import is_tool_file, leftover
 from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.limits import CONFIG_MAX
 from reshard.pipeline.planning.beside import describes, excluded, settings_files, sort_out
@@ -98,6 +98,8 @@ def compare_files(
             if is_.size != len(expected) or b"".join(output.source.read(is_, 0, is_.size)) != expected:
                 text = f"{path} differs from the settings stored with the source's weights"
                 findings.append(Finding("file_changed", text, path))
+        elif was is None and leftover(path) and not _is_read(path, folders):
+            continue
         elif was is None:
             figures["added"] += 1
             if _is_read(path, folders):

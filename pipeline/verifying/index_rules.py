@@ -5,7 +5,7 @@ Where the pipeline stops at the first thing that it will not reshard, this goes 
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -18,11 +18,12 @@ from reshard.pipeline.checkpoint.formats import dcp, gguf
 from reshard.pipeline.checkpoint.formats.ranged import each
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX, Header, Spec
 from reshard.pipeline.checkpoint.formats.torch_files import read_torch
-from reshard.pipeline.checkpoint.indexes import Index, parse_index
+from reshard.pipeline.checkpoint.indexes import Index, named_weights, parse_index
 from reshard.pipeline.checkpoint.open import read_header
 from reshard.pipeline.checkpoint.parts import NUMBERED, WHOLE
+from reshard.pipeline.checkpoint.tool_files import leftover
 from reshard.pipeline.errors import CheckpointError, NotRead
-from reshard.pipeline.limits import INDEX_MAX
+from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.tensors import Record, StoredFile, Tensor
 from reshard.pipeline.verifying.opened import OpenedSide
@@ -48,8 +49,16 @@ class Ruled(NamedTuple):
 
 
 def check_rules(side: OpenedSide, formats: Set[str] = FORMATS) -> Check:
-    """``ruled`` as a check."""
-    return as_check(side, ruled(side, formats))
+    """``ruled`` as a check, with the weights that configs name."""
+    found = ruled(side, formats)
+    listing, named = side.source.files(), list[Finding]()
+    for path, file in listing.items():
+        if basename(path) == "config.json" and file.size <= CONFIG_MAX and not side.error:
+            text = read_file(side.source, file, CONFIG_MAX)
+            if (weights := named_weights(path, text)) and weights not in listing:
+                told = f"{path} has transformers_weights, which names a missing file: {weights}"
+                named.append(Finding("absent_file", told, weights))
+    return as_check(side, found._replace(findings=[*found.findings, *named]))
 
 
 def as_check(side: OpenedSide, rules: Ruled) -> Check:
@@ -72,7 +81,7 @@ def as_check(side: OpenedSide, rules: Ruled) -> Check:
 def _indexes(source: Source) -> dict[str, Index | CheckpointError]:
     """Every index that loaders go by: of torch files where the same checkpoint has no safetensors."""
     listing = source.files()
-    indexes = sorted(path for path in listing if is_weight_index(path))
+    indexes = sorted(path for path in listing if is_weight_index(path) and not leftover(path))
     safe = {set_name(path) for path in listing if path.endswith(SUFFIX)}
     safe |= {index_name(path) for path in indexes if _is_safe(path)}
     return read_indexes(source, [path for path in indexes if _is_safe(path) or index_name(path) not in safe])
@@ -95,16 +104,17 @@ def ruled(side: OpenedSide, formats: Set[str] = FORMATS) -> Ruled:
     headers, totals = _headers(side, [index for index in indexes.values() if isinstance(index, Index)])
     findings: list[Finding] = []
     named: set[str] = set()
+    below, in_folder = sorted(headers), defaultdict[str, list[str]](list)
+    for file in side.source.files():
+        in_folder[dirname(file)].append(file)
     for path, index in indexes.items():
         if isinstance(index, CheckpointError):
             findings.append(Finding("index_json", str(index), path))
             continue
-        beside = {
-            file: header
-            for file, header in headers.items()
-            if file.startswith(join(dirname(path), "")) and file.endswith(SUFFIX) == _is_safe(path)
-        }
-        found = check_index(index, beside, side.source.files(), totals, formats)
+        under = join(dirname(path), "")
+        of_it = below[bisect_left(below, under) : bisect_left(below, f"{under}\U0010ffff")] if under else below
+        beside = {file: headers[file] for file in of_it if file.endswith(SUFFIX) == _is_safe(path)}
+        found = check_index(index, beside, side.source.files(), totals, formats, in_folder[dirname(path)])
         findings += (one for one in found if not (one.rule == "format" and path in side.found.uncut))
         named |= {*index.files.values()}
     stale = {finding.file for finding in findings if finding.rule == "stale_file"}
@@ -153,7 +163,7 @@ def _unindexed(paths: list[str]) -> Iterator[Finding]:
 def _headers(side: OpenedSide, indexes: Iterable[Index]) -> tuple[Headers, Mapping[str, Total]]:
     """Of safetensors files, and of torch's that are opened or that ``indexes`` name; and the latter's totals."""
     source, listing = side.source, side.source.files()
-    safe = sorted(path for path in listing if path.endswith(SUFFIX))
+    safe = sorted(path for path in listing if path.endswith(SUFFIX) and not leftover(path))
     headers: dict[str, Header | CheckpointError] = {}
     headers |= _each(lambda path: read_header(source, listing[path]), safe)
     # The weights are GGUF files, or, where they cannot be opened, may be.

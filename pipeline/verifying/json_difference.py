@@ -85,4 +85,7 @@ def _same(one: Any, other: Any, config: bool) -> bool:
 
 
 def _brief(leaves: Mapping[_Keys, Any], keys: _Keys) -> str:
-    return f"{json.dumps(leaves[keys]):.60}" if keys in leaves else "missing"
+    leaf = leaves.get(keys, _ABSENT)
+    if isinstance(leaf, list | str):
+        leaf = leaf[:60]  # of which no more is shown
+    return f"{json.dumps(leaf):.60}" if leaf is not _ABSENT else "missing"

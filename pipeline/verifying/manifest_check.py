@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
+from functools import cache, partial
 from posixpath import dirname, join
 from typing import NamedTuple
 
@@ -51,7 +52,8 @@ def check_manifest(output: Source, described: Publication | None = None) -> Reco
     file = output.files().get(MANIFEST)
     if file is None:
         named = {path: root for path, index in indexes.items() if (root := _root(index))}
-        named = {path: root for path, root in named.items() if not _is_component(output, path, root)}
+        components = _components(output, named)
+        named = {path: root for path, root in named.items() if path not in components}
         named |= {"the commit": described.manifest} if described and described.manifest else {}
         findings = [f"{who} refers to manifest {root}, but {MANIFEST} is missing" for who, root in named.items()]
         return Recorded(Check("manifest", "failed", _LEVEL, "", {}, some(findings)) if findings else None, None)
@@ -61,7 +63,7 @@ def check_manifest(output: Source, described: Publication | None = None) -> Reco
     except CheckpointError as error:
         return Recorded(Check("manifest", "failed", _LEVEL, "", {}, (str(error),)), None)
     contradicted = list(_commit_findings(manifest, sha256_of(content), described)) if described else []
-    components = {path for path, index in indexes.items() if _is_component(output, path, _root(index))}
+    components = _components(output, {path: _root(index) for path, index in indexes.items()})
     findings = [*_own_findings(manifest), *_index_findings(manifest, indexes, components), *contradicted]
     findings += differences(output, Expected(manifest.files))
     weights, others = _beside(output, manifest, indexes)
@@ -118,6 +120,15 @@ def _root(index: Index) -> str | None:
     return root if isinstance(root, str) else None
 
 
+def root_of(side: Source, folder: str = "") -> str | None:
+    """What the manifest in ``folder`` has as its root; None without one that can be read."""
+    file = side.files().get(join(folder, MANIFEST))
+    try:
+        return parse(read_file(side, file, MANIFEST_MAX)).root if file else None
+    except CheckpointError:
+        return None
+
+
 def _own_findings(manifest: Manifest) -> Iterator[str]:
     if manifest.root != manifest.actual_root:
         yield f"{MANIFEST} was changed: its root is {manifest.root}, but its files give {manifest.actual_root}"
@@ -125,17 +136,17 @@ def _own_findings(manifest: Manifest) -> Iterator[str]:
         yield f"{MANIFEST} lists no files; reshard never publishes an empty one"
 
 
-def _is_component(output: Source, index: str, root: str | None) -> bool:
-    """Whether the manifest in the nearest folder around ``index`` has its root: it was published by itself."""
-    folder = dirname(index)
-    while folder and join(folder, MANIFEST) not in output.files():
-        folder = dirname(folder)
-    if not folder:
-        return False
-    try:
-        return parse(read_file(output, output.files()[join(folder, MANIFEST)], MANIFEST_MAX)).root == root
-    except CheckpointError:
-        return False
+def _components(output: Source, roots: Mapping[str, str | None]) -> set[str]:
+    """The indexes of whose ``roots`` the manifest in the nearest folder around them has: it was published by itself."""
+    root_in = cache(partial(root_of, output))  # of many indexes, and a manifest may have 100 MB
+    found = set()
+    for index, root in roots.items():
+        folder = dirname(index)
+        while folder and join(folder, MANIFEST) not in output.files():
+            folder = dirname(folder)
+        if folder and root_in(folder) == root:
+            found.add(index)
+    return found
 
 
 def _index_findings(manifest: Manifest, indexes: Mapping[str, Index], components: Set[str]) -> Iterator[str]:

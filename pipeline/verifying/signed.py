@@ -77,7 +77,8 @@ def _unlisted(output: Source) -> set[str]:
 def _provenance(output: Source, trusted: Trusted, builder: str | None, signed: Mapping[str, str]) -> Check:
     if PROVENANCE not in signed or PROVENANCE not in output.files():
         if builder is None:
-            return Check("provenance", "skipped", _ORIGIN, "none was published")
+            said = "it is missing" if PROVENANCE in signed else "none was published"
+            return Check("provenance", "skipped", _ORIGIN, said)
         return Check("provenance", "failed", _ORIGIN, "", {}, (f"no {PROVENANCE}, so nothing says who built it",))
     statement = _read(output, PROVENANCE, trusted).statement
     try:

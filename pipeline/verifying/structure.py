@@ -10,7 +10,7 @@ Nothing here raises for a broken checkpoint: every fault is a ``Finding``, and a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from itertools import chain, tee
 from operator import attrgetter, eq
@@ -176,16 +176,18 @@ def check_weight_files(headers: Headers, formats: Set[str] | None = None) -> Ite
 def check_index(
     index: Index,
     headers: Headers,
-    listing: Iterable[str],
+    listing: Collection[str],
     totals: Mapping[str, Total] = MappingProxyType({}),
     formats: Set[str] | None = None,
+    in_folder: Iterable[str] | None = None,
 ) -> Iterator[Finding]:
     """The rules of an index against the headers of all files that belong to it, and ``check_weight_files`` of those.
 
     ``headers`` has every weight file of the checkpoint's folder, named by the index or not; ``listing`` the paths of
-    every file in the repository; ``totals`` those files whose bytes writers count in several ways.
+    every file in the repository, and ``in_folder`` those in the index's own, where they are known; ``totals`` those
+    files whose bytes writers count in several ways.
     """
-    listing, named = set(listing), set(index.files.values())
+    named = set(index.files.values())
     if index.metadata is None:
         text = f'{index.path} has no "metadata" object, which transformers requires'
         yield Finding("index_metadata", text, index.path)
@@ -198,7 +200,7 @@ def check_index(
             text = f"{index.path} refers to {written!r:.80}, which loaders do not find on a Hub; write {plain!r:.80}"
             yield Finding("wrong_file", text, path)
     yield from _check_names(index, headers)
-    for path, effect in _stale(index.path, listing - named):
+    for path, effect in _stale(index.path, {*(listing if in_folder is None else in_folder)} - named):
         yield Finding("stale_file", f"{path} is left over: {index.path} does not list it{effect}", path)
     own = {path: header for path, header in headers.items() if path in named}
     if index.metadata is not None and len(_readable(own)) == len(named):

@@ -31,7 +31,13 @@ from reshard.pipeline.text import printable
 from reshard.pipeline.verifying.compare import check_bytes, check_headers, check_stored, check_ties, read, read_both
 from reshard.pipeline.verifying.files import check_files
 from reshard.pipeline.verifying.index_rules import check_rules
-from reshard.pipeline.verifying.manifest_check import Recorded, attested_by, check_manifest, check_manifest_bytes
+from reshard.pipeline.verifying.manifest_check import (
+    Recorded,
+    attested_by,
+    check_manifest,
+    check_manifest_bytes,
+    root_of,
+)
 from reshard.pipeline.verifying.meta_load import NO_CLASS, MetaLoader, Own
 from reshard.pipeline.verifying.opened import UNCHANGED, OpenedSide, own_of, paired
 from reshard.pipeline.verifying.structure import FORMATS
@@ -84,6 +90,8 @@ def verify(
         threading.Thread(target=meta_loader.warm, daemon=True).start()  # its imports take seconds, and so do headers
     recorded = check_manifest(output, trust.described)
     claims = unlike(recorded.manifest.made.claims(), changes) if recorded.manifest else {}
+    if source and recorded.manifest and root_of(source) == recorded.manifest.root:  # a mirror: it is as its source is
+        claims = {}
     their_side, fitting, told = _their_side(source, changes, claims) if source else (None, {}, {})
     loaded = [load(changes.model_copy(update=fitting if _by_config(source, output) else told))] if load else []
     side = OpenedSide.attempt(output)

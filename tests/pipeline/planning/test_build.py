@@ -25,6 +25,7 @@ from reshard.pipeline.errors import (
     ReshardError,
     SizeTooSmall,
     TooLargeForHub,
+    UsageError,
 )
 from reshard.pipeline.limits import GB, HUB_FILE_MAX, HUB_HTTP_MAX, MB
 from reshard.pipeline.places import NOWHERE, Folder, Hub, Place
@@ -455,3 +456,11 @@ def test_what_its_loader_reads_from_one_file_alone_is_written_so_and_that_is_sai
     small, large = (api.plan(Request.of(tmp_path, size=size)) for size in (9_000, 1_000_000))
     assert [shard.path for made in (small, large) for shard in made.shards] == ["model.safetensors"] * 2
     assert ["stays in one file" in " ".join(made.notes) for made in (small, large)] == [True, False]
+
+
+def test_weights_that_a_config_names_keep_their_name_or_the_plan_is_refused(tmp_path: Path) -> None:
+    save_single(tmp_path, arrays(8, 1000))
+    (tmp_path / "config.json").write_text('{"transformers_weights": "model.safetensors"}')
+    assert api.plan(Request.of(tmp_path, size=1_000_000)).shards
+    with pytest.raises(UsageError, match="transformers_weights, which names model.safetensors, and the result would"):
+        api.plan(Request.of(tmp_path, size=9_000))

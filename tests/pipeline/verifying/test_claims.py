@@ -229,3 +229,13 @@ def test_the_key_of_a_machine_is_made_once_whole_and_for_its_owner(elsewhere: Pa
     key.write_bytes(b"")
     assert marks.mark("text") is None and not marks.is_ours("text", made)
     assert not marks.is_ours("text", None)
+
+
+@pytest.mark.parametrize("changes", [{"rename": SWAP}, {"strip_prefix": "h."}, {"rename": [{"^": "x."}]}])
+def test_a_mirror_of_a_publication_equals_it_whatever_it_was_made_with(
+    source: Path, tmp_path: Path, go: Run, elsewhere: Path, changes: dict[str, Any]
+) -> None:
+    go(source, tmp_path / "out", **changes)
+    shutil.copytree(tmp_path / "out", tmp_path / "mirror")
+    for place in ("mirror", "out"):
+        assert deep(tmp_path / place, tmp_path / "out").result == "passed"

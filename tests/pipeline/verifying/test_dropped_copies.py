@@ -120,3 +120,19 @@ def test_an_empty_tensor_is_nobody_s_copy(tmp_path: Path, meta_loader: MetaLoade
         save_file(empty | {"c": torch.ones(3)}, tmp_path / name / "model.safetensors", metadata={"format": "pt"})
     found = checks(tmp_path / "output", tmp_path / "source", meta_loader)
     assert found["same tensors"].findings == ("b is in the source but not in the output",)
+
+
+@pytest.mark.parametrize("word", ["model.embed_tokens.weight", "x"])
+def test_a_copy_that_only_its_class_ties_is_no_proof_whatever_the_metadata_has_under_its_name(
+    tmp_path: Path, meta_loader: MetaLoader, word: str
+) -> None:
+    """As accelerate's `save_model` writes it: the source stores both, and only their bytes could tell."""
+    stored_twice(tmp_path / "source", 1)
+    shutil.copytree(tmp_path / "source", tmp_path / "output")
+    tensors = load_file(tmp_path / "output" / "model.safetensors")
+    del tensors["lm_head.weight"]
+    metadata = {"format": "pt", "lm_head.weight": word}
+    save_file(tensors, tmp_path / "output" / "model.safetensors", metadata=metadata)
+    sides = (FolderSource.open(Folder(path=str(tmp_path / name))) for name in ("output", "source"))
+    found = {check.name: check for check in verify(*sides, meta_loader)}
+    assert found["same tensors"].result == "inconclusive"

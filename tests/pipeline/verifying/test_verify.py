@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,13 @@ from reshard.pipeline.errors import BadLength, NoWeights
 from reshard.pipeline.places import Folder
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores.folder.source import FolderSource
+from reshard.pipeline.verifying.index_rules import check_rules
 from reshard.pipeline.verifying.meta_load import MetaLoader
+from reshard.pipeline.verifying.opened import OpenedSide
 from reshard.pipeline.verifying.verify import verify
 from tests.pipeline.verifying import models
 from tests.support.canary import touch
+from tests.support.measured import within
 from tests.support.models import add_friends, arrays, numbered, save_sharded, save_single
 
 Verify = Callable[..., dict[str, Check]]
@@ -454,3 +458,29 @@ def test_a_source_that_itself_lacks_a_tensor_is_no_failure_of_the_output(
     save_sharded(tmp_path / "output", numbered(tensors, 3))
     shutil.copy(source / "config.json", tmp_path / "output")
     assert failed(look(tmp_path / "output", source, deep=True)) == {}
+
+
+def test_what_tools_leave_beside_an_output_is_none_of_its_weights(two_cuts: tuple[Path, Path], look: Verify) -> None:
+    source, output = two_cuts
+    for name in ("._model-00001-of-00002.safetensors", "._model.safetensors.index.json", ".DS_Store"):
+        (output / name).write_bytes(b"\0\5\x16\7" + bytes(4092))
+    (output / "__pycache__").mkdir()
+    (output / "__pycache__" / "m.cpython-311.pyc").write_bytes(b"x")
+    found = look(output, source)
+    assert failed(found) == {} and found["other files"].result == "passed", found["other files"].reason
+
+
+def test_weights_that_a_config_names_are_there_or_it_is_a_finding(tmp_path: Path, look: Verify) -> None:
+    save_single(tmp_path / "m", arrays(2, 10))
+    for name, missing in (("model.safetensors", False), ("weights.safetensors", True)):
+        (tmp_path / "m" / "config.json").write_text(json.dumps({"transformers_weights": name}))
+        assert ("index rules" in failed(look(tmp_path / "m", None))) is missing
+
+
+def test_many_indexes_are_looked_at_in_time_that_grows_with_their_number(tmp_path: Path, look: Verify) -> None:
+    for number in range(1500):
+        save_sharded(tmp_path / "m" / f"{number:04}", numbered(arrays(1, 2), 1))
+    side = OpenedSide.attempt(source_of(tmp_path / "m"))
+    start = time.process_time()
+    assert check_rules(side).result == "passed"
+    assert within(time.process_time() - start, 6.0)
