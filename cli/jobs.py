@@ -301,6 +301,8 @@ def _looks(session: Session, choice: Choice, output: Output, act: Act[D], **how:
         return act.do(session, read(act.body, fields | how, "the options"))
 
     fields = {"jobs": choice.jobs} if choice.jobs else choice.fields
+    if len(choice.jobs) > 1 and act.verb == DELETE.verb:  # all of them or none: it fails over a name that is mistyped
+        do(fields | {"dry_run": True})
     if choice.jobs or choice.dry_run or choice.yes:
         done = do(fields | {"dry_run": choice.dry_run})
         return done, done

@@ -44,5 +44,6 @@ def ping() -> None:
         if answer.status == 200:
             echo(f"{address}:{port}: {said}")
             return
-        refused.append(f"{address}:{port}: {said}")
+        ours = said and "<" not in said and "\n" not in said
+        refused.append(f"{address}:{port}: {said if ours else f'HTTP {answer.status}, which is no answer of reshard'}")
     raise NoAnswer(why="; ".join(refused))

@@ -55,6 +55,7 @@ def notices(settings: Settings) -> Iterator[Probe]:
             hook.tell(Notice.test())
             yield Probe(f"notify {hook.name}", "test notification sent")
         except NoticeFailed as error:
+            error.facts["cure"] = f"check RESHARD_NOTIFY_{hook.name.upper()}, and what it leads to"
             yield Probe(f"notify {hook.name}", "test notification failed", error=error)
 
 

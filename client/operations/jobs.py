@@ -286,8 +286,8 @@ def delete_jobs(session: InProcess, body: Chosen) -> jobs.Deleted:
     kept = queue.catalogs.awaited()
     chosen, named = body.ids(queue, ENDED), list[str]()
     for job in queue.jobs.each(body.jobs):
-        if isinstance(job, JobNotFound) and len(body.jobs) > 1:
-            continue  # gone, as it is to be
+        if isinstance(job, JobNotFound) and len(body.jobs) > 1 and not body.dry_run:
+            continue  # gone since they were chosen, as it is to be
         if isinstance(job, JobUnreadable):  # the step that deletes it sees whether it has ended
             named.append(job.facts["job"])
             continue

@@ -285,7 +285,7 @@ def fill(template: str, values: dict[str, str]) -> str:
             if form or conversion or (name and not name.isidentifier()):
                 raise ValueError("use only plain fields such as {name}, without format, attribute or index")
             if name is not None and name not in values:
-                there = ", ".join(f"{{{known}}}" for known in PLACEHOLDERS)
+                there = ", ".join(f"{{{known}}}" for known in values)
                 raise ValueError(f"unknown field {{{shortened(name)}}}; use {there}")
             filled += text + values.get(name or "", "")
     except ValueError as error:

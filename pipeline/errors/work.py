@@ -194,9 +194,14 @@ class ScheduleExists(QueueError, code="queue.schedule_exists"):
 class ScheduleUnreadable(QueueError, code="queue.schedule_unreadable"):
     message = "this release cannot read schedule {name}: {where}: {why}"
     hint = "if a newer release wrote it, install that release here too; its control process still runs the schedule"
-class NoticeFailed(QueueError, code="queue.notice", retryable=True):
+class NoticeFailed(
+    QueueError,
+    code="queue.notice",
+    retryable=True,
+    cure="test it by running `reshard doctor --notify` with the same environment as the control process",
+):
     message = "cannot send a notification to the {hook}: {why}"
-    hint = "test it by running `reshard doctor --notify` with the same environment as the control process"
+    hint = "{cure}"
 class CatalogNotFound(QueueError, code="queue.no_catalog"):
     message = "catalog not found: {name}"
     hint = "see `reshard catalog status`"

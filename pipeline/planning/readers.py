@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
+from math import gcd
 from operator import contains
 from pathlib import PurePosixPath
 from typing import Literal, NamedTuple
@@ -97,7 +98,12 @@ def _experts(names: Sequence[str], ranks: int) -> Shares:
         if not notes and not fused:
             cure = "do not set ranks, or use ppN for pipeline parallelism, for example pp4; see docs/layouts.md"
             raise BadRanks(value=f"ep{ranks}", why="no experts to divide", cure=cure)
-        why = notes[0] if notes else f"{fused} holds all experts of its layer; add --experts separate"
+        if notes:
+            most = gcd(*undivided)
+            fitting = [number for number in range(2, min(most, ranks) + 1) if most % number == 0]
+            cure = f"use a number that divides them, such as ep{fitting[-1]}" if fitting else "do not set ranks"
+            raise BadRanks(value=f"ep{ranks}", why=notes[0].removesuffix(": every rank reads all of them"), cure=cure)
+        why = f"{fused} holds all experts of its layer; add --experts separate"
         raise BadRanks(value=f"ep{ranks}", why=why)
     return Shares(of, tuple(notes))
 
@@ -110,7 +116,8 @@ def _stages(names: Sequence[str], ranks: int, layers: int | None) -> Shares:
         raise BadRanks(value=f"pp{ranks}", why=why)
     count = layers or max(numbers.values()) + 1
     if count < ranks:
-        raise BadRanks(value=f"pp{ranks}", why=f"the model has {counted(count, 'layer')}")
+        cure = f"use pp{count} at most" if count > 1 else "do not set ranks"
+        raise BadRanks(value=f"pp{ranks}", why=f"the model has {counted(count, 'layer')}", cure=cure)
     base, extra = divmod(count, ranks)
     short = (ranks - extra) * base  # the first layers, which ranks have that have no extra one: the highest of them
 

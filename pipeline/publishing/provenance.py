@@ -8,7 +8,8 @@ files by the hashes that its store lists, and last the source's own statement, w
 from __future__ import annotations
 
 import hashlib
-from base64 import b64encode
+import json
+from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -78,13 +79,16 @@ def sha256_of(source: Source, file: StoredFile) -> str:
 
 
 def _stand(there: Source, files: Mapping[str, str], name: str, signer: Signer) -> bool:
-    """Whether ``there`` has a signature of just these files by this key."""
+    """Whether ``there`` has a signature of just these files by this key, with its certificates, and by this builder."""
     try:
         found, now = (evidence(there, path) for path in (PROVENANCE, SIGNATURE))
         if found is None or now is None:
             return False
-        signed = signer.trusted.read(now, SIGNATURE)
-    except BadSignature:
+        signed, made = signer.trusted.read(now, SIGNATURE), json.loads(found)
+        run = json.loads(b64decode(made["dsseEnvelope"]["payload"]))["predicate"]["runDetails"]
+        if (made["verificationMaterial"], run["builder"]["id"]) != (signer.material, signer.builder or UNNAMED_BUILDER):
+            return False
+    except (BadSignature, ValueError, LookupError, TypeError):
         return False
     expected = {**files, PROVENANCE: hashlib.sha256(found).hexdigest()}
     return signed.files == expected and signed.statement["subject"][0]["name"] == name

@@ -123,23 +123,26 @@ class Signer:
             config.sign(name, made := Path(folder) / SIGNATURE)
             return made.read_bytes()
 
+    @property
+    def material(self) -> dict[str, Any]:
+        """What a bundle of ``sign`` says of who signed it."""
+        from cryptography.hazmat.primitives.serialization import Encoding
+
+        chain = [{"rawBytes": b64encode(one.public_bytes(Encoding.DER)).decode()} for one in self._certificates]
+        key = {"publicKey": {"hint": _hint(self._key.public_key())}}
+        return ({"x509CertificateChain": {"certificates": chain}} if chain else key) | {"tlogEntries": []}
+
     def sign(self, statement: Mapping[str, Any]) -> bytes:
         """A bundle of any statement."""
-        from cryptography.hazmat.primitives.serialization import Encoding
         from securesystemslib.dsse import Envelope
         from securesystemslib.signer import CryptoSigner
 
         text = json.dumps(statement, default=vars, sort_keys=True, separators=(",", ":")).encode()
         envelope = Envelope(text, _PAYLOAD, {})
-        public = self._key.public_key()
-        envelope.sign(CryptoSigner(self._key, _dsse_key(public)))
-        chain = [{"rawBytes": b64encode(one.public_bytes(Encoding.DER)).decode()} for one in self._certificates]
-        material: dict[str, Any] = {"publicKey": {"hint": _hint(public)}}
-        if chain:
-            material = {"x509CertificateChain": {"certificates": chain}}
+        envelope.sign(CryptoSigner(self._key, _dsse_key(self._key.public_key())))
         bundle = {
             "mediaType": BUNDLE,
-            "verificationMaterial": material | {"tlogEntries": []},
+            "verificationMaterial": self.material,
             "dsseEnvelope": envelope.to_dict(),
         }
         return json.dumps(bundle, separators=(",", ":")).encode()

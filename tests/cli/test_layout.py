@@ -150,3 +150,11 @@ def test_the_command_for_the_model_in_this_folder_writes_beside_it(
     for here, into in ((tmp_path, "./mixture-cut"), (mixture, beside), (mixture / "original", beside)):
         monkeypatch.chdir(here)
         assert shlex.split(command_for(parse_place(mixture), {"align": 4096}))[4] == into
+
+
+@pytest.mark.parametrize(("ranks", "cure"), [("ep8", "such as ep4"), ("pp99", "use pp4 at most")])
+def test_ranks_that_do_not_fit_are_refused_with_some_that_do(
+    reshard: Run, mixture: Path, ranks: str, cure: str
+) -> None:
+    done = reshard("layout", mixture, "--ranks", ranks)
+    assert done.code == 2 and cure in done.err, done.err

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from google.protobuf.json_format import ParseDict
@@ -22,7 +23,7 @@ from reshard.pipeline.publishing.provenance import PREDICATE
 from reshard.pipeline.request import Request
 from tests.cli.conftest import Run
 from tests.hub.fixtures import Namespace
-from tests.support.keys import Pair, make_pair
+from tests.support.keys import Pair, make_certified, make_pair
 
 BUILDER = "https://builders.example/eu"
 
@@ -152,3 +153,32 @@ def test_a_manifest_names_the_version_that_wrote_it_as_a_statement_does(
     assert reshard("run", bare, "--to", tmp_path / "out", "--size", "3300B").code == 0
     facts = exported(reshard, tmp_path / "out", "json", {})
     assert facts["builder"]["version"] == {"reshard": version("reshard")}
+
+
+@pytest.mark.parametrize("how", ["builder", "certificate"])
+def test_another_builder_or_certificate_signs_again_and_copies_nothing(
+    reshard: Run, bare: Path, tmp_path: Path, how: str
+) -> None:
+    out, pair = tmp_path / "out", make_certified(tmp_path / "keys")
+    key = tmp_path / "key.pem"
+    key.write_text(pair.private.read_text().partition("-----BEGIN CERTIFICATE-----")[0])
+    command = ("run", bare, "--to", out, "--size", "3300B", "--sign", key)
+    assert reshard(*command).code == 0
+    weights = {path.name: path.stat().st_ino for path in out.glob("*.safetensors")}
+    assert reshard(*command).out.startswith("Nothing to do")
+    renewed = tmp_path / "renewed.pem"
+    renewed.write_bytes((pair.private if how == "certificate" else key).read_bytes())
+    command, env = (*command[:-1], renewed), {"RESHARD_BUILDER_ID": BUILDER} if how == "builder" else {}
+    assert reshard(*command, env=env).out.startswith("Wrote")
+    assert {path.name: path.stat().st_ino for path in out.glob("*.safetensors")} == weights
+    trust = ("--builder", BUILDER) if how == "builder" else ()
+    by = pair.public if how == "certificate" else plain_public(key, tmp_path)
+    assert reshard("verify", out, "--signed-by", by, *trust).code == 0
+    assert reshard(*command, env=env).out.startswith("Nothing to do")
+
+
+def plain_public(key: Path, folder: Path) -> Path:
+    public = folder / "key.pub"
+    private = load_pem_private_key(key.read_bytes(), None)
+    public.write_bytes(private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    return public

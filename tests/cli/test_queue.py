@@ -389,7 +389,8 @@ def test_the_last_while_is_that_of_the_list_also_where_something_is_done(queue: 
         store.redis.zincrby(f"{PREFIX}jobs", -7_200_000, old)
     assert queue("list", "--since", "1h", "-q").out.split() == [new]
     assert queue("cancel", "--since", "1h", "-yq").out.split() == [new]
-    assert queue("delete", "0000000000").code == 11 and queue("delete", new, "0000000000", "-q").out.split() == [new]
+    assert queue("delete", "0000000000").code == queue("delete", new, "0000000000").code == 11
+    assert queue("delete", "--since", "1h", "-yq").out.split() == [new]
 
 
 def test_jobs_are_listed_by_what_their_records_say(queue: Queue, url: str) -> None:
@@ -581,3 +582,12 @@ def test_up_submit_and_down_do_what_run_does(reshard: Run, model: Path, tmp_path
     assert len(made) > 5
     same, other, missing = filecmp.cmpfiles(tmp_path / "by-run", tmp_path / "by-queue", made, shallow=False)
     assert (sorted(same), other, missing) == (sorted(made), [], [])
+
+
+def test_a_name_that_is_mistyped_among_others_deletes_none(queue: Queue, url: str) -> None:
+    with JobStore.at(url) as store:
+        job = store.submit(ask("m")).id
+        store.cancel(job)
+        done = queue("delete", job, "no-such-job")
+        assert done.code == 11 and "job.not_found" in done.err, done.err
+        assert store.get(job).state == "cancelled"

@@ -116,7 +116,7 @@ def _parse(name: str, text: str) -> str:
     option, size = f"--{name.replace('_', '-')} {text}", text
     if name == "bandwidth":
         size, slash, second = text.strip().rpartition("/")
-        if not slash or second != "s":
+        if not slash or second != "s" or size.lower().endswith(("bit", "bits")):
             raise BadLimit(what=f"{option}: use bytes per second, such as 200MB/s")
     try:
         return str(parse_size(size))
