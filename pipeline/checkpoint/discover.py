@@ -36,7 +36,7 @@ from reshard.pipeline.checkpoint.parts import (
     refuse_lost_parts,
     slices_of,
 )
-from reshard.pipeline.errors import AbsentFile, BadIndex, NotRead, NoWeights
+from reshard.pipeline.errors import AbsentFile, BadIndex, LostPart, NotRead, NoWeights
 from reshard.pipeline.limits import INDEX_MAX, LATEST_MAX
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.tensors import Name, StoredFile
@@ -340,7 +340,7 @@ class _Finder:
             files = tuple(self._listing[path] for _, path in sorted(numbered.items()))
             if missing := {*range(1, count + 1)} - numbered.keys():
                 no_index = "" if GGUF in suffixes else "no index, and "
-                raise BadIndex(file=files[0].path, why=f"{no_index}file {min(missing)} of {count} is missing")
+                raise LostPart(file=files[0].path, why=f"{no_index}file {min(missing)} of {count} is missing")
             free -= {*numbered.values()}
             yield FileSet(_name(join(folder, f"{stem}{suffix}")), _format(suffixes), files)
         parts = sorted(path for path in free if RANK_SAFETENSORS.fullmatch(basename(path)))

@@ -189,7 +189,8 @@ class Trusted:
                     continue
                 public: Any = load_pem_public_key(pem)
             except (ValueError, UnsupportedAlgorithm):
-                raise BadSignKey(key=file, why="neither a public key nor a certificate in PEM format") from None
+                cure = "pass the signer's public key: `openssl pkey -in KEY -pubout -out KEY.pub` writes it"
+                raise BadSignKey(key=file, why="no public key and no certificate in PEM format", cure=cure) from None
             _check_curve(public, file)
             keys[file] = public
         return cls(keys, tuple(authorities))

@@ -62,7 +62,7 @@ def check_headers(both: Paired, ties: Ties, believed: Callable[[], bool] = lambd
         **({"tied_copies_dropped": len(copies)} if copies else {}),
     }
     remarks = [
-        counted(n, "tensor", f"is {was} in the source and {is_} in the output")
+        counted(n, "tensor", f"is {was} in {_called_by(theirs)} and {is_} in the output")
         for (was, is_), n in sorted(casts.items())
     ]
     remarks += some(undecided)
@@ -79,6 +79,11 @@ def check_headers(both: Paired, ties: Ties, believed: Callable[[], bool] = lambd
     return Check("same tensors", result, level, "; ".join(remarks), figures, some(findings))
 
 
+def _called_by(theirs: OpenedSide) -> str:
+    """What is compared with: options may have cast it."""
+    return "the source after the options" if any(theirs.changed.values()) else "the source"
+
+
 def differences(both: Paired, dropped: Mapping[Name, Collection[str]]) -> Iterator[Finding]:
     """Tensors that are not the source's by name, dtype and shape, but for ``dropped`` copies of others, and keys."""
     theirs, ours, pairs, lost, added = both
@@ -93,7 +98,7 @@ def differences(both: Paired, dropped: Mapping[Name, Collection[str]]) -> Iterat
         yield Finding("added", text)
     for pair in pairs:
         without = dropped[pair.output.name]
-        for found in compare(theirs.signature(pair.source), ours.signature(pair.output)):
+        for found in compare(theirs.signature(pair.source), ours.signature(pair.output), _called_by(theirs)):
             if found.rule != "lost" or found.tensor not in without:
                 yield found
         yield from compare_keys(pair.source.keys, pair.output.keys)

@@ -122,10 +122,10 @@ def are_of(headers: Mapping[str, Header], wanted: Signature) -> bool:
     )
 
 
-def compare(source: Signature, output: Signature) -> Iterator[Finding]:
+def compare(source: Signature, output: Signature, called: str = "the source") -> Iterator[Finding]:
     """What the output lacks, adds or changes, tensor by tensor; the loader itself notices only part of it.
 
-    What the user asked to change (names, dtypes) must already be applied to ``source``.
+    What the user asked to change (names, dtypes) must already be applied to ``source``, which is then ``called`` so.
     """
     for name in sorted(source.keys() | output.keys()) if source != output else ():
         if name not in output:
@@ -135,7 +135,8 @@ def compare(source: Signature, output: Signature) -> Iterator[Finding]:
         else:
             (dtype, shape), (new_dtype, new_shape) = source[name], output[name]
             if dtype != new_dtype:
-                yield Finding("dtype", f"{name} is {dtype} in the source and {new_dtype} in the output", tensor=name)
+                text = f"{name} is {dtype} in {called} and {new_dtype} in the output"
+                yield Finding("dtype", text, tensor=name)
             if tuple(shape) != tuple(new_shape):
                 text = f"{name} is {list(shape)} in the source and {list(new_shape)} in the output"
                 yield Finding("shape", text, tensor=name)

@@ -137,6 +137,13 @@ def test_a_cast_that_was_asked_for_is_compared_after_it(tmp_path: Path, look: Ve
     assert finding.startswith(f"layer.1.weight has different bytes: element [3, 4] is {was} (0x")
 
 
+def test_what_an_option_makes_of_the_source_is_not_said_of_the_source_itself(tmp_path: Path, look: Verify) -> None:
+    for name in ("source", "output"):
+        save_single(tmp_path / name, arrays(1, 10))
+    found = look(tmp_path / "output", tmp_path / "source", changes=Options(dtype="bfloat16"))
+    assert "is BF16 in the source after the options and F32 in the output" in found["same tensors"].findings[0]
+
+
 def test_one_flipped_bit_is_named_by_tensor_element_and_values(two_cuts: tuple[Path, Path], look: Verify) -> None:
     source, output = two_cuts
     file = sorted(output.glob("*.safetensors"))[2]
