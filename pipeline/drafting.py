@@ -161,10 +161,12 @@ def _draft(
 def _refuse_lost_names(made: Plan, known: Known) -> None:
     """Raises UsageError where a config names a file of weights that the result would not have."""
     there = {shard.path for shard in made.shards} | {one.index.path for one in made.outputs if one.index}
+    there |= (carried := {file.path for file in made.carried})
+    kept = carried | {edit.path for edit in made.edits}
     for config, path in known.named.items():
-        if made.shards and path not in there | {file.path for file in made.carried}:
+        if made.shards and config in kept and path not in there:
             what = f"{config} has transformers_weights, which names {path}, and the result would have no such file"
-            raise UsageError(what=f"{what}; choose a size at which it has, or remove that key from the source")
+            raise UsageError(what=f"{what}; choose a size at which it has, or --exclude {config}")
 
 
 def _prunes(options: Options, before: Before) -> bool:

@@ -11,10 +11,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import groupby
 from posixpath import basename, dirname, join, normpath
+from typing import Any
 
 from reshard.pipeline.checkpoint.formats.gguf import SUFFIX as GGUF
 from reshard.pipeline.checkpoint.formats.pointers import refuse_pointer
@@ -152,8 +154,8 @@ def find_checkpoints(source: Source, exclude: Callable[[str], bool] = lambda pat
     Reads indexes and no weight file. Raises NoWeights, BadIndex and UnsafePath.
     """
     listing = {path: file for path, file in source.files().items() if not exclude(path)}
-    modules = _modules(source, listing)
-    uncut = _uncut(listing, modules)
+    modules, homes = _modules(source, listing)
+    uncut = _uncut(listing, modules, homes)
     whole = {set_name(path) for path in uncut}
     indexes = {path for path in listing if is_weight_index(path) and index_name(path) in whole}
     # The same weights in torch's format are no checkpoint either, which would be written over what is carried.
@@ -165,7 +167,7 @@ def find_checkpoints(source: Source, exclude: Callable[[str], bool] = lambda pat
     uncut |= indexes
     if any(part.format == "gguf" for part in sets):
         uncut |= {path for path in listing if _is_projector(path)}
-    single = {folder for folder, kind in modules.items() if folder in _homes(listing) and kind.endswith(_STATIC)}
+    single = {folder for folder, kind in modules.items() if kind.endswith(_STATIC) and folder in homes}
     return Found(tuple(sets), frozenset(uncut), frozenset(single), tuple(sorted(finder.idle)))
 
 
@@ -175,20 +177,20 @@ def find_uncut(source: Source) -> Found:
     Raises NoWeights and BadIndex.
     """
     listing = source.files()
-    uncut = _uncut(listing, _modules(source, listing))
+    uncut = _uncut(listing, *_modules(source, listing))
     if not uncut:
         raise NoWeights(place=str(source.place), **_what_else(listing, uncut))
     sets = (FileSet(_name(path), _format({suffix_of(path)}), (listing[path],)) for path in sorted(uncut))
     return Found(tuple(sets), frozenset(uncut))
 
 
-def _uncut(listing: Mapping[str, StoredFile], modules: Mapping[str, str]) -> set[str]:
+def _uncut(listing: Mapping[str, StoredFile], modules: Mapping[str, str], homes: Set[str]) -> set[str]:
     weights = {path for path in listing if suffix_of(path) in (SUFFIX, ".bin")}
     usual = {dirname(p) for p in weights if suffix_of(p) == SUFFIX and set_name(p).stem in USUAL_STEMS}
     uncut = {path for path in weights if named_like(path, _UNCUT)}
     uncut |= {path for path in weights if named_like(path, _UNCUT_TWINS) and dirname(path) in usual}
     # A model's own folder is that of the module which is cut, if any.
-    folders = {folder for folder, kind in modules.items() if not kind.endswith(_TRANSFORMERS)} - _homes(listing)
+    folders = {folder for folder, kind in modules.items() if not kind.endswith(_TRANSFORMERS)} - homes
     uncut |= {path for path in weights if dirname(path) in folders}
     safer = {set_name(path) for path in uncut if suffix_of(path) == SUFFIX}
     return {path for path in uncut if suffix_of(path) == SUFFIX or set_name(path) not in safer}
@@ -198,34 +200,42 @@ def _is_projector(path: str) -> bool:
     return fnmatchcase(basename(path).lower(), _PROJECTOR)
 
 
-def _homes(listing: Mapping[str, StoredFile]) -> set[str]:
-    """The folders of sentence-transformers' models."""
-    return {dirname(path) for path in listing if basename(path) == "modules.json"}
+def _modules(source: Source, listing: Mapping[str, StoredFile]) -> tuple[dict[str, str], set[str]]:
+    """folder -> type of sentence-transformers' modules, also of routers'; and the folders of such models.
+
+    Raises BadIndex for a list of modules at the root that is spoiled; below it, others may call a file of theirs so.
+    """
+    found, homes = dict[str, str](), set[str]()
+    for path in sorted(path for path in listing if basename(path) == "modules.json"):
+        try:
+            listed = _listed(load_json(read_file(source, listing[path], INDEX_MAX)))
+        except (BadIndex, ValueError, TypeError, KeyError, AttributeError) as error:
+            if path == "modules.json":
+                raise BadIndex(file=path, why=f"not a list of modules ({error})") from None
+            continue
+        if listed:
+            homes.add(dirname(path))
+            found |= _within(dirname(path), listed)
+    for folder in [folder for folder, kind in found.items() if kind.endswith("Router")]:
+        config = listing.get(join(folder, "router_config.json"))
+        with suppress(BadIndex, ValueError, TypeError, KeyError, AttributeError):
+            types = load_json(read_file(source, config, INDEX_MAX))["types"] if config else {}
+            found |= _within(folder, [(name + "", kind + "") for name, kind in types.items()])
+    return found, homes
 
 
-def _modules(source: Source, listing: Mapping[str, StoredFile]) -> dict[str, str]:
-    """folder -> type of sentence-transformers' modules, also those that a router names; raises BadIndex."""
-    found = dict[str, str]()
-    for path, file in listing.items():
-        if basename(path) in {"modules.json", "router_config.json"}:
-            for name, kind in _listed_modules(source, file):
-                folder = normpath(join(dirname(path), name))
-                found["" if folder == "." else folder] = kind
-    return found
+def _listed(content: Any) -> list[tuple[str, str]]:
+    """Path and type of each module; nothing of what is another tool's."""
+    listed = content if isinstance(content, list) else []
+    if not any(isinstance(m, dict) and {"path", "type"} <= m.keys() for m in listed):
+        return []
+    return [(m["path"] + "", m["type"] + "") for m in listed]
 
 
-def _listed_modules(source: Source, file: StoredFile) -> list[tuple[str, str]]:
-    try:
-        content = load_json(read_file(source, file, INDEX_MAX))
-        if basename(file.path) == "router_config.json":
-            types = content.get("types") if isinstance(content, dict) else None
-            return [(name, kind) for name, kind in types.items() if isinstance(kind, str)] if types else []
-        listed = content if isinstance(content, list) else []
-        if not any(isinstance(m, dict) and {"path", "type"} <= m.keys() for m in listed):
-            return []  # another tool's
-        return [(m["path"] + "", m["type"] + "") for m in listed]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BadIndex(file=file.path, why=f"not a list of modules ({error})") from None
+def _within(home: str, listed: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The folders of modules in ``home``, by their paths from there."""
+    named = {normpath(join(home, path)).removesuffix("."): kind for path, kind in listed}
+    return {folder: kind for folder, kind in named.items() if folder == home or folder.startswith(join(home, ""))}
 
 
 class _Finder:

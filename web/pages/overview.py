@@ -43,7 +43,7 @@ def overview(call: Call) -> Reply:
         "fleet": operations.limits_of(seen),
         "workers": [
             *workers,
-            *({"name": name, "state": SILENT, "concurrency": 0, "at": claims.get(name)} for name in gone),
+            *(_silent(name, claims) for name in gone),
         ],
         "at_work": at_work,
         "no_sign": SILENT,

@@ -26,9 +26,10 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from glob import escape
 from pathlib import Path
+from stat import S_ISDIR, S_ISLNK
 from uuid import uuid4
 
-from reshard.pipeline.errors import TargetConflict
+from reshard.pipeline.errors import ReshardError, TargetConflict
 from reshard.pipeline.paths import resolved
 from reshard.pipeline.stores.folder.disk import make_folder, remove_if_empty, remove_tree, sync_folder, walk, write_file
 from reshard.pipeline.stores.locks import FileLock
@@ -38,14 +39,10 @@ from reshard.pipeline.stores.scratch import remove_abandoned
 class Swap:
     """The paths beside one target, and the steps that exchange its states."""
 
-    def __init__(self, root: Path, name: Callable[[Path], str | None], digest: Callable[[Path], str]) -> None:
-        """``name`` says which commit of ours a folder is the result of, in words of its own; None for any other.
-
-        ``digest`` is of what is listed in a folder.
-        """
+    def __init__(self, root: Path, name: Callable[[Path], str | None]) -> None:
+        """``name`` says which commit of ours a folder is the result of, in words of its own; None for any other."""
         self.root = root
         self._name = name
-        self._digest = digest
         self.staging = root.parent / f".{root.name}.reshard"
         self.new = self.staging.with_name(f"{self.staging.name}.new")
         self._old = self.staging.with_name(f"{self.staging.name}.old")
@@ -89,14 +86,14 @@ class Swap:
             self.release(token)
         remove_tree(self.staging)
 
-    def swap(self, name: str, keep: bool, parent: str) -> bool:
+    def swap(self, name: str, keep: bool, before: str) -> bool:
         """Put the next state, ``name``, in place; with ``keep`` the last one stays beside, as ``last``.
 
-        What was kept before goes once the next state stands. False where the digest of the last state is not
-        ``parent``, as somebody wrote to it since it was looked at: then it is in its place again.
+        What was kept before goes once the next state stands. False where the last state's ``fingerprint`` is not
+        ``before``, as somebody wrote to it since it was looked at: then it is in its place again.
         """
         if self.root.exists():
-            if not self._replace(name, keep, parent):
+            if not self._replace(name, keep, before):
                 return False
         else:
             self.put_aside(self.last)  # of a folder that is no more
@@ -105,15 +102,15 @@ class Swap:
         self._remove_aside()
         return True
 
-    def _replace(self, name: str, keep: bool, parent: str) -> bool:
+    def _replace(self, name: str, keep: bool, before: str) -> bool:
         """An exchange, or two renames; the journal says what the next state is, what becomes of the last, and which."""
-        write_file(self._intent, f"{'keep' if keep else 'swap'} {name} {parent}\n".encode())
+        write_file(self._intent, f"{'keep' if keep else 'swap'} {name} {before}\n".encode())
         sync_folder(self.root.parent)
         if exchange(self.new, self.root):
-            stands = self._digest(self.new) == parent or not exchange(self.new, self.root)
+            stands = is_as_before(self.new, before) or not exchange(self.new, self.root)
         else:
             self.root.rename(self._old)
-            if stands := self._digest(self._old) == parent:
+            if stands := is_as_before(self._old, before):
                 self.new.rename(self.root)
             else:
                 self._old.rename(self.root)
@@ -131,7 +128,7 @@ class Swap:
         remove a tree takes long, and some files resist.
         """
         journal = self._intent.read_text()
-        what, name, parent = [*journal.split(), "", "", ""][:3]
+        what, name, before = [*journal.split(), "", "", ""][:3]
         if self._old.exists():  # between two renames, where somebody may have made the folder anew, and empty
             with suppress(OSError):
                 self.root.rmdir()
@@ -141,12 +138,14 @@ class Swap:
         if self._old.exists() and self._name(self.root) != name:
             raise TargetConflict(target=str(self.root), what=f"an interrupted run left its last state in {self._old}")
         # By the next state's name, or by where the last is, if somebody has changed the next since.
-        stands = self._name(self.root) == name or (self.new.exists() and self._digest(self.new) == parent)
+        stands = self._name(self.root) == name or is_as_before(self.new, before)
         if journal.endswith("\n") and name and stands:
             replaced = next((folder for folder in (self._old, self.new) if folder.exists()), None)
-            if replaced is not None or what != "keep":
+            # Where somebody wrote to it at the last moment, and nobody lived to put it back, it is kept as well.
+            keep = what == "keep" or (bool(before) and replaced is not None and not is_as_before(replaced, before))
+            if replaced is not None or not keep:
                 self.put_aside(self.last)
-            if replaced is not None and what == "keep":
+            if replaced is not None and keep:
                 replaced.rename(self.last)
         self._intent.unlink()
         sync_folder(self.root.parent)
@@ -218,6 +217,27 @@ class Swap:
     def remove_empty_staging(self) -> None:
         for folder in (self.staging / "objects", self.staging):
             remove_if_empty(folder)
+
+
+def fingerprint(folder: Path) -> str:
+    """Of all that is in a folder, by paths, sizes and times; links count as they are. Raises OSError."""
+    found = list[tuple[str, int, int, int]]()
+    for path, subfolders, names in walk(folder):
+        for name in (*subfolders, *names):
+            status = (at := Path(path, name)).lstat()
+            size, mtime = (0, 0) if S_ISDIR(status.st_mode) else (status.st_size, status.st_mtime_ns)
+            found.append(
+                (at.relative_to(folder).as_posix(), status.st_ino if S_ISLNK(status.st_mode) else 0, size, mtime)
+            )
+    return hashlib.sha256(repr(sorted(found)).encode(errors="surrogateescape")).hexdigest()
+
+
+def is_as_before(folder: Path, before: str) -> bool:
+    """Whether its ``fingerprint`` is that; also False where it cannot be taken, as somebody is at work in it."""
+    try:
+        return folder.exists() and fingerprint(folder) == before
+    except (OSError, ReshardError):
+        return False
 
 
 def exchange(one: Path, other: Path) -> bool:

@@ -17,7 +17,7 @@ from reshard.pipeline.stores.carry import SinkOf
 from reshard.pipeline.stores.folder.disk import disk_errors, mounted_in, remove_if_empty, sync_folder, walk, write_file
 from reshard.pipeline.stores.folder.sink import FolderBatch
 from reshard.pipeline.stores.folder.source import FileStat, FolderSource, list_folder
-from reshard.pipeline.stores.folder.swap import Swap, copy_file, link_file, link_tree
+from reshard.pipeline.stores.folder.swap import Swap, copy_file, fingerprint, link_file, link_tree
 from reshard.pipeline.stores.marks import mark
 from reshard.pipeline.stores.record import (
     EMPTY,
@@ -51,7 +51,7 @@ class FolderTarget(RecordedTarget):
     def __init__(self, place: Folder) -> None:
         self.place = place
         self._root = resolved(place.path)
-        self._swap = Swap(self._root, _name, _digest)
+        self._swap = Swap(self._root, _name)
         self._planned_on: str | None = None  # the last publication when the run was planned, or ""
 
     @property
@@ -111,7 +111,7 @@ class FolderTarget(RecordedTarget):
         return self._now()
 
     def _now(self) -> str:
-        return _digest(self._root) if self._root.exists() else EMPTY
+        return digest_of(list_folder(self._root)) if self._root.exists() else EMPTY
 
     def at(self, commit: str) -> Source:
         """The folder as it is, as we last left it, or what is kept of what was replaced.
@@ -185,10 +185,11 @@ class FolderTarget(RecordedTarget):
     def commit(self, change: Change, parent: str) -> str:
         with self._swap.lock(wait=True), disk_errors(self._root, None):
             self._swap.complete()
+            before = fingerprint(self._root) if self._root.exists() else ""
             if self._now() != parent:
                 raise HeadMoved(parent)
             commit = self._build(change, parent)
-            if not self._swap.swap(_name(self._swap.new) or "", change.takes, parent):
+            if not self._swap.swap(_name(self._swap.new) or "", change.takes, before):
                 raise HeadMoved(parent)
             self._swap.clear_staging()
             return commit
@@ -236,10 +237,6 @@ class FolderTarget(RecordedTarget):
             copy_file(staged, goal)
         else:
             link_file(staged, goal)
-
-
-def _digest(root: Path) -> str:
-    return digest_of(list_folder(root))
 
 
 def _load(root: Path) -> Record:

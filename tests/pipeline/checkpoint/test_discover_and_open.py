@@ -558,3 +558,24 @@ def test_many_folders_are_looked_at_in_time_that_grows_with_their_number(folder:
     start = time.process_time()
     assert len(find_checkpoints(source).sets) == 10_000
     assert within(time.process_time() - start, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("router_config.json", '{"types": ["a", "b"]}'),
+        ("router_config.json", "types: yaml"),
+        ("web/modules.json", "[ // a comment\n]"),
+        ("x/modules.json", '[{"path": "", "type": null}]'),
+        ("x/modules.json", '[{"path": "", "type": "x.Dense"}, {"type": "x.Dense"}]'),
+        ("x/modules.json", '[{"path": "..", "type": "js"}]'),
+    ],
+)
+def test_files_of_other_tools_that_are_called_as_lists_of_modules_are_in_nobody_s_way(
+    folder: Path, path: str, text: str
+) -> None:
+    save_single(folder, arrays(1, 100))
+    (folder / path).parent.mkdir(exist_ok=True)
+    (folder / path).write_text(text)
+    found = find_checkpoints(open_source(Folder(path=str(folder)), Context.from_env()))
+    assert [str(part.name) for part in found.sets] == ["model"] and not found.uncut and not found.single

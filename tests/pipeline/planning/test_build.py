@@ -464,3 +464,4 @@ def test_weights_that_a_config_names_keep_their_name_or_the_plan_is_refused(tmp_
     assert api.plan(Request.of(tmp_path, size=1_000_000)).shards
     with pytest.raises(UsageError, match="transformers_weights, which names model.safetensors, and the result would"):
         api.plan(Request.of(tmp_path, size=9_000))
+    assert api.plan(Request.of(tmp_path, size=9_000, exclude=["config.json"])).shards

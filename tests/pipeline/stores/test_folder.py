@@ -461,6 +461,28 @@ def test_what_others_save_while_a_commit_is_made_is_in_its_place_and_counts(
     assert contents(root) == {**NEW, "w.safetensors": b"abc", "late.txt": b"theirs"}
 
 
+@pytest.mark.usefixtures("swap")
+def test_a_link_of_the_last_state_to_a_file_of_its_own_keeps_no_commit_from_its_end(
+    target: FolderTarget, root: Path
+) -> None:
+    (root / "link.txt").symlink_to(root / "notes" / "mine.txt")  # which leads elsewhere once that is exchanged
+    change = change_with_weights(target)
+    change = replace(change, additions=(*change.additions, Addition("link.txt", content=b"ours")))
+    target.commit(change, target.head())
+    assert contents(root) == {**NEW, "w.safetensors": b"abc", "link.txt": b"ours"} and beside(root) == []
+
+
+def test_what_others_saved_before_a_kill_behind_the_exchange_is_kept(tmp_path: Path) -> None:
+    root = tmp_path / "own" / "model"
+    write_files(root, OLD)
+    intent = root.parent / ".model.reshard.intent"
+    die(root, "exchange", False, lambda: intent.exists() and contents(root) != OLD)
+    (root.parent / ".model.reshard.new" / "late.txt").write_bytes(b"theirs")  # as if it had been saved before
+    FolderTarget(Folder(path=str(root))).recover()
+    assert contents(root) == {**NEW, "w.safetensors": b"abc"}
+    assert contents(root.parent / ".model.reshard.last") == {**OLD, "late.txt": b"theirs"}
+
+
 def die(root: Path, how: str, takes: bool, until: Callable[[], bool]) -> None:
     """Be killed in a commit where ``until`` holds."""
     for kill_at in range(1, 60):

@@ -141,7 +141,7 @@ def test_a_child_that_is_forked_in_a_commit_keeps_nobody_waiting(
 
 
 def test_the_folder_of_a_run_is_free_after_it_though_a_child_lives(tmp_path: Path) -> None:
-    swap = Swap(tmp_path / "out", lambda _: None, lambda _: "")
+    swap = Swap(tmp_path / "out", lambda _: None)
     with closing(FileLock(os.open(swap.claim("t"), os.O_RDONLY))) as another, child():
         with pytest.raises(BlockingIOError):
             another.take(fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -150,7 +150,7 @@ def test_the_folder_of_a_run_is_free_after_it_though_a_child_lives(tmp_path: Pat
 
 
 def test_threads_that_claim_one_folder_at_once_lock_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    swap, both = Swap(tmp_path / "out", lambda _: None, lambda _: ""), threading.Barrier(2, timeout=20)
+    swap, both = Swap(tmp_path / "out", lambda _: None), threading.Barrier(2, timeout=20)
 
     def make_folder_together(folder: Path) -> None:
         make_folder(folder)

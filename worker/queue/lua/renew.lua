@@ -11,7 +11,7 @@ if paused() or (ARGV[8] == '1' and closed(id, '', ARGV[8])) then return { 'yield
 -- Whether this worker could have one of the interactive jobs that come next, and not only wake for them in vain.
 local function helps(worker)
   if redis.call('LLEN', PREFIX .. 'interactive') == 0 or leaves_out(process(worker), PREFIX .. 'interactive') then return false end
-  for _, other in ipairs(redis.call('ZRANGE', PREFIX .. 'interactive:order', 0, 9)) do
+  for _, other in ipairs(redis.call('ZRANGE', PREFIX .. 'interactive:order', 0, 99)) do
     if readable(other) and not unknown_to(other, process(worker)) and claimable(other, worker, t) then return true end
   end
   return false

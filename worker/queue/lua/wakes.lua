@@ -41,8 +41,10 @@ local STEP, OLDER = 64, 2 ^ 20
 local function take_turn(id)
   local line, who, turn = waiting(id), get(id, 'asked_by') or '', tonumber(redis.call('GET', queue(id) .. ':serves') or 0)
   local last = redis.call('ZREVRANGE', line, 0, 0, 'WITHSCORES')
-  while last[1] and (not get(last[1], 'state') or get(last[1], 'started')) do -- a client removed or changed its record
-    redis.call('ZREM', line, last[1])
+  while last[1] do
+    local state = get(last[1], 'state')
+    if state and not ENDED[state] and not get(last[1], 'started') then break end
+    redis.call('ZREM', line, last[1]) -- it waits no more, or a client removed its record
     last = redis.call('ZREVRANGE', line, 0, 0, 'WITHSCORES')
   end
   turn = math.max(turn, tonumber(last[2] or 0))
