@@ -166,7 +166,9 @@ def test_a_catalog_from_its_submission_to_its_end(queue: Queue, tmp_path: Path) 
     assert report.read_text().startswith("# Catalog mine: cancelled\n")
     refused = queue("catalog", "status", "mine", "--report", tmp_path / "nowhere" / "report.md")
     assert refused.code == 4
-    assert refused.err.startswith(f"error[access.folder]: cannot write to {tmp_path}/nowhere/report.md: No such file")
+    assert refused.err.startswith(
+        f"error[access.folder]: cannot write to {tmp_path}/nowhere/report.md: its folder does not exist"
+    )
     head, row = (re.split("  +", line) for line in queue("catalog", "status").out.splitlines())
     assert head == ["CATALOG", "STATE", "SINCE", "LAST SUCCESS", "MODELS"]
     assert (row[:2], row[3]) == (["mine", "cancelled"], "none yet") and re.fullmatch(WHEN, row[2])
