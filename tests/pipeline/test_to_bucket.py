@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -155,8 +155,8 @@ def _cut_off(patch: pytest.MonkeyPatch, after: int) -> None:
     """The store is away once it has put so many files in place."""
     put = StoreObjects.put
 
-    def failing(objects: StoreObjects, files: Sequence[StoredFile]) -> None:
-        put(objects, files[:after])
+    def failing(objects: StoreObjects, files: Sequence[StoredFile], check: Callable[[], None]) -> None:
+        put(objects, files[:after], check)
         raise HubUnreachable(endpoint=str(objects.place), what="no response")
 
     patch.setattr(StoreObjects, "put", failing)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -296,7 +296,7 @@ def test_nothing_there_is_told_with_the_place(bucket: S3, context: Context) -> N
 
 def test_who_may_not_delete_leaves_one_probe_however_often_a_run_is_tried(bucket: S3) -> None:
     class Kept(StoreObjects):
-        def delete(self, paths: Sequence[str]) -> None:
+        def delete(self, paths: Sequence[str], check: Callable[[], None] = lambda: None) -> None:
             raise BucketReadOnly(place=self.place, why="HTTP 403")
 
     place = Bucket(url=f"{bucket.url}/run")

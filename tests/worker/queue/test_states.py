@@ -187,8 +187,8 @@ def test_each_step_leads_only_where_the_table_says(
 # Of lua/: what others begin with, and steps that take no job.
 SHARED = {"common", "wakes", "owned"}
 OF_NO_JOB = {
-    "append", "fleet_closed", "fleet_note", "fleet_take", "forget_jump", "full", "rate_limit_take", "rate_limit_update",
-    "relay",
+    "append", "fleet_closed", "fleet_note", "fleet_take", "forget_jump", "in_the_way", "rate_limit_take",
+    "rate_limit_update", "relay",
 }  # fmt: skip
 
 
