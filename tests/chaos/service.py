@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ from reshard.pipeline.limits import HEADER_READ, MEMORY_FLOOR_XET, POOL, PRIME
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Options, Request
 from reshard.worker.broker import find_server
+from reshard.worker.fleet.heartbeat import SEEN
 from reshard.worker.local import control_command, worker_command
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.record import Job
@@ -295,9 +297,12 @@ class Service:
         self.mend()
         self._all_there()
 
+        since = time.time()  # a worker that still reconnects is known by its last sign for a while, and takes no work
+
         def there() -> bool:
-            announced = {found.pid for found in self.store.processes()}
-            return all(w.pid in announced and len(w.children()) >= CONCURRENCY for w in self.workers)
+            known = map(json.loads, self.store.redis.hvals(SEEN))
+            heard = {found["pid"] for found in known if found["told"] >= since}
+            return all(w.pid in heard and len(w.children()) >= CONCURRENCY for w in self.workers)
 
         wait_for(there, "all workers' signs of life")
 
