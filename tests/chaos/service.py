@@ -296,7 +296,6 @@ class Service:
         """The same, and all workers are there with their children, as the broker that runs now has heard."""
         self.mend()
         self._all_there()
-
         since = time.time()  # a worker that still reconnects is known by its last sign for a while, and takes no work
 
         def there() -> bool:
