@@ -161,8 +161,12 @@ class Broker:
 
 
 @contextmanager
-def busy(client: redis.Redis) -> Iterator[None]:
-    """Inside, a script that would run for minutes holds the client's server up, which answers all others with BUSY."""
+def busy(client: redis.Redis, *, cut: bool = False) -> Iterator[None]:
+    """Inside, a script that would run for minutes holds the client's server up, which answers all others with BUSY.
+
+    With ``cut`` their connections are cut as it begins, so that each has to come back to a busy server: one that waits
+    in a blocking command hears nothing as long as the script runs.
+    """
 
     def answers_so() -> bool:
         try:
@@ -170,16 +174,27 @@ def busy(client: redis.Redis) -> Iterator[None]:
         except redis.ResponseError as error:
             return "busy" in str(error)
 
-    client.config_set("lua-time-limit", 1)
+    usual = client.config_get("lua-time-limit")["lua-time-limit"]  # ms
     line = client.connection_pool.get_connection()
-    line.send_command("EVAL", "for _ = 1, 1e11 do end", 0)
+    # In one transaction, so that nobody comes in between, and no other script ever meets the low limit: on a busy
+    # machine many take a millisecond.
+    steps: list[tuple[Any, ...]] = [
+        ("MULTI",),
+        *[("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")] * cut,
+        ("CONFIG", "SET", "lua-time-limit", 1),
+        ("EVAL", "for _ = 1, 1e11 do end", 0),
+        ("CONFIG", "SET", "lua-time-limit", usual),
+        ("EXEC",),
+    ]
+    line.send_packed_command(line.pack_commands(steps))
     wait_for(answers_so, "its being busy")
     try:
         yield
     finally:
+        client.connection_pool.disconnect(inuse_connections=False)  # an old one would ask with a PING, and hear BUSY
         client.script_kill()
-        with suppress(redis.ResponseError):  # that it was killed
-            line.read_response()
+        for _ in steps:
+            line.read_response()  # the last one lists what each came to: also that the script was killed
         client.connection_pool.release(line)
 
 

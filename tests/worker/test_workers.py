@@ -462,8 +462,7 @@ def test_neither_garbage_on_the_queue_nor_a_full_or_busy_broker_ends_a_worker(si
     site.client.config_set("maxmemory", 0)
     site.assert_published_once(site.submit("after-the-refusal"), "after-the-refusal")
 
-    site.client.client_kill_filter(skipme=True, _type="normal")
-    with busy(site.client):
+    with busy(site.client, cut=True):
         for process in (worker, control):
             wait_for(lambda said=process.said: "BUSY" in said(), "its being held up")
     site.assert_published_once(site.submit("after-the-script"), "after-the-script")
