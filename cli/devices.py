@@ -100,7 +100,7 @@ def device_maps(
 def _made(
     plan: Plan, output: Output, source: Source, meta_loader: MetaLoader, max_memory: Limits, device_map: DeviceMap
 ) -> plans.DeviceMap:
-    from reshard.pipeline.checkpoint.discover import read_file
+    from reshard.pipeline.checkpoint.small_files import read_file
     from reshard.pipeline.verifying.devices import plan_devices
 
     name = str(output.name)

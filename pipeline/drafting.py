@@ -15,11 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from posixpath import join
 
-from reshard.pipeline.checkpoint.discover import Found, find_checkpoints, is_weight_index, read_file
+from reshard.pipeline.checkpoint.discover import Found, find_checkpoints, is_weight_index
 from reshard.pipeline.checkpoint.formats.gguf import SUFFIX as GGUF
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.indexes import load_json, named_weights
 from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
+from reshard.pipeline.checkpoint.small_files import read_file
 from reshard.pipeline.checkpoint.tool_files import is_tool_file
 from reshard.pipeline.deciding import There, held_against, is_private, notes_of, refuse_too_large, replaces_others
 from reshard.pipeline.errors import (

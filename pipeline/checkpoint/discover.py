@@ -11,18 +11,17 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import groupby
-from posixpath import basename, dirname, join, normpath
-from typing import Any
+from posixpath import basename, dirname, join
 
 from reshard.pipeline.checkpoint.formats.gguf import SUFFIX as GGUF
 from reshard.pipeline.checkpoint.formats.pointers import refuse_pointer
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.indexes import Index, load_json, parse_index
 from reshard.pipeline.checkpoint.kinds import FOREIGN, TRAINERS, foreign_format, named_like, suffix_of
+from reshard.pipeline.checkpoint.modules import Modules, find_modules
 from reshard.pipeline.checkpoint.parts import (
     NUMBERED,
     RANK_FILE,
@@ -38,6 +37,7 @@ from reshard.pipeline.checkpoint.parts import (
     refuse_lost_parts,
     slices_of,
 )
+from reshard.pipeline.checkpoint.small_files import read_file
 from reshard.pipeline.errors import AbsentFile, BadIndex, LostPart, NotRead, NoWeights
 from reshard.pipeline.limits import INDEX_MAX, LATEST_MAX
 from reshard.pipeline.protocols import Source
@@ -58,9 +58,6 @@ _INDEX = re.compile(
 _UNCUT = ("adapter_model*", "pytorch_lora_weights*", "learned_embeds*")
 # ... and, beside the same weights in the usual names, what open_clip and mistral-inference look for.
 _UNCUT_TWINS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin", "consolidated*.safetensors")
-# sentence-transformers' modules that are transformers' models, by the ends of their types; others know no index.
-_TRANSFORMERS = ("Transformer", "CLIPModel")
-_STATIC = "StaticEmbedding"  # such a module that is the whole model
 # What llama.cpp takes beside a model by --mmproj: one file. (Others that go beside one say so in their keys alone: what
 # was quantised by an imatrix has that in its name, too.)
 _PROJECTOR = "*mmproj*.gguf"
@@ -141,21 +138,14 @@ def is_numbered(path: str) -> bool:
     return NUMBERED.fullmatch(basename(path)) is not None
 
 
-def read_file(source: Source, file: StoredFile, most: int) -> bytes:
-    """The whole of a small file; raises BadIndex when it is larger than ``most`` bytes."""
-    if file.size > most:
-        raise BadIndex(file=file.path, why=f"{file.size:,} bytes, and the limit for such a file is {most:,}")
-    return b"".join(source.read(file, 0, file.size))
-
-
 def find_checkpoints(source: Source, exclude: Callable[[str], bool] = lambda path: False) -> Found:
     """Which weight files of ``source`` belong together, but for those that ``exclude`` names.
 
     Reads indexes and no weight file. Raises NoWeights, BadIndex and UnsafePath.
     """
     listing = {path: file for path, file in source.files().items() if not exclude(path)}
-    modules, homes = _modules(source, listing)
-    uncut = _uncut(listing, modules, homes)
+    modules = find_modules(source, listing)
+    uncut = _uncut(listing, modules)
     whole = {set_name(path) for path in uncut}
     indexes = {path for path in listing if is_weight_index(path) and index_name(path) in whole}
     # The same weights in torch's format are no checkpoint either, which would be written over what is carried.
@@ -167,8 +157,7 @@ def find_checkpoints(source: Source, exclude: Callable[[str], bool] = lambda pat
     uncut |= indexes
     if any(part.format == "gguf" for part in sets):
         uncut |= {path for path in listing if _is_projector(path)}
-    single = {folder for folder, kind in modules.items() if kind.endswith(_STATIC) and folder in homes}
-    return Found(tuple(sets), frozenset(uncut), frozenset(single), tuple(sorted(finder.idle)))
+    return Found(tuple(sets), frozenset(uncut), frozenset(modules.single), tuple(sorted(finder.idle)))
 
 
 def find_uncut(source: Source) -> Found:
@@ -177,65 +166,26 @@ def find_uncut(source: Source) -> Found:
     Raises NoWeights and BadIndex.
     """
     listing = source.files()
-    uncut = _uncut(listing, *_modules(source, listing))
+    uncut = _uncut(listing, find_modules(source, listing))
     if not uncut:
         raise NoWeights(place=str(source.place), **_what_else(listing, uncut))
     sets = (FileSet(_name(path), _format({suffix_of(path)}), (listing[path],)) for path in sorted(uncut))
     return Found(tuple(sets), frozenset(uncut))
 
 
-def _uncut(listing: Mapping[str, StoredFile], modules: Mapping[str, str], homes: Set[str]) -> set[str]:
+def _uncut(listing: Mapping[str, StoredFile], modules: Modules) -> set[str]:
     weights = {path for path in listing if suffix_of(path) in (SUFFIX, ".bin")}
     usual = {dirname(p) for p in weights if suffix_of(p) == SUFFIX and set_name(p).stem in USUAL_STEMS}
     uncut = {path for path in weights if named_like(path, _UNCUT)}
     uncut |= {path for path in weights if named_like(path, _UNCUT_TWINS) and dirname(path) in usual}
-    # A model's own folder is that of the module which is cut, if any.
-    folders = {folder for folder, kind in modules.items() if not kind.endswith(_TRANSFORMERS)} - homes
-    uncut |= {path for path in weights if dirname(path) in folders}
+    carried = modules.carried
+    uncut |= {path for path in weights if dirname(path) in carried}
     safer = {set_name(path) for path in uncut if suffix_of(path) == SUFFIX}
     return {path for path in uncut if suffix_of(path) == SUFFIX or set_name(path) not in safer}
 
 
 def _is_projector(path: str) -> bool:
     return fnmatchcase(basename(path).lower(), _PROJECTOR)
-
-
-def _modules(source: Source, listing: Mapping[str, StoredFile]) -> tuple[dict[str, str], set[str]]:
-    """folder -> type of sentence-transformers' modules, also of routers'; and the folders of such models.
-
-    Raises BadIndex for a list of modules at the root that is spoiled; below it, others may call a file of theirs so.
-    """
-    found, homes = dict[str, str](), set[str]()
-    for path in sorted(path for path in listing if basename(path) == "modules.json"):
-        try:
-            listed = _listed(load_json(read_file(source, listing[path], INDEX_MAX)))
-        except (BadIndex, ValueError, TypeError, KeyError, AttributeError) as error:
-            if path == "modules.json":
-                raise BadIndex(file=path, why=f"not a list of modules ({error})") from None
-            continue
-        if listed:
-            homes.add(dirname(path))
-            found |= _within(dirname(path), listed)
-    for folder in [folder for folder, kind in found.items() if kind.endswith("Router")]:
-        config = listing.get(join(folder, "router_config.json"))
-        with suppress(BadIndex, ValueError, TypeError, KeyError, AttributeError):
-            types = load_json(read_file(source, config, INDEX_MAX))["types"] if config else {}
-            found |= _within(folder, [(name + "", kind + "") for name, kind in types.items()])
-    return found, homes
-
-
-def _listed(content: Any) -> list[tuple[str, str]]:
-    """Path and type of each module; nothing of what is another tool's."""
-    listed = content if isinstance(content, list) else []
-    if not any(isinstance(m, dict) and {"path", "type"} <= m.keys() for m in listed):
-        return []
-    return [(m["path"] + "", m["type"] + "") for m in listed]
-
-
-def _within(home: str, listed: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """The folders of modules in ``home``, by their paths from there."""
-    named = {normpath(join(home, path)).removesuffix("."): kind for path, kind in listed}
-    return {folder: kind for folder, kind in named.items() if folder == home or folder.startswith(join(home, ""))}
 
 
 class _Finder:

@@ -11,11 +11,12 @@ from posixpath import basename, dirname, join
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from reshard.pipeline.checkpoint.discover import USUAL_STEMS, may_be_other, read_file, set_name
+from reshard.pipeline.checkpoint.discover import USUAL_STEMS, may_be_other, set_name
 from reshard.pipeline.checkpoint.formats.gguf import SUFFIX as GGUF
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.indexes import load_json
 from reshard.pipeline.checkpoint.kinds import FOREIGN, foreign_format, named_like
+from reshard.pipeline.checkpoint.small_files import read_file
 from reshard.pipeline.drafting import draft
 from reshard.pipeline.errors import CheckpointError, ModelCheckRequired, NoWeights, ProofError, ReshardError, UsageError
 from reshard.pipeline.figures import human_bytes

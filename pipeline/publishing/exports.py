@@ -9,7 +9,7 @@ from uuid import NAMESPACE_URL, uuid5
 
 from pydantic import BaseModel, Field
 
-from reshard.pipeline.checkpoint.discover import read_file
+from reshard.pipeline.checkpoint.small_files import read_file
 from reshard.pipeline.errors import BadSignature, NoProvenance, SignExtraMissing
 from reshard.pipeline.limits import MANIFEST_MAX
 from reshard.pipeline.planning.model import MANIFEST, PROVENANCE

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
-from reshard.pipeline.checkpoint.discover import read_file
+from reshard.pipeline.checkpoint.small_files import read_file
 from reshard.pipeline.checkpoint.tool_files import is_tool_file
 from reshard.pipeline.errors import BadSignature
 from reshard.pipeline.limits import EVIDENCE_MAX

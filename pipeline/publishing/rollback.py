@@ -7,7 +7,7 @@ from itertools import islice
 from uuid import uuid4
 
 from reshard.pipeline.check import first
-from reshard.pipeline.checkpoint.discover import read_file
+from reshard.pipeline.checkpoint.small_files import read_file
 from reshard.pipeline.errors import ChangedSince, NothingToRollBack, TargetConflict, TargetGone
 from reshard.pipeline.limits import REGULAR_MAX
 from reshard.pipeline.planning.existing import differ

@@ -13,7 +13,7 @@ from posixpath import basename, dirname, join
 from typing import NamedTuple, TypeVar
 
 from reshard.pipeline.check import Check
-from reshard.pipeline.checkpoint.discover import index_name, is_weight_index, read_file, set_name
+from reshard.pipeline.checkpoint.discover import index_name, is_weight_index, set_name
 from reshard.pipeline.checkpoint.formats import dcp, gguf
 from reshard.pipeline.checkpoint.formats.ranged import each
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX, Header, Spec
@@ -21,6 +21,7 @@ from reshard.pipeline.checkpoint.formats.torch_files import read_torch
 from reshard.pipeline.checkpoint.indexes import Index, named_weights, parse_index
 from reshard.pipeline.checkpoint.open import read_header
 from reshard.pipeline.checkpoint.parts import NUMBERED, WHOLE
+from reshard.pipeline.checkpoint.small_files import read_file
 from reshard.pipeline.checkpoint.tool_files import leftover
 from reshard.pipeline.errors import CheckpointError, NotRead
 from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 
 from reshard.pipeline.check import Check, Result, failed, first, prior_checks
-from reshard.pipeline.checkpoint.discover import find_checkpoints, read_file
+from reshard.pipeline.checkpoint.discover import find_checkpoints
 from reshard.pipeline.checkpoint.formats.gguf import GgufHeader, Keys
 from reshard.pipeline.checkpoint.formats.headers import parse_header
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX, Header
 from reshard.pipeline.checkpoint.indexes import parse_index
 from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
+from reshard.pipeline.checkpoint.small_files import read_file
 from reshard.pipeline.errors import ModelCheckRequired, ProofError, ReadBackDiffers, ReloadFailed
 from reshard.pipeline.limits import CONFIG_MAX
 from reshard.pipeline.planning.beside import excluded

@@ -13,10 +13,11 @@ from posixpath import dirname, join
 from typing import NamedTuple
 
 from reshard.pipeline.check import Check, Result, some
-from reshard.pipeline.checkpoint.discover import is_numbered, is_weight_index, read_file
+from reshard.pipeline.checkpoint.discover import is_numbered, is_weight_index
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.indexes import Index
 from reshard.pipeline.checkpoint.kinds import foreign_format
+from reshard.pipeline.checkpoint.small_files import read_file
 from reshard.pipeline.checkpoint.tool_files import is_tool_file
 from reshard.pipeline.errors import CheckpointError
 from reshard.pipeline.limits import MANIFEST_MAX

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from posixpath import join
 from typing import NamedTuple
 
-from reshard.pipeline.checkpoint.discover import Found, find_checkpoints, find_uncut, is_weight_index, read_file
+from reshard.pipeline.checkpoint.discover import Found, find_checkpoints, find_uncut, is_weight_index
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
+from reshard.pipeline.checkpoint.small_files import read_file
 from reshard.pipeline.errors import BadIndex, CheckpointError, NoWeights
 from reshard.pipeline.limits import CONFIG_MAX
 from reshard.pipeline.planning.beside import excluded

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from reshard.pipeline.checkpoint.discover import read_file
 from reshard.pipeline.checkpoint.formats import gguf
 from reshard.pipeline.checkpoint.formats.headers import parse_header
 from reshard.pipeline.checkpoint.formats.safetensors import LENGTH_BYTES, header_length
+from reshard.pipeline.checkpoint.small_files import read_file
 from reshard.pipeline.errors import CheckpointError
 from reshard.pipeline.limits import MANIFEST_MAX
 from reshard.pipeline.planning.model import MANIFEST

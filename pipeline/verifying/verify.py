@@ -16,8 +16,8 @@ from typing import Any
 
 from reshard.pipeline.arguments import as_option
 from reshard.pipeline.check import Check, Result, some
-from reshard.pipeline.checkpoint.discover import read_file
 from reshard.pipeline.checkpoint.formats.gguf import SUFFIX as GGUF
+from reshard.pipeline.checkpoint.small_files import read_file
 from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.errors import CheckpointError, UsageError
 from reshard.pipeline.limits import CONFIG_MAX, EXCHANGED_SHOWN
