@@ -60,17 +60,19 @@ class FolderBatch:
         for staged in ready:
             with disk_errors(staged.temporary, staged.size):
                 try:
-                    self._objects.mkdir(exist_ok=True)
-                    staged.temporary.replace(self._objects / staged.sha256)
+                    self._name(staged)
                 except FileNotFoundError:  # another run, at its end, removed the folder, which was empty
-                    self._objects.mkdir(exist_ok=True)
-                    staged.temporary.replace(self._objects / staged.sha256)
+                    self._name(staged)
             stored.append(StoredFile(staged.path, staged.size, sha256=staged.sha256))
         if stored:
             sync_folder(self._objects)
         del self._staged[: len(ready)]
         self.traffic = Traffic(uploaded=sum(file.size for file in stored))
         return stored
+
+    def _name(self, staged: FolderWriter) -> None:
+        self._objects.mkdir(exist_ok=True)
+        staged.temporary.replace(self._objects / staged.sha256)
 
     def abort(self) -> None:
         self._close()

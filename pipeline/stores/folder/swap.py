@@ -220,15 +220,14 @@ class Swap:
 
 
 def fingerprint(folder: Path) -> str:
-    """Of all that is in a folder, by paths, sizes and times; links count as they are. Raises OSError."""
-    found = list[tuple[str, int, int, int]]()
+    """Of all that is in a folder, by paths, sizes and times, and of links by what they say. Raises OSError."""
+    found = list[tuple[str, str, int, int]]()
     for path, subfolders, names in walk(folder):
         for name in (*subfolders, *names):
             status = (at := Path(path, name)).lstat()
             size, mtime = (0, 0) if S_ISDIR(status.st_mode) else (status.st_size, status.st_mtime_ns)
-            found.append(
-                (at.relative_to(folder).as_posix(), status.st_ino if S_ISLNK(status.st_mode) else 0, size, mtime)
-            )
+            said = os.readlink(at) if S_ISLNK(status.st_mode) else ""  # noqa: PTH115 -- a Path would tidy it
+            found.append((at.relative_to(folder).as_posix(), said, size, mtime))
     return hashlib.sha256(repr(sorted(found)).encode(errors="surrogateescape")).hexdigest()
 
 
