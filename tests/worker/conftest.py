@@ -185,9 +185,9 @@ def planned(store: JobStore, leases: Leases, plan: Plan, request: Request | None
     return job
 
 
-def copying(store: JobStore, leases: Leases, plan: Plan) -> tuple[str, Lease]:
+def copying(store: JobStore, leases: Leases, plan: Plan, request: Request | None = None) -> tuple[str, Lease]:
     """A job whose check is under way, and the lease of its first group."""
-    job = planned(store, leases, plan)
+    job = planned(store, leases, plan, request)
     claimed(leases, job, "check")
     return job, claimed(leases, job, "group:00000")
 

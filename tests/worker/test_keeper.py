@@ -24,7 +24,18 @@ from reshard.worker.queue.jobs import JobStore, open_redis
 from reshard.worker.queue.leases import Lease, Leases
 from reshard.worker.settings import Settings
 from tests.support.procs import Broker, wait_for
-from tests.worker.conftest import QUICK, Wakes, age, another, ask, claimed, planned, receipts, ticks_until_stopped
+from tests.worker.conftest import (
+    QUICK,
+    Wakes,
+    age,
+    another,
+    ask,
+    claimed,
+    copying,
+    planned,
+    receipts,
+    ticks_until_stopped,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -130,9 +141,7 @@ def test_a_copy_that_waits_because_the_hub_asked_is_not_hung(store: JobStore, le
 def test_interactive_work_stops_a_bulk_copy_at_a_batch_and_not_before(
     store: JobStore, leases: Leases, plan: Plan
 ) -> None:
-    job = planned(store, leases, plan, ask(priority="bulk"))
-    claimed(leases, job, "check")
-    lease = claimed(leases, job, "group:00000")
+    _, lease = copying(store, leases, plan, ask(priority="bulk"))
     with LeaseKeeper(leases, lease, QUICK) as kept:
         kept.tick(1)
         store.submit(ask("quick"))
@@ -145,9 +154,7 @@ def test_interactive_work_stops_a_bulk_copy_at_a_batch_and_not_before(
 
 
 def test_what_is_read_is_counted_as_it_comes_and_to_the_last_byte(store: JobStore, leases: Leases, plan: Plan) -> None:
-    job = planned(store, leases, plan, ask(priority="bulk"))
-    claimed(leases, job, "check")
-    lease = claimed(leases, job, "group:00000")
+    _, lease = copying(store, leases, plan, ask(priority="bulk"))
     with LeaseKeeper(leases, lease, QUICK) as kept:
         kept.tick(1000)
         wait_for(lambda: leases.fleet.seen().read == 1000, "the first bytes")

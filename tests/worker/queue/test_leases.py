@@ -664,9 +664,7 @@ def test_one_bulk_copy_at_a_time_gives_way_to_an_interactive_job(store: JobStore
 def test_a_bulk_copy_gives_way_to_no_job_that_its_worker_could_not_do(
     store: JobStore, leases: Leases, plan: Plan
 ) -> None:
-    bulk = planned(store, leases, plan, ask(priority="bulk"))
-    claimed(leases, bulk, "check")
-    copy = claimed(leases, bulk, "group:00000")
+    _, copy = copying(store, leases, plan, ask(priority="bulk"))
     announce(store.redis, replace(process("x:1"), name="worker-a"))
     newer = store.submit(ask("newer")).id
     store.redis.hset(job_key(newer), "state", "a state of later")
