@@ -53,7 +53,7 @@ from reshard.pipeline.publishing.card import card_for
 from reshard.pipeline.publishing.kept import refuse_to_drop_the_original
 from reshard.pipeline.publishing.manifest import parse as parse_manifest
 from reshard.pipeline.request import Options, Request
-from reshard.pipeline.stores.overlay import Borrowing
+from reshard.pipeline.stores.overlay import Borrowing, not_lent
 from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.tensors import Name, Pin
 from reshard.pipeline.verifying.job_checks import check_model, check_structure
@@ -268,6 +268,7 @@ def _read(
     opened = _UNOPENED if same_weights else opened
     settings = _configs(source, found, MODELOPT) if options.dequantize else {}
     texts, notes = _texts({} if options.dtype == "keep" else {**configs, **settings})
+    notes += not_lent(source)
     if request.target.local is None:
         exists = there.state.exists
         notes += notes_of(request, source, exists, target.leave(exists) if shows else None)
@@ -325,8 +326,7 @@ def _configs(source: Source, found: Found, name: str = "config.json") -> dict[st
 
 def _texts(configs: Mapping[str, bytes]) -> tuple[dict[str, str], tuple[str, ...]]:
     """What follows a change of dtype, and notes of what cannot, as it is no text."""
-    texts: dict[str, str] = {}
-    notes: tuple[str, ...] = ()
+    texts, notes = dict[str, str](), tuple[str, ...]()
     for path, content in configs.items():
         try:
             texts[path] = content.decode()

@@ -485,6 +485,21 @@ def test_a_bare_checkpoint_borrows_config_and_tokenizer(on_hub: Namespace, tmp_p
     assert again.plan.published is not None
 
 
+def test_a_config_that_a_lender_does_not_replace_is_noted(tmp_path: Path, go: Run) -> None:
+    own, lender = tmp_path / "own", tmp_path / "lender"
+    for folder in (own, lender):
+        save_single(folder, {"weight": np.ones(3, dtype=np.float32)})
+        add_friends(folder)
+    (lender / "config.json").write_text("{}")
+    borrowing = {"config_from": parse_place(str(lender))}
+    report = go(own, tmp_path / "out", size=SIZE, **borrowing)
+    assert (tmp_path / "out" / "config.json").read_bytes() != b"{}"
+    said = f"config.json is the source's own: only missing files are copied from {lender}"
+    assert said in report.plan.notes
+    (own / "config.json").unlink()
+    assert said not in go(own, tmp_path / "other", size=SIZE, **borrowing).plan.notes
+
+
 def test_weights_in_a_folder_of_their_own_are_loaded_as_the_plan_says(tmp_path: Path, go: Run) -> None:
     lender = tmp_path / "lender"
     model = LlamaForCausalLM(
