@@ -121,19 +121,21 @@ def is_private(request: Request, source: Source) -> bool:
     return request.options.visibility == "private"
 
 
-def notes_of(request: Request, source: Source, exists: bool, leave: Leave | None) -> tuple[str, ...]:
-    """That a repository is created, and who may see it; where the store gave its ``leave``, also what that says."""
-    repo = str(request.target.at(None))
+def notes_of(request: Request, source: Source, state: TargetState, leave: Leave | None) -> tuple[str, ...]:
+    """Who may see the repository, if it is created or not as asked; what the store says that gave its ``leave``."""
+    repo, asked = str(request.target.at(None)), request.options.visibility
     seen, other = ("private", "--public") if is_private(request, source) else ("public", "--private")
-    turns = f" (use {other} to change)" if request.options.visibility == "as-source" else ""
+    turns = f" (use {other} to change)" if asked == "as-source" else ""
     noun = request.target.hub_noun
-    created = () if exists or not noun else (f"will create {repo} as a {seen} {noun}{turns}",)
+    created = () if state.exists or not noun else (f"will create {repo} as a {seen} {noun}{turns}",)
+    stays = state.exists and noun and asked not in {"as-source", state.visibility}
+    kept = (f"{repo} stays {state.visibility}: --{asked} is for a new {noun}",) if stays else ()
     match leave:
         case None:
-            return created
+            return created + kept
         case Leave(False, why):
             return (f"a run will fail: {why}",)
         case Leave(None, why):
-            return (*created, f"write access to {repo} not checked ({why})")
+            return (*created, *kept, f"write access to {repo} not checked ({why})")
         case Leave(_, says):
-            return tuple(f"{note}; {says}" for note in created)
+            return (*(f"{note}; {says}" for note in created), *kept)

@@ -270,8 +270,7 @@ def _read(
     texts, notes = _texts({} if options.dtype == "keep" else {**configs, **settings})
     notes += not_lent(source)
     if request.target.local is None:
-        exists = there.state.exists
-        notes += notes_of(request, source, exists, target.leave(exists) if shows else None)
+        notes += notes_of(request, source, there.state, target.leave(there.state.exists) if shows else None)
     return Known(
         request,
         source.pin,

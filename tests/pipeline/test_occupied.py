@@ -410,7 +410,10 @@ def test_a_plan_tells_that_a_repository_is_created_and_who_may_see_it(model: Pat
     assert told(open_, visibility="private") == f"will create {new} as a private repository{ours}"
     assert told(model, visibility="public") == f"will create {new} as a public repository{ours}"
     assert f"will create {new} as a private repository (use --public to change)" in go(model, new, size=SIZE).plan.notes
-    assert not any(new in note for note in plan(asked(model, new, size=2 * SIZE)).notes)
+    for visibility in ("as-source", "private"):
+        assert not any(new in note for note in plan(asked(model, new, size=2 * SIZE, visibility=visibility)).notes)
+    (stays,) = [n for n in plan(asked(model, new, size=2 * SIZE, visibility="public")).notes if new in n]
+    assert stays == f"{new} stays private: --public is for a new repository"
 
 
 # What a mirror may say of an account: words, an account without a name, and that it cannot be asked for a long time.
