@@ -54,9 +54,10 @@ def of_folder(folder: Path, against: str | None) -> list[Subject]:
     except OSError as error:
         raise FolderNotFound(path=str(folder), why=error.strerror or str(error)) from error
     if any(is_weights(path.name) and set_name(path.name).stem in SOUGHT_STEMS for path in inside):
-        raise FolderNotFound(path=str(folder), why="it is a model; name the folder that it is in")
+        cure = f"pass the folder that it is in: {folder.absolute().parent}"
+        raise FolderNotFound(path=str(folder), why="it is a model, and audit looks for folders of models", cure=cure)
     if not folders:
-        raise FolderNotFound(path=str(folder), why="it has no folders of models")
+        raise FolderNotFound(path=str(folder), why="it has no folders of models", cure="pass a folder of models")
     return [_inside(path.absolute(), against) for path in folders]
 
 

@@ -140,9 +140,13 @@ class SourceNotFound(SourceError, code="source.not_found"):
 class RevisionNotFound(SourceError, code="source.no_revision"):
     message = "{repo} has no branch, tag or commit {revision}"
     hint = "remove the revision (--revision, or the part after @) to use the default branch"
-class FolderNotFound(SourceError, code="source.no_folder"):
+class FolderNotFound(
+    SourceError,
+    code="source.no_folder",
+    cure="check the spelling; ./name and /name are folders, user/repo is a repository",
+):
     message = "cannot read folder {path}: {why}"
-    hint = "check the spelling; ./name and /name are folders, user/repo is a repository"
+    hint = "{cure}"
 class Unreadable(SourceError, code="source.unreadable"):
     message = "cannot read {path}: {why}"
     hint = "check its permissions and the disk"

@@ -101,8 +101,9 @@ def test_a_file_that_links_elsewhere_is_refused_and_one_of_no_weights_is_no_plac
     with pytest.raises(UnsafePath, match=r"model\.pth"):
         go(tmp_path / "m" / "model.pth", tmp_path / "out")
     (tmp_path / "m" / "notes.txt").write_text("")
-    with pytest.raises(FolderNotFound, match="a file, but not a weight file"):
+    with pytest.raises(FolderNotFound, match="a file, but not a weight file") as refused:
         go(tmp_path / "m" / "notes.txt", tmp_path / "out")
+    assert refused.value.next_step == f"pass the folder instead: {tmp_path / 'm'}"
 
 
 CONFIG = {"layers": 2, "rate": 0.5, "name": "small\u202e", "sizes": (1, 2), "nested": {"bias": None, "tied": True}}

@@ -155,9 +155,11 @@ class FolderSource:
         try:
             if root.is_file() and is_weights(root.name):
                 return cls._of_file(place, root)
+            if root.is_file():
+                folder = f"pass the folder instead: {root.parent}"
+                raise FolderNotFound(path=str(root), why="it is a file, but not a weight file", cure=folder)
             if not root.is_dir():
-                why = "it is a file, but not a weight file" if root.exists() else "no such folder"
-                raise FolderNotFound(path=str(root), why=why)
+                raise FolderNotFound(path=str(root), why="not a folder" if root.exists() else "no such folder")
         except PermissionError as error:  # of a folder above; later Pythons find nothing there
             raise _unreadable(error, root) from error
         if snapshot := snapshot_in(resolved(place.path)):

@@ -356,8 +356,9 @@ def test_folders_are_audited_by_a_template_too(tmp_path: Path) -> None:
     assert kinds(deep) == {("bad", "dtype-changed"), ("torn", "bytes-changed")}
     assert all(model.deep for model in deep.values())
     assert deep["torn"].findings[0].next.endswith("--deep")
-    with pytest.raises(FolderNotFound, match="it is a model; name the folder that it is in"):
+    with pytest.raises(FolderNotFound, match="it is a model, and audit looks for folders") as refused:
         of_folder(tmp_path / "to" / "good", None)
+    assert refused.value.next_step == f"pass the folder that it is in: {tmp_path / 'to'}"
     (tmp_path / "empty").mkdir()
     with pytest.raises(FolderNotFound, match="no folders of models"):
         of_folder(tmp_path / "empty", None)
