@@ -162,6 +162,9 @@ class WholeCache(CacheFolder, code="source.cache_folder.whole"):
 class BucketNotFound(SourceError, code="source.no_bucket", setting="AWS_ENDPOINT_URL"):
     message = "{place}: bucket not found, or the folder is empty ({why})"
     hint = "check the spelling and {setting}{where}, then {again}"
+class BrokenLink(FolderNotFound, code="source.link_broken"):
+    message = "cannot read {path}: it is a symbolic link to {to}, which does not exist"
+    hint = "remove the symbolic link or restore the file, then {again}"
 class LinkLoop(FolderNotFound, code="source.link_loop"):
     hint = "remove the symbolic link that points back to itself, then {again}"
 class PathTooLong(FolderNotFound, code="source.path_too_long"):

@@ -14,6 +14,7 @@ from reshard.pipeline.checkpoint.discover import is_index, is_weights, part_by
 from reshard.pipeline.checkpoint.tool_files import is_tool_folder
 from reshard.pipeline.errors import (
     BadPlace,
+    BrokenLink,
     CacheFolder,
     FolderLink,
     FolderNotFound,
@@ -126,6 +127,8 @@ _KINDS: dict[int | None, type[SourceError]] = {
 
 
 def _unreadable(error: OSError, path: Path | str) -> SourceError:
+    if error.errno == errno.ENOENT and os.path.islink(path):  # noqa: PTH114 -- it may be any text
+        return BrokenLink(path=str(path), to=os.readlink(path))  # noqa: PTH115
     return _KINDS.get(error.errno, Unreadable)(path=str(path), why=error.strerror or str(error))
 
 
@@ -158,8 +161,10 @@ class FolderSource:
             if root.is_file():
                 folder = f"pass the folder instead: {root.parent}"
                 raise FolderNotFound(path=str(root), why="it is a file, but not a weight file", cure=folder)
+            if not root.exists():
+                raise _unreadable(FileNotFoundError(errno.ENOENT, "no such folder"), root)
             if not root.is_dir():
-                raise FolderNotFound(path=str(root), why="not a folder" if root.exists() else "no such folder")
+                raise FolderNotFound(path=str(root), why="not a folder")
         except PermissionError as error:  # of a folder above; later Pythons find nothing there
             raise _unreadable(error, root) from error
         if snapshot := snapshot_in(resolved(place.path)):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from reshard.pipeline.errors import CacheFolder, FolderLink, FolderNotFound, UnsafePath, WholeCache
+from reshard.pipeline.errors import BrokenLink, CacheFolder, FolderLink, UnsafePath, WholeCache
 from reshard.pipeline.places import Folder
 from reshard.pipeline.stores.folder.source import FolderSource
 from tests.pipeline.stores.conftest import read, write_files
@@ -198,8 +198,13 @@ def test_a_weight_file_of_a_snapshot_is_read_and_through_one_that_is_a_link_none
 def test_a_dangling_index_beside_a_weight_file_is_an_error_in_words(tmp_path: Path) -> None:
     write_files(tmp_path, {"model.safetensors": b"weights"})
     (tmp_path / "model.safetensors.index.json").symlink_to("gone")
-    with pytest.raises(FolderNotFound, match=r"model\.safetensors\.index\.json"):
-        opened(tmp_path / "model.safetensors")
+    (tmp_path / "link").symlink_to("gone")
+    with pytest.raises(BrokenLink, match="link: it is a symbolic link to gone, which does not exist"):
+        opened(tmp_path / "link")
+    (tmp_path / "link").unlink()
+    for place in (tmp_path, tmp_path / "model.safetensors"):
+        with pytest.raises(BrokenLink, match=r"model\.safetensors\.index\.json: it is a symbolic link to gone, which"):
+            opened(place)
 
 
 def test_a_link_to_a_folder_inside_gets_a_hint_that_fits_and_one_out_of_it_a_warning(tmp_path: Path) -> None:
