@@ -134,8 +134,8 @@ class TargetsCollide(UsageError, code="usage.collision"):
 class SourceError(ReshardError, code="source", exit_code=3):
     message = "{what}"
     hint = "check the source with `reshard plan {source}`"
-class SourceNotFound(SourceError, code="source.not_found"):
-    message = "repository not found on {endpoint}: {repo}"
+class SourceNotFound(SourceError, code="source.not_found", kind="repository"):
+    message = "{kind} not found on {endpoint}: {repo}"
     hint = "check the spelling; if it is private, use an account that can read it: {sign_in}, then {again}"
 class RevisionNotFound(SourceError, code="source.no_revision"):
     message = "{repo} has no branch, tag or commit {revision}"

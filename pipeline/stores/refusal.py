@@ -95,9 +95,9 @@ class Refusal(Exception):
         if self.code == "EntryNotFound":
             return SourceChanged(place=repo, what=f"{self.what}: {self.why}")
         if self.code == "RepoNotFound" or self.status in (401, 404):
-            missing = SourceNotFound(
-                repo=repo, endpoint=self.endpoint, **({} if self.signed_in else elsewhere(self.endpoint, repo, "read"))
-            )
+            how = {} if self.signed_in else elsewhere(self.endpoint, repo, "read")
+            kind = {"kind": "bucket"} if repo.startswith(HUB_BUCKET) else {}
+            missing = SourceNotFound(repo=repo, endpoint=self.endpoint, **kind, **how)
             missing.blames_worker = not self.signed_in  # whoever has a token may see it
             return missing
         return HubRefused(endpoint=self.endpoint, what=self.what, why=self.why)

@@ -17,6 +17,7 @@ from reshard.pipeline.errors import (
     NothingToRollBack,
     NoWriteAccess,
     SourceChanged,
+    SourceNotFound,
     TargetOccupied,
     UsageError,
 )
@@ -154,7 +155,7 @@ def test_what_is_missing_or_not_ours_is_told(bucket: str, namespace: Namespace, 
     context = Context.from_env()
     with pytest.raises(BucketNotFound, match="no files found"):
         open_source(HubBucket(url=f"{bucket}/nothing"), context)
-    with pytest.raises(Exception, match="not found"):
+    with pytest.raises(SourceNotFound, match="^bucket not found on "):
         open_source(HubBucket(url=f"hf://buckets/{namespace.repo('none')}"), context)
     target = open_target(HubBucket(url="hf://buckets/someone-else/bucket"), Options(), context)
     assert target.leave(False).given is None
