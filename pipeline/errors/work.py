@@ -19,6 +19,9 @@ class TargetMoreVisible(TargetError, code="target.more_visible"):
 class TargetConflict(TargetError, code="target.conflict"):
     message = "{target} changed during the run: {what}"
     hint = "check the change; to replace it, {replace}"
+class TargetChanged(TargetConflict, code="target.changed"):
+    message = "{target} changed during the run: others added, changed or removed files"
+    hint = "to go on from its current state, {again}"
 class TargetRaced(TargetConflict, code="target.race", retryable=True):
     message = "{target}: another commit came first, {races} times in a row"
     hint = "wait until fewer jobs are writing to it, then {again}"

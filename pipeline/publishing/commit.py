@@ -22,6 +22,7 @@ from reshard.pipeline.errors import (
     ObjectLost,
     ReceiptWrong,
     ReshardError,
+    TargetChanged,
     TargetConflict,
     TargetRaced,
 )
@@ -276,6 +277,8 @@ def find(plan: Plan, target: Target, at: str) -> str | None:
         commits = (ours.commit for ours in publication.publications(target, at, plan.base) if ours.plan == plan.digest)
         commit = next(commits, None)
     except HistoryRewritten:
+        if not target.branch:  # it keeps no state of others to compare with
+            raise TargetChanged(target=str(target.place)) from None
         raise TargetConflict(target=str(target.place), what="its history was rewritten") from None
     if commit is not None:
         _refuse_overwritten(target, commit, plan.base, spared={CARD})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reshard.pipeline.errors import TargetConflict, TargetDrifted
+from reshard.pipeline.errors import TargetChanged, TargetConflict, TargetDrifted
 from reshard.pipeline.places import Folder
 from reshard.pipeline.publishing.commit import weights
 from reshard.pipeline.stores.folder.target import FolderTarget
@@ -90,6 +90,20 @@ def test_the_slower_of_two_different_runs_is_told_of_a_conflict(
     with pytest.raises(TargetConflict):
         second.publish()
     assert read_checkpoint(from_folder(out)) == read_checkpoint(from_folder(model))
+
+
+def test_a_run_into_a_folder_that_others_change_meanwhile_goes_on_when_run_again(
+    model: Path, tmp_path: Path, meta_loader: MetaLoader
+) -> None:
+    out = tmp_path / "out"
+    job = Job(str(model), str(out), meta_loader)
+    out.mkdir()
+    (out / "notes.txt").write_text("theirs")
+    with pytest.raises(TargetChanged, match="others added, changed or removed files") as refused:
+        job.publish()
+    assert refused.value.next_step == "to go on from its current state, run the same command again"
+    Job(str(model), str(out), meta_loader).publish()
+    assert (out / "notes.txt").read_text() == "theirs" and read_checkpoint(from_folder(out))
 
 
 def test_a_commit_leaves_alone_what_another_run_is_writing(
