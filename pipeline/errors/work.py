@@ -21,7 +21,7 @@ class TargetConflict(TargetError, code="target.conflict"):
     hint = "check the change; to replace it, {replace}"
 class TargetChanged(TargetConflict, code="target.changed"):
     message = "{target} changed during the run: others added, changed or removed files"
-    hint = "to go on from its current state, {again}"
+    hint = "{anew} to plan from its current state"
 class TargetRaced(TargetConflict, code="target.race", retryable=True):
     message = "{target}: another commit came first, {races} times in a row"
     hint = "wait until fewer jobs are writing to it, then {again}"

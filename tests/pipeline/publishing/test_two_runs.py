@@ -101,7 +101,7 @@ def test_a_run_into_a_folder_that_others_change_meanwhile_goes_on_when_run_again
     (out / "notes.txt").write_text("theirs")
     with pytest.raises(TargetChanged, match="others added, changed or removed files") as refused:
         job.publish()
-    assert refused.value.next_step == "to go on from its current state, run the same command again"
+    assert refused.value.next_step == "run the same command again to plan from its current state"
     Job(str(model), str(out), meta_loader).publish()
     assert (out / "notes.txt").read_text() == "theirs" and read_checkpoint(from_folder(out))
 
