@@ -38,7 +38,7 @@ from reshard.pipeline.checkpoint.parts import (
     slices_of,
 )
 from reshard.pipeline.checkpoint.small_files import read_file
-from reshard.pipeline.errors import AbsentFile, BadIndex, LostPart, NotRead, NoWeights
+from reshard.pipeline.errors import AbsentFile, AmbiguousWeights, BadIndex, LostPart, NotRead, NoWeights
 from reshard.pipeline.limits import INDEX_MAX, LATEST_MAX
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.tensors import Name, StoredFile
@@ -54,8 +54,12 @@ _INDEX = re.compile(
 )
 
 # Their loaders read one file by its name and know no index, so they are carried whole and never cut:
-# adapters (peft), LoRA weights and textual inversions (diffusers) ...
-_UNCUT = ("adapter_model*", "pytorch_lora_weights*", "learned_embeds*")
+# adapters (peft), LoRA weights and textual inversions (diffusers),
+# what LLaVA's trainer leaves beside them, and MLX' adapters ...
+_UNCUT = (
+    "adapter_model*", "pytorch_lora_weights*", "learned_embeds*", "non_lora_trainables*", "mm_projector*",
+    "adapters.safetensors", "*_adapters.safetensors",
+)  # fmt: skip
 # ... and, beside the same weights in the usual names, what open_clip and mistral-inference look for.
 _UNCUT_TWINS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin", "consolidated*.safetensors")
 # What llama.cpp takes beside a model by --mmproj: one file. (Others that go beside one say so in their keys alone: what
@@ -150,7 +154,8 @@ def find_checkpoints(source: Source, exclude: Callable[[str], bool] = lambda pat
     indexes = {path for path in listing if is_weight_index(path) and index_name(path) in whole}
     # The same weights in torch's format are no checkpoint either, which would be written over what is carried.
     twins = {path for path in listing if suffix_of(path) in _TORCH and set_name(path) in whole} - uncut
-    finder = _Finder(source, {path: file for path, file in listing.items() if path not in uncut | indexes | twins})
+    others = uncut | indexes | twins
+    finder = _Finder(source, {path: file for path, file in listing.items() if path not in others}, uncut)
     sets = finder.sets()
     if not sets:
         raise NoWeights(place=str(source.place), **_what_else(listing, uncut))
@@ -191,9 +196,10 @@ def _is_projector(path: str) -> bool:
 class _Finder:
     """Looks for sets in one listing, in the order in which they are trusted."""
 
-    def __init__(self, source: Source, listing: Mapping[str, StoredFile]) -> None:
+    def __init__(self, source: Source, listing: Mapping[str, StoredFile], uncut: Set[str]) -> None:
         self._source = source
         self._listing = listing
+        self._uncut = uncut  # weights in the same folders, which are in no set
         self._slices = slices_of(listing)
         self._claimed: set[str] = set()
         self._found: list[FileSet] = []
@@ -222,7 +228,7 @@ class _Finder:
         for path, error in self.idle.items():
             if dirname(path) not in folders:
                 raise error
-        in_folder = Counter(part.name.folder for part in self._found)
+        in_folder = Counter([*(part.name.folder for part in self._found), *map(dirname, self._uncut)])
         return [self._loadable(part, in_folder[part.name.folder] == 1) for part in self._found]
 
     def _text(self, file: StoredFile) -> bytes:
@@ -243,7 +249,7 @@ class _Finder:
     def _loadable(self, part: FileSet, alone: bool) -> FileSet:
         """The set, under the name that loaders look for where it is all that a config beside it can mean."""
         config = join(part.name.folder, "config.json") in self._listing
-        if part.format in {"safetensors", "gguf"} or part.name.stem in USUAL_STEMS or not (alone and config):
+        if part.format in {"safetensors", "gguf"} or part.name.stem in SOUGHT_STEMS or not (alone and config):
             return part
         return replace(part, name=Name(part.name.folder, USUAL_STEMS[0]))
 
@@ -254,7 +260,16 @@ class _Finder:
             found.values(), key=lambda part: (part.name.variant is not None, part.name.stem not in USUAL_STEMS)
         )
         first = {part.files: part for part in reversed(usual)}
-        yield from (part for part in found.values() if first[part.files] is part)
+        kept = [part for part in found.values() if first[part.files] is part]
+        owners = dict[str, FileSet]()
+        for part in kept:
+            for file in part.files:
+                other = owners.setdefault(file.path, part)
+                if other is not part:
+                    raise AmbiguousWeights(
+                        file=part.index_path, other=other.index_path, why=f"also lists {file.path}, among other files"
+                    )
+        yield from kept
 
     def _by_index(self, suffixes: set[str]) -> Iterator[FileSet]:
         for path in sorted(self._listing):

@@ -30,7 +30,8 @@ FOREIGN = {
     ".pkl": "pickle", ".pickle": "pickle", ".joblib": "pickle",
 }  # fmt: skip
 
-
+# Language models of KenLM's, which decoders of speech have beside the weights (pyctcdecode).
+_KENLM = re.compile(r"(?:^|/)language_model/[^/]*gram[^/]*\.bin$")
 _ONNX_DATA = re.compile(r"\.onnx(_data_\d+|\.data)$")  # of models that are larger than one file may be
 
 
@@ -38,6 +39,8 @@ def foreign_format(path: str) -> str | None:
     """The kind of weights in another format that ``path`` holds, by its name; None for everything else."""
     if basename(path) == DISTRIBUTED_METADATA:
         return FOREIGN[".distcp"]
+    if _KENLM.search(path):
+        return None
     known = {"Metal": path == _METAL, "OpenVINO": named_like(path, _OPENVINO), "ONNX": _ONNX_DATA.search(path.lower())}
     return next((kind for kind, named in known.items() if named), FOREIGN.get(suffix_of(path).lower()))
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 from glob import escape
+from pathlib import PurePosixPath
 from posixpath import basename, dirname, join
 
 from reshard.pipeline.checkpoint.discover import Found, is_weight_index, may_be_other, set_name
-from reshard.pipeline.checkpoint.kinds import foreign_format
+from reshard.pipeline.checkpoint.kinds import FOREIGN, TRAINERS, foreign_format, named_like
 from reshard.pipeline.checkpoint.names import settings_path
 from reshard.pipeline.checkpoint.open import Opened
-from reshard.pipeline.checkpoint.parts import NUMBERED
+from reshard.pipeline.checkpoint.parts import NUMBERED, FileSet
 from reshard.pipeline.checkpoint.tool_files import is_tool_file, leftover
 from reshard.pipeline.planning.model import CARD, MANIFEST, STATEMENTS, Edit, LeftOut
 from reshard.pipeline.planning.scales import MODELOPT
@@ -95,9 +96,10 @@ def sort_out(
     weights = {file.path for file in found.files} | {*found.indexes}
     weights -= opened.duplicates.keys() | {path for path in published & weights if _included(options, path)}
     rewritten = weights | {MANIFEST} | (set() if excluded(options, CARD) else {CARD})
+    steps = {step: part for part in found.sets if part.metadata for step in part.other_steps}
     carried, left_out = [], []
     for path in sorted(listing.keys() - rewritten):
-        why = _why_not(path, found, opened.duplicates, options)
+        why = _why_not(path, found, steps, opened.duplicates, options)
         if why is None and path in written:
             why = "the result has its own file at this path"
         if why is None:
@@ -107,7 +109,10 @@ def sort_out(
     return tuple(carried), tuple(left_out)
 
 
-def _why_not(path: str, found: Found, duplicates: Mapping[str, str], options: Options) -> str | None:
+def _why_not(
+    path: str, found: Found, steps: Mapping[str, FileSet], duplicates: Mapping[str, str], options: Options
+) -> str | None:
+    """Why it is left out; ``steps`` are folders of DeepSpeed's with the set that is read of another one."""
     if why := _unwanted(path, options):
         return why
     if describes(path, (dirname(file.path) for file in found.files if file.path not in found.uncut)):
@@ -118,25 +123,29 @@ def _why_not(path: str, found: Found, duplicates: Mapping[str, str], options: Op
         return duplicates[path]
     kind = foreign_format(path)
     if kind is not None:
-        for part in found.sets:
-            if part.metadata and any(path.startswith(f"{step}/") for step in part.other_steps):
-                counts = dirname(part.files[-1].path)
-                return f"another step; {part.metadata.path} selects {counts}"
+        for part in (steps[str(folder)] for folder in PurePosixPath(path).parents if str(folder) in steps):
+            assert part.metadata is not None, "which says what counts"
+            return f"another step; {part.metadata.path} selects {dirname(part.files[-1].path)}"
         return f"weights or data in another format ({kind}); {_by_include(path)}"
     if is_weight_index(path):
         return "not an index of the copied weights"
     return None
 
 
-def other_weights(left_out: Iterable[LeftOut], found: Found, options: Options) -> list[str]:
-    """A note of the torch files that are left out although nothing that is read has their names."""
+def other_weights(left_out: Sequence[LeftOut], found: Found, options: Options) -> list[str]:
+    """Notes of pickles, and of the torch files that are left out although nothing that is read has their names."""
     names = {part.name for part in found.sets} | {set_name(path) for path in found.uncut}
     paths = [one.path for one in left_out if may_be_other(one.path, names) and not excluded(options, one.path)]
+    kept = (one.path for one in left_out if not named_like(one.path, TRAINERS) and not excluded(options, one.path))
+    pickles = [path for path in kept if foreign_format(path) == FOREIGN[".pkl"]]
+    return _skipped(paths, "PyTorch file", "hold other weights") + _skipped(pickles, "pickle", "be needed to load it")
+
+
+def _skipped(paths: Sequence[str], noun: str, may: str) -> list[str]:
     if not paths:
         return []
-    files = counted(len(paths), "PyTorch file")
     it, such = ("it", f": {paths[0]}") if len(paths) == 1 else ("them", f", such as {paths[0]}")
-    return [f"skipped {files} that may hold other weights{such}; copy {it} with --include"]
+    return [f"skipped {counted(len(paths), noun)} that may {may}{such}; copy {it} with --include"]
 
 
 def strays(found: Found) -> list[str]:

@@ -22,8 +22,9 @@ NAMES: dict[Experts, tuple[str, str, str]] = {
     "separate": ("gate_proj", "up_proj", "down_proj"),  # Qwen, DeepSeek, GLM, OLMoE
     "separate-mixtral": ("w1", "w3", "w2"),  # Mixtral, MiniMax
 }
-ONE = re.compile(r"(?P<layer>.*\bexperts)\.(?P<number>0|[1-9]\d{0,5})\.(?P<rest>.+)")
-FUSED = re.compile(r"(?P<layer>.*\bexperts)\.(?P<rest>gate_up_proj|down_proj)")
+# A name may have lines, and is matched at the first try with them, or tried again at each `experts` in it.
+ONE = re.compile(r"(?P<layer>.*\bexperts)\.(?P<number>0|[1-9]\d{0,5})\.(?P<rest>.+)", re.DOTALL)
+FUSED = re.compile(r"(?P<layer>.*\bexperts)\.(?P<rest>gate_up_proj|down_proj)", re.DOTALL)
 
 
 def arranged(tensors: Sequence[Tensor], experts: Experts) -> Sequence[Tensor]:

@@ -19,7 +19,7 @@ from reshard.pipeline.text import counted
 _FLOAT8 = ("F8_E4M3", "F8_E5M2")
 _SCALE_DTYPES = ("F32", "F16", "BF16", "F8_E8M0", "U8")  # the last two are exponents of two
 # What goes with the weights' scales: those of activations and caches, of no use to plain weights. They are single
-# numbers; what has more elements under such a name is a parameter that was learned.
+# numbers, or of stacked weights one for each; what has more elements under such a name is a parameter that was learned.
 _OF_ACTIVATIONS = re.compile(r"[._](?:(?:input|output|activation|kv|[qkv])_scale(?:_ub)?|input_zero_point)$")
 _OF_WEIGHTS = re.compile(r"_scale_inv$|[._]weight_scale$")
 # A config's keys, at any depth; compressed-tensors wrote the second at first, and vLLM reads both.
@@ -61,7 +61,7 @@ def dequantised(tensors: Sequence[Tensor], config: str, modelopt: str | None, as
         why = f"{min(packed)} and its scales look like mxfp4, but no config describes them"
         raise NotDequantized(why=why, cure="use the config of the same model: --config-from REPO")
     scales = {entry.scale.tensor.name for entry in scaled.values() if entry.scale}
-    others = {n for n, tensor in named.items() if scaled and prod(tensor.shape) == 1 and _OF_ACTIVATIONS.search(n)}
+    others = {tensor.name for tensor in tensors if scaled and _is_of_activations(tensor, scaled)}
     for name in sorted(named.keys() - scales - others):
         if _OF_WEIGHTS.search(name) or (scaled and name.endswith("_scale") and name.removesuffix("_scale") in named):
             raise BadScale(tensor=name, why="this scale has no fp8 weight")
@@ -71,6 +71,13 @@ def dequantised(tensors: Sequence[Tensor], config: str, modelopt: str | None, as
         if tensor.name not in scales and tensor.name not in others
     )
     return Dequantised(entries, frozenset(scales | others), tuple(_notes(entries, as_dtype, sorted(others))))
+
+
+def _is_of_activations(tensor: Tensor, scaled: Mapping[str, Entry]) -> bool:
+    if (match := _OF_ACTIVATIONS.search(tensor.name)) is None:
+        return False
+    weight = scaled.get(tensor.name[: match.start()])
+    return prod(tensor.shape) == 1 or (weight is not None and tensor.shape == weight.tensor.shape[:1])
 
 
 def _has_blocks_and_scales(name: str, named: Mapping[str, Tensor]) -> bool:
@@ -139,8 +146,9 @@ def _grids(weight: tuple[int, ...], known: _Known) -> Iterator[tuple[tuple[int, 
     """The shapes that a scale of a weight of this shape may have, and the block that a value of each is for."""
     *stacked, rows, columns = (1,) * (2 - len(weight)) + weight
     height, width = max(1, rows), max(1, columns)  # of a block
-    if "tensor" in known.each:
+    if "tensor" in known.each or known.block:  # beside blocks, transformers has one value for an embedding
         yield (1, 1), (max(1, prod(stacked) * rows), width)
+    if "tensor" in known.each:
         yield (*stacked, 1, 1), (height, width)
     if len(weight) > 1 and "channel" in known.each:
         yield (*stacked, rows, 1), (1, width)
@@ -181,6 +189,8 @@ def _known(settings: Mapping[str, Any]) -> _Known:
             return _Known(frozenset({"block"}), block) if block else _Known(frozenset({"tensor"}))
         case "fbgemm_fp8":
             return _Known(frozenset({"channel"}))
+        case "modelopt" if settings.get("quant_algo") == "FP8":
+            return _known({})
         case "mxfp4":
             return _Known(frozenset({"mxfp4"}))
         case "compressed-tensors" if settings.get("format") in ("float-quantized", "naive-quantized"):

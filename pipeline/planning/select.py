@@ -32,8 +32,11 @@ _PACKED = (DTYPE_BITS.keys() | BLOCKS.keys()) - {"BOOL", "F16", "BF16", "F32", "
 # Buffers that number positions or batches, in whatever integers: they make no model a quantised one.
 _COUNTS = re.compile(r"(?:^|[._])(?:position_ids|token_type_ids|relative_position_index|num_batches_tracked|version)$")
 # What GPTQ, AWQ, bitsandbytes, compressed-tensors and the fp8 formats call the values beside packed ones, as in
-# `k_scale`, `weight_scale_inv`, `input_zero_point`, `SCB`.
-_COMPANION = re.compile(r"(?:[._]scales?(?:_inv|_2)?|[._]zero_points?|[._]q?zeros|[._]absmax|[._]quant_map|\.SCB)$")
+# `k_scale`, `weight_scale_inv`, `input_zero_point`, `SCB`; and optimum-quanto and VPTQ, which has code books.
+_COMPANION = re.compile(
+    r"(?:[._]scales?(?:_inv|_2)?|[._]zero_points?|[._]q?zeros|[._]absmax|[._]quant_map|\.SCB"
+    r"|[._]_shift|[._](?:res_|outlier_)?centroids\.weight)$"
+)
 _CONFIG_DTYPE = re.compile(rf'("(?:torch_)?dtype"\s*:\s*")({"|".join(_CONFIG_DTYPES)})(")')
 
 

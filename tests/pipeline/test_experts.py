@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.verify import verify
 from tests.formats.models import model_of
 from tests.pipeline.conftest import Run
+from tests.support.measured import within
 
 State = dict[str, torch.Tensor]
 SEPARATE = {"MixtralForCausalLM": "separate-mixtral", "DeepseekV3ForCausalLM": "separate"}
@@ -70,6 +72,16 @@ def test_both_ways_are_those_of_transformers(kind: str, tmp_path: Path, go: Run,
     go(fused, tmp_path / "back", size=20_000, experts=SEPARATE[kind], rename=back)
     assert_same(read(tmp_path / "back"), read(saved))
     assert results(tmp_path / "back", saved, meta_loader)["same bytes"][0] == "passed"
+
+
+def test_a_hostile_name_is_matched_in_a_time_that_its_length_gives() -> None:
+    names = [f"{'experts.0.' * 20_000}\n", f"{'experts.' * 20_000}\n"]
+    hostile = [Tensor(name, "F32", (1,), (Piece(0, 0, (0,), (1,)),)) for name in names]
+    start = time.process_time()
+    assert arranged(hostile[1:], "fused") == hostile[1:] and arranged(hostile, "separate") == hostile
+    with pytest.raises(BadExperts):
+        arranged(hostile, "fused")
+    assert within(time.process_time() - start, 1.0)
 
 
 def test_stacks_that_a_trainer_sharded_are_cut_too(tmp_path: Path, go: Run) -> None:

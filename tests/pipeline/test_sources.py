@@ -158,6 +158,20 @@ def test_what_mistral_reads_by_its_own_index_is_carried_with_it(folder: Path, tm
     assert {check.result for check in checks} <= {"passed", "skipped"}
 
 
+def test_a_pickle_is_skipped_with_a_note_and_a_language_model_of_a_decoder_is_no_weights(
+    folder: Path, tmp_path: Path, go: Run
+) -> None:
+    save_single(folder, {"a": np.ones(3, dtype=np.float32)})
+    (folder / "language_model").mkdir()
+    for name in ("language_model/5gram.bin", "model_head.pkl", "rng_state.pkl"):
+        (folder / name).write_bytes(b"not torch's")
+    report = go(folder, tmp_path / "out", size=SIZE)
+    assert (tmp_path / "out" / "language_model" / "5gram.bin").read_bytes() == b"not torch's"
+    assert [note for note in report.plan.notes if "skipped" in note] == [
+        "skipped 1 pickle that may be needed to load it: model_head.pkl; copy it with --include"
+    ]
+
+
 def test_weights_that_may_be_no_copy_of_what_is_read_are_skipped_with_a_note(
     folder: Path, tmp_path: Path, go: Run
 ) -> None:

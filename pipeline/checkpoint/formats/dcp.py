@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from reshard.pipeline.checkpoint.formats.nesting import Branch, Leaf, Other, label, weights_of
+from reshard.pipeline.checkpoint.formats.nesting import TRAINING_STATE, Branch, Leaf, Other, label, weights_of
 from reshard.pipeline.checkpoint.formats.pickles import Made, load
 from reshard.pipeline.checkpoint.formats.ranged import Read, read_bytes, read_spans
 from reshard.pipeline.checkpoint.formats.tiling import flaw_in_tiling
@@ -104,7 +104,8 @@ def _described(read: Read, metadata: StoredFile) -> tuple[list[_Chunk], tuple[st
     paths = named(root["planner_data"], "planner_data", file) if root.get("planner_data") is not None else {}
     tree: Branch[str] = Branch()
     for name, value in described.items():
-        _plant(tree, _keys(paths.get(name, (name,)), name, file), name, _leaf(value, file), file)
+        keys = _keys(paths[name], name, file) if name in paths else _flat_keys(name)
+        _plant(tree, keys, name, _leaf(value, file), file)
     weights, notes = weights_of(tree, file)
     stored = _stored(root.get("storage_data"), posixpath.dirname(file), file)
     chunks = [_chunks(name, full, described[full], stored, file) for name, full in weights.items()]
@@ -116,6 +117,12 @@ def _keys(path: object, name: str, file: str) -> tuple[str, ...]:
     if type(path) is tuple and 0 < len(path) <= _KEYS_MAX and all(type(key) in (str, int) for key in path):
         return tuple(str(key) for key in path)
     raise BadPickle(file=file, why=f"the path of {label((name,))} is malformed")
+
+
+def _flat_keys(name: str) -> tuple[str, ...]:
+    """A name that was saved as it is, as Megatron's are, in which an optimizer's state is told by its beginning."""
+    first, dot, rest = name.partition(".")
+    return (first, rest) if dot and first in TRAINING_STATE else (name,)
 
 
 def _leaf(value: object, file: str) -> bool:

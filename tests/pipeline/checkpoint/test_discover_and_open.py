@@ -213,6 +213,41 @@ def test_adapters_and_single_file_modules_are_not_cut(folder: Path) -> None:
     assert [str(part.name) for part in found.sets] == ["model"]
 
 
+@pytest.mark.parametrize(
+    "name", ["adapters.safetensors", "0000100_adapters.safetensors", "non_lora_trainables.bin", "mm_projector.bin"]
+)
+def test_weights_that_their_loaders_find_by_name_are_not_cut(folder: Path, name: str) -> None:
+    save_single(folder, arrays(1, 100))
+    shutil.copy(folder / "model.safetensors", folder / name)
+    (folder / "config.json").write_text("{}")
+    assert find_checkpoints(open_source(Folder(path=str(folder)), Context.from_env())).uncut == {name}
+
+
+def test_a_name_that_loaders_look_for_stays_beside_a_config(folder: Path) -> None:
+    folder.mkdir()
+    torch.save({"a": torch.ones(2)}, folder / "open_clip_pytorch_model.bin")
+    (folder / "config.json").write_text("{}")
+    (part,) = find_checkpoints(open_source(Folder(path=str(folder)), Context.from_env())).sets
+    assert part.name.stem == "open_clip_model"
+
+
+def test_beside_an_adapter_no_other_weights_are_taken_for_the_model_of_a_config(folder: Path) -> None:
+    save_single(folder, arrays(1, 100), "adapter_model.safetensors")
+    torch.save({"a": torch.ones(2)}, folder / "flow.pt")
+    (folder / "config.json").write_text("{}")
+    (part,) = find_checkpoints(open_source(Folder(path=str(folder)), Context.from_env())).sets
+    assert part.name.stem == "flow"
+
+
+def test_two_indexes_that_share_a_file_and_are_not_alike_are_no_guess(folder: Path) -> None:
+    """Or each would have the file written once more."""
+    for number in range(2):
+        files = {"big.safetensors": arrays(2, 100), f"own{number}.safetensors": {f"own{number}": np.ones(2)}}
+        save_sharded(folder, files, f"m{number}.safetensors.index.json")
+    with pytest.raises(AmbiguousWeights, match="m0.safetensors.index.json in the same folder also lists big"):
+        checkpoints(folder)
+
+
 @pytest.mark.parametrize("other", ["model.safetensors.index.bak.json", "old.model.safetensors.index.json"])
 def test_of_two_indexes_of_the_same_files_the_usual_one_is_read(folder: Path, other: str) -> None:
     save_sharded(folder, numbered(arrays(2, 100), 2))

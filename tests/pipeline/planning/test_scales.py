@@ -94,6 +94,22 @@ def test_a_scale_is_for_a_tensor_a_channel_or_a_block_as_the_config_says(
     assert {len(piece.shape) for piece in entry.scale.tensor.pieces} == {len(entry.scale.tensor.shape)}
 
 
+def test_one_value_beside_blocks_is_for_the_whole_weight_as_of_an_embedding() -> None:
+    specs: Specs = {**A, "e.weight": ("F8_E4M3", (300, 64)), "e.weight_scale": ("F32", (1,))}
+    made = {entry.name: entry.scale.block for entry in chosen(specs).entries if entry.scale}
+    assert made == {"a.weight": (128, 128), "e.weight": (300, 64)}
+
+
+def test_scales_of_the_activations_of_stacked_experts_go_too() -> None:
+    specs: Specs = {
+        "e.up": ("F8_E4M3", (2, 32, 16)), "e.up_scale_inv": ("F32", (2, 1, 1)), "e.up_activation_scale": ("F32", (2,)),
+        "e.learned_activation_scale": ("F32", (2,)),
+    }  # fmt: skip
+    selection = chosen(specs, {"quant_method": "fp8"})
+    assert [entry.name for entry in selection.entries] == ["e.up", "e.learned_activation_scale"]
+    assert selection.scales == {"e.up_scale_inv", "e.up_activation_scale"}
+
+
 @pytest.mark.parametrize(
     ("shape", "settings"),
     [
@@ -205,8 +221,11 @@ def test_what_compressed_tensors_wrote_at_first_is_read_as_what_it_writes_now() 
 )
 def test_of_modelopts_ways_only_fp8_is_known(text: str, says: str) -> None:
     specs: Specs = {"a.weight": SQUARE, "a.weight_scale": ("F32", ()), "a.input_scale": ("F32", ())}
-    known = chosen(specs, None, **{"hf_quant_config.json": '{"quantization": {"quant_algo": "FP8"}}'})
-    assert [entry.name for entry in known.entries] == ["a.weight"]
+    said = {"hf_quant_config.json": '{"quantization": {"quant_algo": "FP8"}}'}
+    for settings in (None, {"quant_method": "modelopt", "quant_algo": "FP8"}):
+        assert [entry.name for entry in chosen(specs, settings, **said).entries] == ["a.weight"]
+    with pytest.raises(NotDequantized, match="'modelopt' are not supported"):
+        chosen(specs, {"quant_method": "modelopt", "quant_algo": "NVFP4"})
     with pytest.raises(NotDequantized, match=says):
         chosen(specs, None, **{"hf_quant_config.json": text})
 

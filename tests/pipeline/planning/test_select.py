@@ -46,6 +46,19 @@ PACKINGS: dict[str, Callable[[Path], State]] = {
 }
 
 
+def test_code_books_and_shifts_beside_packed_tensors_are_never_cast() -> None:
+    """Of VPTQ and optimum-quanto."""
+    kept = {
+        "q.indices": "U16", "q.centroids.weight": "F16", "q.res_centroids.weight": "F16",
+        "k.weight._data._data": "U8", "k.weight._shift": "F16",
+    }  # fmt: skip
+    found = Checkpoint(
+        Name("", "model"), (0,), tuple(tensor(*spec) for spec in (kept | {"norm.weight": "F16"}).items())
+    )
+    cast = {entry.name for entry in select(found, Options(dtype="bfloat16"), {}).entries if entry.cast}
+    assert cast == {"norm.weight"}
+
+
 @pytest.mark.parametrize("packing", PACKINGS)
 @pytest.mark.parametrize("wanted", ["float16", "bfloat16"])
 def test_what_is_packed_and_what_belongs_to_it_is_never_cast(packing: str, wanted: str, tmp_path: Path) -> None:

@@ -401,6 +401,17 @@ def test_the_weights_are_found_where_the_saver_nested_them(
     assert [tensor.name for tensor in contents.tensors] == names
 
 
+def test_an_optimizers_state_is_told_by_its_name_where_no_path_is_there(tmp_path: Path) -> None:
+    """As in checkpoints of Megatron's, which are saved as they are."""
+    made = Checkpoint(tmp_path)
+    for name in ("decoder.a", "optimizer.state.exp_avg.decoder.a"):
+        made.tensor(name, torch.zeros(2), [((0,), (2,))], path=(name,))
+    made.metadata.planner_data = None
+    contents, _ = opened(made.write())
+    assert [tensor.name for tensor in contents.tensors] == ["decoder.a"]
+    assert contents.notes == (".metadata: skipped optimizer (a dictionary of 1, with tensors)",)
+
+
 def test_several_models_are_refused_by_name(tmp_path: Path) -> None:
     made = Checkpoint(tmp_path)
     for name in ("actor", "critic"):
