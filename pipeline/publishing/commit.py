@@ -124,7 +124,7 @@ def publish(
     check_receipts(plan, receipts, attested)
     stored = weights(plan.shards, receipts)
     if lost := target.holds(stored):
-        if not plan.options.pr and (standing := _published_by_another(plan, stored, target)):
+        if not plan.options.pr and (standing := _published_by_another(plan, stored, target, begin)):
             return standing
         raise ObjectLost([file.sha256 for file in lost], repo=str(target.place), what=lost[0].path)
     levels = {path: level for group in attested for path, level in group.files.items()}
@@ -136,7 +136,7 @@ def publish(
     try:
         already = target.at(plan.base).files() if plan.base else {}
     except TargetConflict:  # what another run replaced is gone from a folder, and that run may be this one's equal
-        if (standing := _published_by_another(plan, stored, target)) is None:
+        if (standing := _published_by_another(plan, stored, target, begin)) is None:
             raise
         return standing
     made = [
@@ -181,10 +181,13 @@ def publish(
     return commit_on_head(goal, plan.digest, attempt)
 
 
-def _published_by_another(plan: Plan, stored: Sequence[StoredFile], target: Target) -> Published | None:
+def _published_by_another(
+    plan: Plan, stored: Sequence[StoredFile], target: Target, begin: Callable[[], None]
+) -> Published | None:
     """Our commit, made by another run, which took the objects with it; raises TargetConflict where it made another."""
     head = target.head()
     if (found := find(plan, target, head)) is not None:
+        begin()  # a job hands in nothing that it has not begun
         target.show()
         return Published(found, target.branch, found=True)
     if head != plan.base:

@@ -467,3 +467,17 @@ def test_a_commit_that_the_store_could_not_be_told_of_is_never_called_failed(
     assert bench.step() == "publish"
     assert (bench.target / "model.safetensors.index.json").exists()
     assert bench.job.state == JobState.published_unverified
+
+
+def test_a_job_whose_equal_was_published_meanwhile_takes_that_for_its_own(bench: Bench) -> None:
+    bench.to_publish()
+    slower = bench.id
+    bench.store.cancel(slower)
+    bench.id = bench.store.submit(bench.job.request).id
+    bench.until(lambda job: job.state.ended)
+    faster, bench.id = bench.job, slower
+    bench.store.retry(slower)
+    bench.until(lambda job: job.state.ended)
+    assert (bench.job.state, faster.state) == (JobState.done, JobState.done), bench.job.error
+    assert bench.job.published is not None and faster.published is not None
+    assert bench.job.published["commit"] == faster.published["commit"] and bench.job.published["found"]
