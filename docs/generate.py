@@ -91,7 +91,8 @@ def answers() -> str:
         rows.append(f"| `reshard {name}` | {', '.join(_link(kind.__name__) for kind in kinds)} |")
     page = [
         "# JSON output",
-        "With `--json` a command writes JSON documents, one per line: first any events on the way, and its result last."
+        "With `--json` a command writes JSON documents, one per line: first any events on the way, and its result last;"
+        " one that is interrupted (exit code 130) has no result."
         " Every document has `schema`, the version of this page. It increases when a field is removed or changes its"
         " meaning. New fields can be added at any time, so ignore fields that you do not know. `list`, `schedule list`"
         " and `catalog status` without a name write one document per record.",

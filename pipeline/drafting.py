@@ -269,7 +269,7 @@ def _read(
     settings = _configs(source, found, MODELOPT) if options.dequantize else {}
     texts, notes = _texts({} if options.dtype == "keep" else {**configs, **settings})
     notes += not_lent(source)
-    if request.target.local is None:
+    if request.target != NOWHERE:
         notes += notes_of(request, source, there.state, target.leave(there.state.exists) if shows else None)
     return Known(
         request,

@@ -152,7 +152,7 @@ def examine(subject: Subject, sources: Sources, classes: MetaLoader) -> Audited:
     except HubUnreachable:
         raise
     except NoWeights as error:
-        lost = [Told("weights-missing", str(error))] if subject.source else []
+        lost = [_lost(error, subject.source, sources, subject.source_known)] if subject.source else []
         source = str(subject.source) if subject.source else None
         found = gathered(lost, lambda kind: next_command(kind, subject.place, subject.source, subject.options))
         return Audited(place, found, weights=bool(found), source=source, source_by="map" if source else None)
@@ -178,6 +178,17 @@ def examine(subject: Subject, sources: Sources, classes: MetaLoader) -> Audited:
         sides=(ours.own, against.source),
         compared=compared,
     )
+
+
+def _lost(error: NoWeights, source: AnyPlace, sources: Sources, known: HubModel | None) -> Told:
+    """That a copy of ``source`` has no weights, unless that is not there either."""
+    try:
+        sources.head(source, known)
+    except HubUnreachable:
+        raise
+    except ReshardError as missing:
+        return Told("source-unreadable", str(missing), next=missing.next_step)
+    return Told("weights-missing", str(error))
 
 
 class _Against(NamedTuple):

@@ -251,6 +251,9 @@ class BadSignKey(
 ):
     message = "cannot use the key {key}: {why}"
     hint = "{cure}"
+class NoSignKeys(BadSignKey, code="access.sign_key.no_folder"):
+    message = "cannot use the key {key}: RESHARD_SIGN_KEYS, the folder of keys, is not set"
+    hint = "set RESHARD_SIGN_KEYS to the folder with the key{where}, then {again}"
 class CertificateExpired(BadSignKey, code="access.sign_key.expired"):
     message = "cannot use the key {key}: its certificate has expired or is not yet valid (valid until {until})"
     hint = "put a new certificate for the same key in the key file{where}, then {again}"

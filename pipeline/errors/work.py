@@ -98,7 +98,7 @@ class SignExtraMissing(PackageMissing, code="resource.sign", extra="sign"):
     hint = "{install}{where}, then {again}"
 class TempDirUnusable(ResourceError, code="resource.tmpdir"):
     message = "cannot use the temporary folder {path}: {why}"
-    hint = "make it writable, or set RESHARD_TMPDIR to a folder that is; then {again}"
+    hint = "create it or make it writable, or set RESHARD_TMPDIR to another folder; then {again}"
 class OutputUnwritable(ResourceError, code="resource.output"):
     message = "cannot write to {stream}: {why}"
     hint = "free up space or redirect the output; what the command did before this is not undone"

@@ -334,9 +334,7 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
     if not (options.rename or options.strip_prefix) and same_cut(shards, checkpoint.tensors, files, placed):
         then = "a run writes" if known.request.target == known.request.source else "the target gets"
         one = f"{checkpoint.name}: " if len(known.opened.checkpoints) > 1 else ""
-        notes.append(
-            f"{one}already in this layout: --size changes nothing, and {then} the same weights in the same files"
-        )
+        notes.append(f"{one}already in this layout: {then} the same weights in the same files")
     readers = tuple(share.of.get(b[0].name) for b in bins) if options.ranks else ()
     path = join(checkpoint.name.folder, "config.json")
     config = path if path in known.listing and not excluded(options, path) else None

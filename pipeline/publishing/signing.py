@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reshard.pipeline.checkpoint.tool_files import UNSIGNED, passed_over
-from reshard.pipeline.errors import BadSignature, BadSignKey, CertificateExpired, SignExtraMissing
+from reshard.pipeline.errors import BadSignature, BadSignKey, CertificateExpired, NoSignKeys, SignExtraMissing
 from reshard.pipeline.planning.model import CARD, SIGNATURE
 
 if TYPE_CHECKING:
@@ -63,8 +63,10 @@ class Signer:
         if key is None:
             return None
         if keys is None and "/" not in key:
-            here = {"cure": f"to use the file with that name, type {quote(f'./{key}')}"} if Path(key).is_file() else {}
-            raise BadSignKey(key=key, why="RESHARD_SIGN_KEYS is not set", **here)
+            if Path(key).is_file():
+                cure = f"to use the file with that name, type {quote(f'./{key}')}"
+                raise BadSignKey(key=key, why="RESHARD_SIGN_KEYS is not set", cure=cure)
+            raise NoSignKeys(key=key)
         path = Path(key) if keys is None or "/" in key else keys / key
         pem = _read_pem(path, key)
         from cryptography.exceptions import UnsupportedAlgorithm

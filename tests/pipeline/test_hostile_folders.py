@@ -96,6 +96,8 @@ def test_a_path_that_no_system_call_takes_is_not_a_place(tmp_path: Path, go: Run
     # 250 bytes are a name, but not with what lies beside a target.
     read = {"x" * 250: "source.no_folder", "loop": "source.link_loop"} if side == "source" else {}
     assert error.value.code == read.get(end, "usage.place")
+    if side == "target" and end == "x" * 250:
+        assert error.value.facts["value"] == bad and error.value.next_step.startswith("choose a folder with a shorter")
 
 
 @pytest.mark.parametrize(

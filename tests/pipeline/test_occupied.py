@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -392,6 +393,11 @@ def test_an_original_that_cannot_be_read_is_not_taken_for_nothing(tmp_path: Path
     with pytest.raises(KeptOriginal, match="not readable"):
         go(model, model, size=2 * SIZE, exclude=("broken*",))
     assert kept.exists()
+
+
+def test_a_plan_tells_that_a_folder_may_not_be_written(model: Path) -> None:
+    made = plan(asked(model, "/proc/self/out", size=SIZE))
+    assert f"a run will fail: cannot write to /proc/{os.getpid()}: no permission" in made.notes
 
 
 def test_a_plan_tells_that_a_repository_is_created_and_who_may_see_it(model: Path, on_hub: Namespace, go: Run) -> None:

@@ -29,7 +29,7 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISLNK
 from uuid import uuid4
 
-from reshard.pipeline.errors import ReshardError, TargetConflict
+from reshard.pipeline.errors import BadPlace, ReshardError, TargetConflict
 from reshard.pipeline.paths import resolved
 from reshard.pipeline.stores.folder.disk import make_folder, remove_if_empty, remove_tree, sync_folder, walk, write_file
 from reshard.pipeline.stores.locks import FileLock
@@ -49,7 +49,11 @@ class Swap:
         self.last = self.staging.with_name(f"{self.staging.name}.last")
         self._aside = self.staging.with_name(f"{self.staging.name}.gone-")
         self._intent = self.staging.with_name(f"{self.staging.name}.intent")
-        resolved(f"{self._aside}{'0' * 8}")  # raises BadPlace where they would be too long: this is the longest
+        try:
+            resolved(longest := f"{self._aside}{'0' * 8}")
+        except BadPlace as error:
+            why = f"{error.facts['why']}: the run needs {Path(longest).name} beside it"
+            raise BadPlace(value=str(root), why=why, cure="choose a folder with a shorter name or path") from error
         self._claims: dict[str, FileLock] = {}  # by token
 
     def claim(self, token: str) -> Path:

@@ -77,6 +77,10 @@ class FolderTarget(RecordedTarget):
         return self._root.exists()
 
     def leave(self, exists: bool) -> Leave:
+        try:
+            self._check_writable()
+        except FolderNotWritable as error:
+            return Leave(False, str(error))
         return Leave(True, "")
 
     def prepare(self, private: bool) -> str:
@@ -84,15 +88,18 @@ class FolderTarget(RecordedTarget):
         with disk_errors(self._root, None):
             if self._exists():
                 self._check_movable()
-            existing = next(parent for parent in self._root.parents if parent.exists())
-            if not existing.is_dir():
-                raise FolderNotWritable(path=str(existing), why="it is a file", cure=OTHER_NAME)
-            if not os.access(existing, os.W_OK | os.X_OK):
-                raise FolderNotWritable(path=str(existing), why="no permission")
+            self._check_writable()
             self._swap.sweep()
         head = self.head()
         self._planned_on = _name(self._root) or ""
         return head
+
+    def _check_writable(self) -> None:
+        existing = next(parent for parent in self._root.parents if parent.exists())
+        if not existing.is_dir():
+            raise FolderNotWritable(path=str(existing), why="it is a file", cure=OTHER_NAME)
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise FolderNotWritable(path=str(existing), why="no permission")
 
     def _check_movable(self) -> None:
         """Raises FolderNotWritable if a swap would lose something: what is mounted in it, or unreadable."""

@@ -324,7 +324,7 @@ def test_an_owner_is_audited_by_a_template_a_catalog_or_the_manifests(space: Nam
     assert [name for name, model in alone.items() if not model.weights] == ["notes"]
 
     by_name = audited(of_owner(space.name, f"{origin.name}/{{name}}", context))
-    assert kinds(by_name) == {("two", "shape-changed"), ("notes", "weights-missing")}
+    assert kinds(by_name) == {("two", "shape-changed"), ("notes", "source-unreadable")}
 
     text = f"name: n\nentries:\n- {{repo: {origin.repo('two')}, to: {space.repo('two')}}}\n"
     text += f"- {{repo: {origin.repo('two')}, to: {space.repo('gone')}}}\n"

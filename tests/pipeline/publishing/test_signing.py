@@ -17,7 +17,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509 import ExtensionType
 from huggingface_hub import snapshot_download
 
-from reshard.pipeline.errors import BadSignKey, CertificateExpired, ReshardError, SignExtraMissing, UsageError
+from reshard.pipeline.errors import (
+    BadSignKey,
+    CertificateExpired,
+    NoSignKeys,
+    ReshardError,
+    SignExtraMissing,
+    UsageError,
+)
 from reshard.pipeline.planning.model import MANIFEST, PROVENANCE, SIGNATURE
 from reshard.pipeline.publishing.signing import Trusted
 from reshard.pipeline.request import Options
@@ -217,8 +224,11 @@ def test_a_key_that_cannot_sign_is_refused_before_anything_is_read(
 
 
 def test_a_name_needs_the_folder_of_keys(tmp_path: Path, go: Run) -> None:
-    with pytest.raises(BadSignKey, match="RESHARD_SIGN_KEYS is not set"):
+    with pytest.raises(NoSignKeys, match="RESHARD_SIGN_KEYS, the folder of keys, is not set") as refused:
         go(tmp_path / "nowhere", tmp_path / "out", sign="release.pem")
+    refused.value.facts |= {"job": "abc", "where": " on the worker and restart it"}
+    set_it = "set RESHARD_SIGN_KEYS to the folder with the key on the worker and restart it"
+    assert refused.value.next_step == f"{set_it}, then run `reshard retry abc`"
 
 
 @pytest.mark.parametrize(("name", "typed"), [("release.pem", "./release.pem"), ("a key.pem", "'./a key.pem'")])

@@ -853,8 +853,10 @@ def test_a_folder_in_the_target_that_may_not_be_read_is_refused() -> None:
 
 
 def test_a_folder_that_may_not_be_written_is_refused() -> None:
+    target = FolderTarget(Folder(path="/proc/self/model"))
     with pytest.raises(FolderNotWritable, match="no permission"):
-        FolderTarget(Folder(path="/proc/self/model")).prepare(private=True)
+        target.prepare(private=True)
+    assert target.leave(exists=False) == (False, f"cannot write to /proc/{os.getpid()}: no permission")
 
 
 def test_what_lies_below_a_folder_that_may_not_be_searched_is_refused() -> None:
