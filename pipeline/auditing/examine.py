@@ -216,7 +216,7 @@ def _of_source(
         if place is None and stated:
             place = _claimed(stated, sources.context)
         if place is None:
-            return _Against([Told("source-unknown", "neither a map nor a manifest names its source")], made=made)
+            return _Against([Told("source-unknown", "no catalog, template or manifest names its source")], made=made)
         theirs = sources.head(place, subject.source_known)
         commits = [theirs.pin.commit]
         if place.on(sources.context.credentials.default_endpoint) is None:

@@ -44,7 +44,7 @@ KINDS: Mapping[str, Severity] = {
     "file-changed": "error",
     "file-added": "error",
     "source-unreadable": "warning",
-    "source-unknown": "warning",  # neither a map nor a manifest names one
+    "source-unknown": "warning",  # no catalog, template or manifest names one
     "source-moved": "warning",  # the source has a newer commit than the one this was made from
     "changes-claimed": "warning",  # casts and renames that only the output's own manifest states
     "tokenizer-changed": "warning",  # other files, which may behave the same
