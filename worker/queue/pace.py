@@ -73,10 +73,12 @@ def rate(fields: Mapping[str, str], now: int, of: str = "") -> float | None:
 
     ``of`` is what its fields begin with.
     """
-    if f"{of}paced_at" not in fields or now - (at := int(fields[f"{of}paced_at"])) > 2 * FADES:
+    try:
+        left, at, begun = float(fields[f"{of}paced"]), int(fields[f"{of}paced_at"]), int(fields[f"{of}paced_from"])
+    except (KeyError, ValueError):  # a client may write anything there, until bytes come again
         return None
-    since = now - int(fields[f"{of}paced_from"])
-    if since < LEAST or not (left := float(fields[f"{of}paced"])):
+    since = now - begun
+    if abs(now - at) > 2 * FADES or since < LEAST or not left > 0:
         return None
     return left * exp((at - now) / FADES) / (FADES / 1000 * (1 - exp(-since / FADES)))
 
@@ -103,7 +105,7 @@ def places(client: redis.Redis, jobs: Iterable[tuple[str, bool]]) -> tuple[dict[
     for bytes_, is_bulk in _left(client, [id.decode() for ids in active for id in ids]):
         left[is_bulk] += bytes_ or 0
     cut = any(len(ids) == COUNTED for ids in active)
-    mean = float(pace["mean"]) if "mean" in pace else None
+    mean = _mean(pace)
     found = {}
     for (id, bulk), rank in zip(waiting, ranks, strict=True):
         begun = bulky_begun if bulk else quick_begun
@@ -120,15 +122,23 @@ def remaining(client: redis.Redis, jobs: Collection[str], more: int) -> float | 
     if len(jobs) > COUNTED:
         return None
     pace, left = decoded(client.hgetall(PACE)), [bytes_ for bytes_, _ in _left(client, jobs)]
-    unplanned, speed = more + left.count(None), rate(pace, server_ms(client))
-    if not speed or (unplanned and "mean" not in pace):
+    unplanned, speed, mean = more + left.count(None), rate(pace, server_ms(client)), _mean(pace)
+    if not speed or (unplanned and mean is None):
         return None
-    return until(sum(filter(None, left)) + unplanned * float(pace.get("mean", 0)), speed)
+    return until(sum(filter(None, left)) + unplanned * (mean or 0), speed)
 
 
 def until(bytes_: float, speed: float) -> float | None:
     """Seconds until so many bytes are copied; None where that is no time to wait for."""
     return left if (left := bytes_ / speed) <= LEFT_MAX else None
+
+
+def _mean(pace: Mapping[str, str]) -> float | None:
+    """Bytes of a job; None before the first was done, and where a client wrote something else."""
+    try:
+        return float(pace["mean"])
+    except (KeyError, ValueError):
+        return None
 
 
 def _left(client: redis.Redis, jobs: Collection[str]) -> list[tuple[int | None, bool]]:

@@ -13,7 +13,7 @@ from reshard.pipeline.planning.model import Plan
 from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Lease, Leases
-from reshard.worker.queue.pace import LEAST, PACE, Lane, Place, lanes, places, rate
+from reshard.worker.queue.pace import LEAST, PACE, Lane, Place, lanes, places, rate, remaining
 from reshard.worker.queue.scripts import FADES, job_key, ms
 from reshard.worker.queue.wakes import QUEUES
 from tests.support.procs import Broker
@@ -90,6 +90,29 @@ def test_a_brokers_clock_that_jumped_back_begins_a_rate_anew(store: JobStore, le
     later(store, 20, lease.job)
     assert leases.seal(lease, receipts(plan, 1)) == "ok"
     assert store.get(lease.job).rate
+
+
+@pytest.mark.parametrize("wrong", ["x", "nan", "1e400", ""])
+@pytest.mark.parametrize("field", ["paced", "paced_at", "paced_from", "mean"])
+def test_what_a_client_wrote_into_the_rates_strands_no_job_and_is_gone_with_the_next(
+    store: JobStore, leases: Leases, plan: Plan, field: str, wrong: str
+) -> None:
+    job = copied(store, leases, plan)
+    waits = store.submit(ask("waits")).id
+    leases.due()
+    for key in (PACE, job_key(job)):
+        store.redis.hset(key, field, wrong)
+    assert places(store.redis, [(waits, False)])[1] is None
+    assert remaining(store.redis, [job], more=1) is None and store.get(job).rate is None
+    publish = claimed(leases, job, "publish")
+    leases.begin(publish)
+    leases.done(publish, {"commit": "abc", "ref": "main", "found": False})
+    assert leases.done(claimed(leases, job, "confirm"), []) == "ok"
+    assert store.get(job).state == "done"
+    lease = group_of(store, leases, plan)
+    later(store, 20, lease.job)
+    assert leases.seal(lease, receipts(plan, 0)) == "ok"
+    assert store.get(lease.job).rate and places(store.redis, [])[1]
 
 
 @given(

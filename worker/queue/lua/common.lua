@@ -32,6 +32,12 @@ local function get(id, field)
   return type(found) ~= 'table' and found
 end
 
+-- A number of a hash; nothing where there is none that can be counted with, as a client may write anything there.
+local function number(hash, field)
+  local found = tonumber(redis.pcall('HGET', hash, field) or '')
+  return found and math.abs(found) < 2 ^ 53 and found or nil
+end
+
 -- A sorted set by this name; what a client wrote there goes.
 local function sorted(name)
   local kind = redis.call('TYPE', name).ok
@@ -100,11 +106,12 @@ end
 local PACE = PREFIX .. 'pace'
 local function paced(hash, of, bytes, t)
   local paced, paced_at, paced_from = of .. 'paced', of .. 'paced_at', of .. 'paced_from'
-  local at = tonumber(redis.call('HGET', hash, paced_at) or 0)
-  if math.abs(t - at) > 2 * FADES then -- a rate would be of a time in which nothing was copied, or of another clock
+  local left, at, from = number(hash, paced), number(hash, paced_at), number(hash, paced_from)
+  -- Or a rate would be of a time in which nothing was copied, or of another clock.
+  if not (left and at and from) or math.abs(t - at) > 2 * FADES then
     redis.call('HSET', hash, paced, 0, paced_at, t, paced_from, t)
   else
-    local left = tonumber(redis.call('HGET', hash, paced)) * math.exp(math.min(0, at - t) / FADES)
+    left = left * math.exp(math.min(0, at - t) / FADES)
     redis.call('HSET', hash, paced, string.format('%.0f', left + bytes), paced_at, math.max(at, t))
   end
 end

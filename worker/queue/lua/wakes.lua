@@ -227,7 +227,7 @@ end
 
 -- A job that was carried to its end needs its details only for who is still watching.
 local function complete(id, t, keep)
-  local mean, bytes = redis.call('HGET', PACE, 'mean'), tonumber(get(id, 'bytes') or 0)
+  local mean, bytes = number(PACE, 'mean'), number(key(id), 'bytes') or 0
   redis.call('HSET', PACE, 'mean', string.format('%.0f', mean and 0.9 * mean + 0.1 * bytes or bytes)) -- of a job
   finish(id, 'done', t)
   for _, part in ipairs(PARTS) do redis.call('PEXPIRE', key(id, part), keep) end
