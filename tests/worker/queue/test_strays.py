@@ -125,6 +125,19 @@ def test_a_job_whose_key_a_client_wrote_over_holds_up_no_other(
     assert f"job {broken} cannot run" in caplog.text
 
 
+@pytest.mark.parametrize("turn", ["x", "nan", "1e400"])
+def test_a_job_whose_turn_a_client_wrote_over_comes_first_and_holds_up_no_other(
+    store: JobStore, leases: Leases, control: Control, wakes: Wakes, turn: str
+) -> None:
+    fine, broken = (store.submit(ask(name)).id for name in ("fine", "broken"))
+    with restricted(store) as client:
+        client.redis.hset(job_key(broken), "turn", turn)
+    assert control.look(listen=0.01) == 2 and {job for _, job in wakes.sent} == {broken, fine}
+    assert leases.first(QUEUES[0]) == broken
+    claimed(leases, broken, "plan")
+    assert control.look(listen=0.01) == 0 and strays(store.redis) == []
+
+
 def test_a_job_is_found_again_in_any_state(store: JobStore, leases: Leases, control: Control, wakes: Wakes) -> None:
     job = store.submit(ask()).id
     claimed(leases, job, "plan")

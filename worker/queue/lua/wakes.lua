@@ -27,7 +27,7 @@ end
 -- The order of work within a queue: what has begun since its submit or its last retry goes before what has not, so that
 -- jobs end one after the other instead of all at the end, and among these goes first whose turn came first.
 local function rank(id)
-  return (get(id, 'turn') or 0) + (get(id, 'started') and 0 or NOT_BEGUN)
+  return (number(key(id), 'turn') or 0) + (get(id, 'started') and 0 or NOT_BEGUN)
 end
 
 -- The jobs of its submitter that have a turn in its line and have not begun: job -> turn.
@@ -56,7 +56,7 @@ end
 -- It is begun: who comes from now on has a turn behind it.
 local function serve(id)
   redis.call('ZREM', waiting(id), id)
-  local serves, turn = queue(id) .. ':serves', math.floor((get(id, 'turn') or 0) / OLDER)
+  local serves, turn = queue(id) .. ':serves', math.floor((number(key(id), 'turn') or 0) / OLDER)
   if turn > tonumber(redis.call('GET', serves) or 0) then redis.call('SET', serves, turn) end
 end
 
