@@ -45,6 +45,7 @@ from typing import cast
 
 import redis
 
+from reshard.worker.queue.events import TOTALS
 from reshard.worker.queue.messages import SUBMIT, TAKEN
 from reshard.worker.queue.scripts import PREFIX, Scripts, at_once, job_key, ms, texts
 from reshard.worker.queue.states import JobState
@@ -106,7 +107,8 @@ class Wakes:
         sets += [*PLACES, *(f"{queue}:{what}" for queue in QUEUES for what in ("order", "left"))]
         kinds = dict.fromkeys(sets, b"zset")
         kinds |= dict.fromkeys((*QUEUES, BELL, *SUBMIT, TAKEN), b"list")
-        kinds |= dict.fromkeys((f"{PREFIX}pace", f"{PREFIX}seen", f"{PREFIX}active", SHARES), b"hash")
+        hashes = [f"{PREFIX}{name}" for name in ("pace", "seen", "active", "fleet", "fleet:drained", "fleet:resting")]
+        kinds |= dict.fromkeys((*hashes, SHARES, TOTALS), b"hash")
         kinds |= dict.fromkeys(numbers, b"string")
         types = dict(zip(kinds, at_once(self.redis, lambda pipe: [pipe.type(key) for key in kinds]), strict=True))
         for key in numbers:

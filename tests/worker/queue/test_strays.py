@@ -8,7 +8,9 @@ import redis
 from reshard.pipeline.doctor.probes import Probe
 from reshard.pipeline.request import Request
 from reshard.worker.control import Control
+from reshard.worker.fleet.fleet import DRAINED, FLEET, RESTING
 from reshard.worker.probes import queue
+from reshard.worker.queue.events import TOTALS
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import job_key
@@ -42,7 +44,7 @@ def test_a_job_whose_submit_was_cut_off_is_rung_again(
     assert strays(store.redis) == [] and said(store) == []
 
 
-@pytest.mark.parametrize("key", (*PLACES, *QUEUES, BELL))
+@pytest.mark.parametrize("key", (*PLACES, *QUEUES, BELL, FLEET, DRAINED, RESTING, TOTALS))
 def test_a_key_of_the_queue_that_a_client_wrote_over_is_removed(
     store: JobStore, control: Control, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
