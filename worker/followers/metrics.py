@@ -24,7 +24,7 @@ from reshard.worker.fleet.fleet import FLEET, RESTING
 from reshard.worker.followers import catalogs, notices, schedules
 from reshard.worker.followers.counters import BUCKETS, MOVED, moved_key
 from reshard.worker.followers.notices import HOOKS
-from reshard.worker.queue.events import TOTALS
+from reshard.worker.queue.events import TOTALS, is_unfit
 from reshard.worker.queue.jobs import JobStore, Process
 from reshard.worker.queue.pace import lanes
 from reshard.worker.queue.scripts import PREFIX, full, known_fields, texts
@@ -41,13 +41,17 @@ class Metrics(Collector):
         self._redis = client
 
     def collect(self) -> Iterator[Metric]:
-        try:
-            parts = (self._jobs, self._processes, self._schedules, self._catalogs, self._hubs, self._broker)
-            found = [metric for part in parts for metric in part()]
-        except redis.RedisError as error:
-            log.warning("the broker did not answer a scrape: %s", error)
-            found = []
-        yield _gauges("broker_up", "Whether the broker answered this scrape.", "", [(float(bool(found)),)])
+        found, answers = list[Metric](), True
+        for part in (self._jobs, self._processes, self._schedules, self._catalogs, self._hubs, self._broker):
+            try:
+                found += part()
+            except redis.RedisError as error:
+                if not is_unfit(error):
+                    log.warning("the broker did not answer a scrape: %s", error)
+                    found, answers = [], False
+                    break
+                log.warning("a scrape lacks some metrics: a client overwrote one of their keys: %s", error)
+        yield _gauges("broker_up", "Whether the broker answered this scrape.", "", [(float(answers),)])
         yield from found
 
     def _jobs(self) -> Iterator[Metric]:

@@ -396,6 +396,21 @@ def test_a_broker_that_is_away_is_said_and_found_again(tmp_path_factory: pytest.
         assert scrape(port).one("reshard_broker_up") == 1
 
 
+@pytest.mark.parametrize(
+    ("key", "figure"),
+    [(TOTALS, "reshard_jobs"), (f"{PREFIX}schedules:success", "reshard_schedule_next_timestamp_seconds")],
+)
+def test_of_a_key_that_a_client_wrote_over_some_figures_are_left_out_and_the_broker_is_up(
+    store: JobStore, port: int, key: str, figure: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = scrape(port)
+    store.redis.set(key, "x")
+    seen = scrape(port)
+    assert seen.one("reshard_broker_up") == 1 and "reshard_broker_memory_bytes" in seen
+    assert figure in whole and figure not in seen
+    assert "a client overwrote one of their keys" in caplog.text
+
+
 def test_a_broker_that_takes_no_more_data_is_up_and_not_writable(tmp_path_factory: pytest.TempPathFactory) -> None:
     with Broker(tmp_path_factory.mktemp("full")) as broker, serving(broker.url) as port:
         with JobStore.at(broker.url) as store:
