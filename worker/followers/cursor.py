@@ -19,6 +19,7 @@ from reshard.pipeline.errors import (
     BadPlace,
     CatalogNotFound,
     JobNotFound,
+    JobUnreadable,
     ReshardError,
     TargetBusy,
     TooManyQueued,
@@ -30,8 +31,8 @@ from reshard.worker.followers.contained import Contained
 from reshard.worker.followers.records import UNDER_WAY, Definition, Ended, Entry, Limits, State
 from reshard.worker.queue.events import Event, Reader
 from reshard.worker.queue.jobs import ACTIVE, JobStore, enqueue, in_the_way, submission
+from reshard.worker.queue.record import states
 from reshard.worker.queue.scripts import Pipeline, at_once, decoded, job_key, known_fields, ms, texts
-from reshard.worker.queue.states import JobState
 
 log = logging.getLogger(__name__)
 
@@ -203,15 +204,14 @@ class Cursor(Catalogs):
 
     def _collect(self, limits: Limits, run: str, active: Mapping[str, str]) -> int:
         """Note how these jobs ended; returns how many have."""
-        states = at_once(self._redis, lambda pipe: [pipe.hget(job_key(job), "state") for job in active.values()])
-        pairs = zip(active.items(), states, strict=True)
-        ended = [one for one, state in pairs if state is None or JobState.known(state.decode()).ended]
+        pairs = zip(active.items(), states(self._redis, active.values()), strict=True)
+        ended = [one for one, state in pairs if state is None or state.ended]
         for number, id in ended:
             entry = self._entry(limits.name, number)
             try:
                 seen = self.store.get(id)
                 self._end(limits, run, number, entry.repo, records.how(entry, seen), records.kept(entry, seen))
-            except JobNotFound as error:
+            except (JobNotFound, JobUnreadable) as error:
                 self._end(limits, run, number, entry.repo, Ended("failed", id, error=error.to_dict()))
         return len(ended)
 

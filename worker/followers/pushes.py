@@ -27,6 +27,7 @@ from reshard.worker.followers.records import Definition, Entry
 from reshard.worker.followers.schedules import Schedules
 from reshard.worker.queue.events import Event, Reader
 from reshard.worker.queue.jobs import ACTIVE, JobStore, submission
+from reshard.worker.queue.record import state_of
 from reshard.worker.queue.scripts import PREFIX, Pipeline, job_key, transact
 from reshard.worker.queue.states import JobState
 
@@ -116,8 +117,8 @@ class Pushes:
         for data, text in cast("dict[bytes, bytes]", self._redis.hgetall(WAITING)).items():
             field = data.decode(errors="replace")  # clients may write anything there
             with self._contained(field):
-                state = cast("bytes | None", self._redis.hget(job_key(field.partition(" ")[0]), "state"))
-                if state is None or JobState.known(state.decode()).ended:
+                state = state_of(self._redis, field.partition(" ")[0])
+                if state is None or state.ended:
                     self._go_on(field, Watch.model_validate_json(text))
 
     def _go_on(self, field: str, watch: Watch) -> None:

@@ -41,8 +41,8 @@ from reshard.worker.followers.contained import Contained
 from reshard.worker.followers.records import NAME_MAX, Definition
 from reshard.worker.queue.events import append
 from reshard.worker.queue.jobs import ACTIVE, JobStore, enqueue, in_the_way, submission
-from reshard.worker.queue.scripts import PREFIX, Pipeline, job_key, ms, server_ms, texts, transact
-from reshard.worker.queue.states import JobState
+from reshard.worker.queue.record import state_of
+from reshard.worker.queue.scripts import PREFIX, Pipeline, ms, server_ms, texts, transact
 
 log = logging.getLogger(__name__)
 
@@ -326,8 +326,8 @@ class Schedules:
                 return "overlap", "", None
             return "fired", "", catalogs.starting(pipe, catalog, run, schedule.name)
         last = pipe.hget(LAST_JOB, schedule.name)
-        state = pipe.hget(job_key(last.decode()), "state") if last else None
-        if last and state and not JobState.known(state.decode()).ended:
+        state = state_of(pipe, last.decode()) if last else None
+        if last and state and not state.ended:
             return "overlap", last.decode(), None
         why, there = in_the_way(pipe, submitted, self._store.most)
         if why:

@@ -41,6 +41,7 @@ from reshard.worker.queue.scripts import (
     Scripts,
     at_once,
     decoded,
+    each_or_error,
     for_each,
     job_key,
     known_fields,
@@ -380,14 +381,7 @@ class JobStore:
 
     def _hashes(self, keys: list[str]) -> list[Any]:
         """Each hash; an error where something else is kept by that key."""
-        pipeline = self.redis.pipeline(transaction=False)
-        for key in keys:
-            pipeline.hgetall(key)
-        answers = pipeline.execute(raise_on_error=False)
-        for answer in answers:
-            if isinstance(answer, Exception) and "WRONGTYPE" not in str(answer):
-                raise answer
-        return answers
+        return each_or_error(self.redis, lambda pipe: [pipe.hgetall(key) for key in keys])
 
 
 ACTIVE = f"{PREFIX}active"  # hash: target -> the job that works on it

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import redis
 from pydantic import ValidationError
 
 from reshard.pipeline.errors import JobUnreadable, ReshardError, shortened
 from reshard.pipeline.request import Request
 from reshard.pipeline.validation import first_problem
 from reshard.worker.queue.pace import rate
-from reshard.worker.queue.scripts import decoded
+from reshard.worker.queue.scripts import Pipeline, decoded, each_or_error, job_key
 from reshard.worker.queue.states import JobState
 
 
@@ -83,6 +85,27 @@ def read(id: str, record: Any, units: Any, now: int) -> Job:
         raise JobUnreadable(job=id, why=f"{first.where or 'its request'}: {first.why}") from error
     except (ReshardError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise JobUnreadable(job=id, why=shortened(f"{type(error).__name__}: {error}")) from error
+
+
+def states(client: redis.Redis, jobs: Iterable[str]) -> list[JobState | None]:
+    """Of each job; None where its record is gone, or a client overwrote it, so that nobody waits for its end."""
+    found = each_or_error(client, lambda pipe: [pipe.hget(job_key(job), "state") for job in jobs])
+    return [_state(state) for state in found]
+
+
+def state_of(pipe: Pipeline, job: str) -> JobState | None:
+    """The same of one job, also in a transaction that still reads."""
+    try:
+        return _state(pipe.hget(job_key(job), "state"))
+    except redis.ResponseError as error:
+        if "WRONGTYPE" not in str(error):
+            raise
+        return None
+
+
+def _state(found: Any) -> JobState | None:
+    """No release has one that is not ASCII."""
+    return JobState.known(found.decode()) if isinstance(found, bytes) and found.isascii() else None
 
 
 def _job(fields: dict[str, str], units: dict[str, str], now: int) -> Job:

@@ -130,6 +130,17 @@ def at_once(client: redis.Redis, ask: Callable[[Pipeline], object]) -> list[Any]
         return pipe.execute()
 
 
+def each_or_error(client: redis.Redis, ask: Callable[[Pipeline], object]) -> list[Any]:
+    """The same; an error where a client keeps something of another type by the key that is asked for."""
+    with client.pipeline(transaction=False) as pipe:
+        ask(pipe)
+        answers = pipe.execute(raise_on_error=False)
+    for answer in answers:
+        if isinstance(answer, Exception) and "WRONGTYPE" not in str(answer):
+            raise answer
+    return answers
+
+
 def for_each(client: redis.Redis, items: Iterable[T], ask: Callable[[Pipeline, T], object]) -> Iterator[Any]:
     """The answers to what ``ask`` asks of its pipeline for each of them, BATCH in one exchange with the server."""
     for some in _batches(items):

@@ -7,20 +7,21 @@ import json
 import pytest
 
 from reshard.client.operations.catalogs import told
-from reshard.pipeline.errors import BadPlace
+from reshard.pipeline.errors import BadPlace, JobUnreadable
 from reshard.worker import control as module
 from reshard.worker.control import Control
 from reshard.worker.fleet.fleet import FLEET
 from reshard.worker.followers.catalogs import key
 from reshard.worker.followers.cursor import Cursor
+from reshard.worker.followers.pushes import WAITING, Pushes, Watch
 from reshard.worker.followers.schedules import ALL, DUE, Schedule, Schedules
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX, job_key
 from reshard.worker.settings import Settings
 from tests.support.procs import wait_for
-from tests.worker.conftest import Wakes, ask
-from tests.worker.followers.builders import begin, counts, definition, finish, jobs, rows
+from tests.worker.conftest import Wakes, ask, claimed, restricted
+from tests.worker.followers.builders import begin, counts, definition, finish, jobs, nightly, rows
 
 
 @pytest.fixture
@@ -103,6 +104,60 @@ def test_a_job_in_a_state_of_a_newer_release_is_waited_for_and_stops_nothing_els
     assert jobs(catalogs) == [odd]
     assert schedules.run("a").outcome == "overlap"
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def overwrite(store: JobStore, job: str, state: bytes | None = None) -> None:
+    """As a client does that may write to all keys of the queue: the whole record, or what it says of its state."""
+    with restricted(store) as client:
+        client.redis.hset(job_key(job), "state", state) if state else client.redis.set(job_key(job), "x")
+
+
+def test_a_schedule_fires_again_whose_last_job_a_client_wrote_over(store: JobStore, control: Control) -> None:
+    schedules = Schedules(store)
+    schedules.add(nightly())
+    job = schedules.run("nightly").job or ""
+    overwrite(store, job)
+    store.redis.zadd(DUE, {"nightly": 1})
+    control.look(listen=0.01)
+    again, _ = schedules.get("nightly").runs
+    assert again.outcome == "fired" and again.job != job
+
+
+def test_a_push_goes_on_that_waits_for_a_job_that_a_client_wrote_over(store: JobStore, leases: Leases) -> None:
+    Schedules(store).add(nightly())
+    job = Schedules(store).run("nightly").job or ""
+    claimed(leases, job, "plan")
+    pushes, watch = Pushes(store), Watch(schedule="nightly", request=ask())
+    assert pushes.push(watch, "1" * 40) == ("waits", job)
+    overwrite(store, job)
+    pushes.reconcile()
+    assert store.redis.hlen(WAITING) == 0 and Schedules(store).get("nightly").runs[0].job != job
+
+
+@pytest.mark.parametrize("state", [None, b"\xff"])
+def test_a_catalog_comes_to_its_end_past_a_job_that_a_client_wrote_over(
+    store: JobStore, leases: Leases, control: Control, state: bytes | None
+) -> None:
+    catalogs = Cursor(store)
+    begin(catalogs, definition(3, at_once=2))
+    broken, fine = jobs(catalogs)
+    overwrite(store, broken, state)
+    finish(leases, fine)
+    catalogs.reconcile()
+    (last,) = jobs(catalogs)
+    finish(leases, last)
+    assert jobs(catalogs) == []
+    assert counts(catalogs.get("mirror")) == {"same": 2, "failed": 1}
+    assert list(told(catalogs.get("mirror")).failures()) == [JobUnreadable.code]
+
+
+def test_a_catalog_comes_to_its_end_past_a_job_that_has_ended_and_cannot_be_read(store: JobStore) -> None:
+    catalogs = Cursor(store)
+    begin(catalogs, definition(1))
+    (job,) = jobs(catalogs)
+    store.redis.hset(job_key(job), "notes", "x")
+    store.cancel(job)
+    assert jobs(catalogs) == [] and counts(catalogs.get("mirror")) == {"failed": 1}
 
 
 def test_a_schedule_that_breaks_stops_neither_the_others_nor_the_wakes(
