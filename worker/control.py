@@ -149,6 +149,7 @@ class Control:
             yield "pushes", self._pushes.reconcile
             yield "strays", self._leases.ring_strays
             yield "silent processes", lambda: silent(self._store.redis)
+            yield "dead processes", self._store.processes  # a scrape looks at each that it finds, and forgets none
         yield "schedules", self._schedules.fire_due
         yield "expanding", self._look_expand
         yield "wakes", self._send

@@ -74,6 +74,18 @@ def test_a_dead_process_is_forgotten(store: JobStore, control: Control) -> None:
     assert store.redis.smembers(f"{PREFIX}processes") == set()
 
 
+def test_who_died_is_forgotten_though_nobody_asks_for_processes(
+    store: JobStore, control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reshard.worker.control.RECONCILE", 0.0)  # as a minute later
+    control.look(listen=0.01)
+    for number in range(3):
+        announce(store.redis, process(pod := f"pod-{number}:7"))
+        store.redis.delete(f"{PREFIX}process:{pod}")  # its key ran out
+    control.look(listen=0.01)
+    assert store.redis.scard(f"{PREFIX}processes") == 1
+
+
 def test_who_died_elsewhere_long_ago_is_remembered_no_more(store: JobStore, control: Control) -> None:
     dead = process("elsewhere:9")
     announce(store.redis, replace(dead, host="elsewhere"))
