@@ -39,6 +39,7 @@ REPEATS = 30 * 86400  # seconds; a Hub sends an event again within minutes, a pe
 SCAN = 1000  # entries of a catalog that are read at once
 FILES_KEPT = 8  # files of catalogs that are kept parsed; few wait to be expanded
 REFUSED = frozenset({"paused", "stopped", "cancelled"})  # states of a catalog that nothing new is begun for
+NO_ENTRIES = frozenset({b"expanding", b"failed"})  # those in which it has none yet, or none could be found
 
 WAITING = f"{PREFIX}pushes"
 
@@ -186,7 +187,7 @@ class Pushes:
         return transact(self._redis, step, job_key(job))
 
     def _candidates(self, repo: str) -> Iterator[Watch]:
-        """Requests of schedules, and models of catalogs; of one that is not expanded yet, those that its file names."""
+        """Requests of schedules, and models of catalogs; of one that is not expanded, those that its file names."""
         scheduled = [seen.schedule for seen in self._schedules.all() if seen.next is not None]
         for schedule in scheduled:
             if schedule.request is not None:
@@ -195,7 +196,7 @@ class Pushes:
         for name in submitted:
             with self._contained(name):
                 state, definition = cast("list[bytes | None]", self._redis.hmget(key(name), "state", "definition"))
-                if state == b"expanding" and definition is not None:
+                if state in NO_ENTRIES and definition is not None:
                     yield from self._files.watches(Definition.model_validate_json(definition), repo)
                 if state is not None and state.decode() not in REFUSED:
                     yield from self._entries(name, repo)
@@ -229,7 +230,7 @@ class NamedSources(NamedTuple):
 
 
 class Files:
-    """The files of catalogs that are not expanded yet; each is parsed once, and only for a model that it may name."""
+    """The files of catalogs that are not expanded; each is parsed once, and only for a model that it may name."""
 
     def __init__(self) -> None:
         self._parsing = Lock()  # or all that come while one is parsed would parse it again

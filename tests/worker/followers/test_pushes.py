@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reshard.pipeline.catalogs.definition import Catalog, parse
+from reshard.pipeline.errors import HubUnreachable
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.request import Request
 from reshard.worker.followers.cursor import Cursor
@@ -55,6 +56,16 @@ def test_models_of_catalogs_are_found_as_they_were_expanded_and_before(store: Jo
     catalogs.pause("mirror")
     catalogs.cancel("waiting")
     assert [watch.catalog for watch in pushes.watches("them/m1", MAIN)] == ["never"]
+
+
+def test_models_of_a_catalog_that_could_not_be_expanded_are_found_as_its_file_names_them(
+    store: JobStore, pushes: Pushes
+) -> None:
+    catalogs = Cursor(store)
+    assert catalogs.submit(definition(2))
+    catalogs.refuse("mirror", catalogs.claim("mirror", "token"), "token", HubUnreachable(endpoint="x", what="refused"))
+    assert catalogs.get("mirror").state == "failed"
+    assert [str(watch.request.target) for watch in pushes.watches("them/m1", MAIN)] == ["us/m1"]
 
 
 @pytest.mark.parametrize(
