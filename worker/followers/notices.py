@@ -282,6 +282,19 @@ class Notifier:
             create_group(self._redis, NOTICES, hook.name, "$")
         seconds, _ = self._redis.time()
         self._redis.xtrim(NOTICES, minid=str(ms(seconds - NOTIFY_FOR)), approximate=False)
+        self._drop_of_others()
+
+    def _drop_of_others(self) -> None:
+        """Drop what the stream has no more of hooks that are not set here, as no control may have them any more.
+
+        Their groups stay, as another control may have the hook, or this one again.
+        """
+        for hook in {hook for hook, left in waiting(self._redis).items() if left} - {hook.name for hook in self._hooks}:
+            seen = self._redis.xinfo_stream(NOTICES)
+            gone = f"({first[0].decode()}" if (first := seen["first-entry"]) else seen["last-generated-id"].decode()
+            for entry in self._redis.xpending_range(NOTICES, hook, "-", gone, NOTICES_MAX):
+                if self._end(hook, id := entry["message_id"].decode(), "dropped"):
+                    log.error("notification %s dropped: the %s hook is not set for this control process", id, hook)
 
     def start(self, ending: threading.Event) -> None:
         """Tell, each hook in a thread of its own, until ``ending``."""
@@ -353,8 +366,9 @@ def waiting(client: redis.Redis) -> dict[str, int]:
     """How many notices each hook has still to send."""
     found = dict.fromkeys(HOOKS, 0)
     if client.exists(NOTICES):
+        kept = client.xlen(NOTICES)  # a lag may count what was never read and is in the stream no more
         for group in client.xinfo_groups(NOTICES):
-            found[group["name"].decode()] = group["pending"] + (group.get("lag") or 0)
+            found[group["name"].decode()] = group["pending"] + min(group.get("lag") or 0, kept)
     return found
 
 

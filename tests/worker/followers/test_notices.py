@@ -460,6 +460,30 @@ def test_after_a_day_a_notice_is_dropped_and_counted(
     ]
 
 
+@pytest.mark.parametrize("others", [False, True])
+def test_what_waits_for_a_hook_that_was_removed_is_dropped_once_the_stream_has_it_no_more(
+    store: JobStore, notifier: Notifier, receiver: Receiver, url: Url, others: bool
+) -> None:
+    receiver.answers = [503]
+    something_fails(store)
+    [(gone, _)] = store.redis.xrange(NOTICES)
+    assert notifier.tell(url) == "again"
+    without = Notifier(store, [])
+    without.listen()
+    assert waiting(store.redis)["url"] == 1, "another control may have the hook"
+    something_fails(store, "later")
+    if others:
+        store.redis.xdel(NOTICES, gone)
+    else:
+        store.redis.xtrim(NOTICES, maxlen=0)  # as a day later
+    for _ in range(2):
+        without.listen()
+    assert store.redis.xpending(NOTICES, "url")["pending"] == 0
+    assert waiting(store.redis)["url"] == others, "what the stream still has is told if the hook is set again"
+    assert store.redis.hget(TOTALS, "notices:url:dropped") == b"1"
+    assert notifier.tell(url) == ("told" if others else None)
+
+
 def test_an_event_that_control_hears_of_after_more_than_a_day_leaves_no_notice(
     store: JobStore, notifier: Notifier, receiver: Receiver
 ) -> None:
