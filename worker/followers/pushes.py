@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from threading import Lock
 from typing import Literal, NamedTuple, cast
@@ -78,7 +78,7 @@ class Pushes:
         self._schedules = Schedules(store)
         self._catalogs = Catalogs(store)
         self._files = Files()
-        self._contained = Contained("push")
+        self._contained, self._legible = Contained("push"), Contained("push")
 
     # -------------------------------------------------------------------------------------------------- for clients
 
@@ -88,12 +88,7 @@ class Pushes:
         Whose Hub it is does not count: one may call itself otherwise than it is reached, and a job too many finds
         nothing to do. What is paused, or was stopped or cancelled, is left out.
         """
-        found = dict[str, Watch]()
-        for watch in self._candidates(repo):
-            source = watch.request.source
-            if str(source.at(None)).lower() == repo.lower() and source.branch in revisions:  # as the Hub compares names
-                found.setdefault(watch.what, watch)
-        return list(found.values())
+        return list(_reading(self._candidates({repo.lower()}), repo, revisions).values())
 
     def push(self, watch: Watch, commit: str) -> Carried:
         """Carry it out for ``commit``, once; raises ScheduleNotFound, ScheduleUnreadable, TargetBusy, TooManyQueued."""
@@ -115,18 +110,23 @@ class Pushes:
 
     def reconcile(self) -> None:
         """The same, for ends that the stream no longer has, and for jobs that were deleted."""
+        ended = dict[str, Watch]()
         for data, text in cast("dict[bytes, bytes]", self._redis.hgetall(WAITING)).items():
             field = data.decode(errors="replace")  # clients may write anything there
-            with self._contained(field):
+            with self._legible(field):
                 state = state_of(self._redis, field.partition(" ")[0])
                 if state is None or state.ended:
-                    self._go_on(field, Watch.model_validate_json(text))
+                    ended[field] = Watch.model_validate_json(text)
+        # Once for all of them: catalogs may have 100,000 entries, and all else that control does waits.
+        candidates = [*self._candidates({_source(watch).lower() for watch in ended.values()})] if ended else []
+        for field, watch in ended.items():
+            with self._contained(field):
+                self._go_on(field, watch, candidates)
 
-    def _go_on(self, field: str, watch: Watch) -> None:
+    def _go_on(self, field: str, watch: Watch, candidates: Sequence[Watch]) -> None:
         waited, _, what = field.partition(" ")
-        source = watch.request.source
         # By what it asks for now: a schedule may have been edited since.
-        found = {one.what: one for one in self.watches(str(source.at(None)), {source.branch})}
+        found = _reading(candidates, _source(watch), {watch.request.source.branch})
         if watch.what not in found:
             log.info("dropped a push waiting for job %s: %s no longer reads its source", waited, what)
             self._redis.hdel(WAITING, field)
@@ -186,8 +186,11 @@ class Pushes:
 
         return transact(self._redis, step, job_key(job))
 
-    def _candidates(self, repo: str) -> Iterator[Watch]:
-        """Requests of schedules, and models of catalogs; of one that is not expanded, those that its file names."""
+    def _candidates(self, repos: Set[str]) -> Iterator[Watch]:
+        """Requests of schedules, and models of catalogs; of one that is not expanded, those that its file names.
+
+        What reads one of these ``repos``, in small letters, is among them.
+        """
         scheduled = [seen.schedule for seen in self._schedules.all() if seen.next is not None]
         for schedule in scheduled:
             if schedule.request is not None:
@@ -197,21 +200,40 @@ class Pushes:
             with self._contained(name):
                 state, definition = cast("list[bytes | None]", self._redis.hmget(key(name), "state", "definition"))
                 if state in NO_ENTRIES and definition is not None:
-                    yield from self._files.watches(Definition.model_validate_json(definition), repo)
+                    yield from self._named(Definition.model_validate_json(definition), repos)
                 if state is not None and state.decode() not in REFUSED:
-                    yield from self._entries(name, repo)
+                    yield from self._entries(name, repos)
         for schedule in scheduled:
             if (catalog := schedule.catalog) is not None and catalog.name not in submitted:
                 with self._contained(catalog.name):
-                    yield from self._files.watches(catalog, repo)
+                    yield from self._named(catalog, repos)
 
-    def _entries(self, name: str, repo: str) -> Iterator[Watch]:
-        mark = f'"{repo.lower()}"'.encode()  # only what has it anywhere is parsed: a catalog may have 100,000
+    def _named(self, definition: Definition, repos: Set[str]) -> Iterator[Watch]:
+        for repo in repos:
+            yield from self._files.watches(definition, repo)
+
+    def _entries(self, name: str, repos: Set[str]) -> Iterator[Watch]:
+        # Only what has one anywhere is parsed: a catalog may have 100,000.
+        marks = [f'"{repo}"'.encode() for repo in repos]
         for _, text in self._redis.hscan_iter(key(name, "entries"), count=SCAN):
-            if mark in text.lower():
+            small = text.lower()
+            if any(mark in small for mark in marks):
                 with self._contained(name):
                     if (request := Entry.model_validate_json(text).request) is not None:
                         yield Watch(catalog=name, request=request)
+
+
+def _source(watch: Watch) -> str:
+    return str(watch.request.source.at(None))
+
+
+def _reading(candidates: Iterable[Watch], repo: str, revisions: Collection[str | None]) -> dict[str, Watch]:
+    """Those that read ``repo`` at one of these ``revisions``, by what they are."""
+    found = dict[str, Watch]()
+    for watch in candidates:  # whose names are compared as the Hub does
+        if _source(watch).lower() == repo.lower() and watch.request.source.branch in revisions:
+            found.setdefault(watch.what, watch)
+    return found
 
 
 class NamedSources(NamedTuple):

@@ -157,6 +157,21 @@ def test_a_push_while_its_job_is_at_work_is_carried_out_after_it(
     assert store.redis.hlen(WAITING) == 0 and store.recent()[0].id == again.id
 
 
+def test_the_entries_of_catalogs_are_looked_through_once_for_all_pushes_that_waited(
+    store: JobStore, pushes: Pushes
+) -> None:
+    begin(Cursor(store), definition(6))
+    watches = [pushes.watches(f"them/m{number}", MAIN)[0] for number in range(1, 6)]
+    for number, watch in enumerate(watches):
+        store.redis.hset(WAITING, f"gone{number} {watch.what}", watch.model_dump_json(exclude_defaults=True))
+    before = store.redis.info("commandstats")["cmdstat_hscan"]["calls"]
+    pushes.reconcile()
+    assert store.redis.info("commandstats")["cmdstat_hscan"]["calls"] == before + 1
+    assert store.redis.hlen(WAITING) == 0
+    submitted = {str(job.request.target) for job in store.recent() if job.request.asked_by == "webhook"}
+    assert submitted == {f"us/m{number}" for number in range(1, 6)}
+
+
 def test_a_push_waits_for_another_requests_job_on_its_target_also_for_the_next(
     store: JobStore, leases: Leases, pushes: Pushes
 ) -> None:
