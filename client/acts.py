@@ -16,10 +16,15 @@ from reshard.pipeline.request import Options
 from reshard.pipeline.stores.connect import Context, open_target
 
 
-def roll_back(queue: Queue, job: Job, published: Published, context: Context) -> RolledBack:
-    """Undo the commit of a job with another one; raises what ``rollback`` does."""
+def roll_back(queue: Queue, job: Job, published: Published, context: Context, served: bool) -> RolledBack:
+    """Undo the commit of a job with another one; raises what ``rollback`` does.
+
+    A service writes with the credential that the job names, which its workers have too. Elsewhere the commit is made
+    with the own token of a person, whose machine need not know that name.
+    """
     ref, request = published.ref, job.request
-    place = request.target.model_copy(update={"revision": ref, "credential": None}) if ref else request.target
+    own = {} if served else {"credential": None}
+    place = request.target.model_copy(update={"revision": ref, **own}) if ref else request.target
     options = request.options.model_copy(update={"pr": False, "branch": None})
     done = rollback(open_target(place, options, context), published.commit)
     queue.jobs.rolled_back(job.id, done.commit)

@@ -22,15 +22,22 @@ _places = BoundedSemaphore(HUB_CALLS)
 class Served(InProcess):
     """For ``caller``, within RESHARD_ALLOWED_* of this process."""
 
+    served = True
+
     def __init__(self, queue: Queue, settings: Settings, caller: str) -> None:
         super().__init__(queue, caller)
         self.settings = settings
 
     def allow(self, request: Request, context: Context | None = None, has_target: bool = True) -> None:
         """Raises what a worker would that has this process's rules; what its token may do, it knows itself."""
-        place = request if has_target else request.model_copy(update={"target": request.source})
-        rules = self.settings if has_target else self.settings.model_copy(update={"allowed_targets": None})
-        policy.check(place, rules, lambda target: policy.namespaces(target, context) if context else [target.namespace])
+        if has_target:
+            policy.check(
+                request,
+                self.settings,
+                lambda target: policy.namespaces(target, context) if context else [target.namespace],
+            )
+        else:
+            policy.check_sources(request, self.settings)
 
     def allow_hubs(self, endpoints: Set[str]) -> None:
         for endpoint in sorted(endpoints):

@@ -401,7 +401,7 @@ def roll_back(session: InProcess, job: str) -> jobs.RolledBack:
         raise WrongState(job=found.id, state=found.state, why="it published nothing, so there is nothing to undo")
     with session.hub() as context:
         session.allow(found.request, context)
-        return roll_back(session.queue, found, found.own, context)
+        return roll_back(session.queue, found, found.own, context, session.served)
 
 
 @operation("DELETE", "/jobs/{job}")

@@ -119,6 +119,8 @@ class Session(Protocol):
 class InProcess:
     """The queue of a broker, for whoever may reach it; what a job may name is the workers' to refuse."""
 
+    served: ClassVar[bool] = False  # whether a service does it for others, with tokens of its own
+
     def __init__(self, queue: Queue, caller: str) -> None:
         self.queue = queue
         self.caller = caller  # who asks, for the record

@@ -456,3 +456,29 @@ def test_a_model_is_resharded_and_undone_over_the_api(
         (undone,) = reshard("rollback", submitted["id"], "--json", env=api).documents
         assert undone["undone"] == end["published"]["commit"]
         assert store.get(submitted["id"]).rolled_back == undone["commit"]
+
+
+def test_what_a_named_credential_published_is_undone_with_it_by_a_service_and_with_their_own_token_by_a_person(
+    tmp_path: Path, broker: Broker, store: JobStore, namespace: Namespace, model: Path, reshard: Run
+) -> None:
+    lab, source, port = namespace.admin.create_user(f"lab-{namespace.name}"), namespace.repo("source"), free_port()
+    namespace.admin.create_repo(source)
+    files = {path.name: path.read_bytes() for path in model.iterdir()}
+    namespace.admin.put_files(source, files, lfs=["model.safetensors"])
+    scope = f'[[credential]]\nendpoint = "{namespace.endpoint}"\nnamespace = "{lab.name}"\n'
+    credentials = tmp_path / "credentials.toml"
+    credentials.write_text(f'{scope}env = "HF_TOKEN"\n{scope}name = "lab"\nenv = "LAB_TOKEN"\n')
+    hub = {"HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": namespace.token, "LAB_TOKEN": lab.token}
+    token = add_token(tmp_path / "tokens", "ada", Scope.act)
+    api = {"RESHARD_API_URL": f"http://127.0.0.1:{port}", "RESHARD_API_TOKEN": token}
+    with Machine(tmp_path, broker.url, RESHARD_CREDENTIALS=str(credentials), **hub) as machine:
+        machine.control()
+        machine.worker(concurrency=1)
+        start(machine, tmp_path / "tokens", port)
+        submit = ("submit", source, "--to", f"{lab.name}/cut", "--to-credential", "lab", "--watch", "--json")
+        end = reshard(*submit, env=api).documents[-1]
+        (undone,) = reshard("rollback", end["id"], "--json", env=api).documents
+        assert undone["undone"] == end["published"]["commit"] and not undone["already"]
+        own = {"RESHARD_BROKER_URL": broker.url, "HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": lab.token}
+        (again,) = reshard("rollback", end["id"], "--json", env=own).documents
+        assert again["commit"] == undone["commit"] and again["already"]
