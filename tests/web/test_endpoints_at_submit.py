@@ -7,11 +7,11 @@ from typing import cast
 import pytest
 
 from reshard.client.operations.catalogs import Submission, submit_catalog
-from reshard.client.operations.jobs import JobRequest, submit
+from reshard.client.operations.jobs import Drafted, JobRequest, submit
 from reshard.client.operations.schedules import Kept, add_schedule, set_catalog
 from reshard.client.queue import Queue
 from reshard.client.served import Served
-from reshard.pipeline.errors import EndpointNotAllowed
+from reshard.pipeline.errors import EndpointNotAllowed, SourceNotAllowed
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.sizes import parse_size
@@ -36,6 +36,15 @@ def test_a_hub_outside_the_list_is_refused_at_submit(where: str) -> None:
     service.allow(ask(**{where: f"{OURS}/"}))
     service.allow(ask())
     Served(NONE, Settings(), "me").allow(ask(**{where: OTHER}))  # the worker knows whose credentials it has
+
+
+@pytest.mark.parametrize("source", ["s3://acme/models/x", "hf://buckets/acme/b/x", "acme/model"])
+def test_a_plan_without_a_target_is_refused_for_its_source_alone(source: str) -> None:
+    request = Drafted(source=source).request("me")
+    allowed = Settings(allowed_sources=("s3://acme/models", "hf://buckets/acme/b", "acme"), allowed_targets=("us",))
+    Served(NONE, allowed, "me").allow(request, has_target=False)
+    with pytest.raises(SourceNotAllowed):
+        Served(NONE, Settings(allowed_sources=("them",)), "me").allow(request, has_target=False)
 
 
 CATALOG = "name: nightly\ndefaults: {to: 'acme/{name}'}\nentries:\n  - repo: them/model\n"

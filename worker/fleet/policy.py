@@ -23,7 +23,7 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.errors.base import GO_ON
 from reshard.pipeline.paths import resolved
-from reshard.pipeline.places import Hub, check_repo, repository
+from reshard.pipeline.places import AnyPlace, Hub, check_repo, repository
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.connect import Context
@@ -42,20 +42,8 @@ def check(request: Request, settings: Settings, own: Callable[[Hub], Iterable[st
     Raises BadPlace for what is not a repository: a client may not read requests as `reshard` does, and
     `us/../them/model` would be taken for ours. Raises SignKeyNotAllowed for a key that is named by its path.
     """
-    request.options.require_named_key()
-    sources = [place for place in (request.source, request.options.config_from) if place is not None]
-    for place in (*sources, request.target):
-        if place.local:
-            _check_folder(str(place), settings.allowed_folders)
-        elif place.branch:
-            check_repo(str(place.at(None)))
-            check_endpoint(place.on(""), settings)
-    for place in sources:
-        name, allowed = str(place.at(None)), settings.allowed_sources
-        if place.local is None and not place.branch:
-            _check_url(name, allowed or (), SourceNotAllowed)
-        elif place.branch and allowed is not None and not _matches(name, allowed):
-            raise SourceNotAllowed(repo=name, allowed=_said(allowed))
+    check_sources(request, settings)
+    _check_where(request.target, settings)
     if request.target.local:
         return
     if not request.target.branch:
@@ -65,6 +53,20 @@ def check(request: Request, settings: Settings, own: Callable[[Hub], Iterable[st
     allowed = settings.allowed_targets if settings.allowed_targets is not None else tuple(own(target))
     if not _matches(target.repo, allowed):
         raise TargetNotAllowed(repo=target.repo, namespace=target.namespace, allowed=_said(allowed))
+
+
+def check_sources(request: Request, settings: Settings) -> None:
+    """The same of what ``request`` reads, whatever its target, which a plan need not have."""
+    request.options.require_named_key()
+    sources = [place for place in (request.source, request.options.config_from) if place is not None]
+    for place in sources:
+        _check_where(place, settings)
+    for place in sources:
+        name, allowed = str(place.at(None)), settings.allowed_sources
+        if place.local is None and not place.branch:
+            _check_url(name, allowed or (), SourceNotAllowed)
+        elif place.branch and allowed is not None and not _matches(name, allowed):
+            raise SourceNotAllowed(repo=name, allowed=_said(allowed))
 
 
 def check_exposed(exposed: Source | None, settings: Settings) -> None:
@@ -92,6 +94,15 @@ def check_endpoint(endpoint: str | None, settings: Settings) -> None:
     allowed = settings.allowed_endpoints
     if endpoint and allowed is not None and endpoint not in {one.rstrip("/") for one in allowed}:
         raise EndpointNotAllowed(endpoint=endpoint, allowed=_said(allowed))
+
+
+def _check_where(place: AnyPlace, settings: Settings) -> None:
+    """The folder or the Hub of ``place``."""
+    if place.local:
+        _check_folder(str(place), settings.allowed_folders)
+    elif place.branch:
+        check_repo(str(place.at(None)))
+        check_endpoint(place.on(""), settings)
 
 
 def _check_folder(path: str, allowed: Sequence[Path]) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from reshard.pipeline.errors import BadPlace, FolderNotAllowed, SourceNotAllowed, TargetNotAllowed
-from reshard.pipeline.places import AnyPlace, Bucket, Folder, Hub, HubBucket
+from reshard.pipeline.places import NOWHERE, AnyPlace, Bucket, Folder, Hub, HubBucket
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.stores.credentials import Credentials
-from reshard.worker.fleet.policy import check, endpoints
+from reshard.worker.fleet.policy import check, check_sources, endpoints
 from reshard.worker.settings import Settings
 
 
@@ -114,6 +114,16 @@ def test_a_bucket_is_written_only_where_a_list_names_it(allowed: tuple[str, ...]
     else:
         with pytest.raises(TargetNotAllowed, match="hf://buckets/us/models/small"):
             check(asked, settings, nobody_asks)
+
+
+def test_a_plan_without_a_target_is_of_what_may_be_read(tmp_path: Path) -> None:
+    listed = Settings(allowed_sources=("s3://acme/models", "hf://buckets/acme/b", "them"), allowed_targets=("us",))
+    for source in (Bucket(url="s3://acme/models/x"), HubBucket(url="hf://buckets/acme/b/x"), Hub(repo="them/model")):
+        check_sources(Request(source=source, target=NOWHERE), listed)
+        with pytest.raises(SourceNotAllowed):
+            check_sources(Request(source=source, target=NOWHERE), Settings(allowed_sources=("others",)))
+    with pytest.raises(FolderNotAllowed):
+        check_sources(Request(source=Folder(path=str(tmp_path)), target=NOWHERE), listed)
 
 
 def test_sources_are_free_unless_a_list_is_set() -> None:
