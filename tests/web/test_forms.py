@@ -98,6 +98,29 @@ def test_an_edit_keeps_what_a_form_cannot_say(site: Site, schedules: Schedules) 
     assert after and (after.source, after.target, after.options) == (Hub(repo="c/d"), target, options)
 
 
+def test_another_revision_is_read_with_the_same_credential_and_another_repository_is_not(
+    site: Site, schedules: Schedules
+) -> None:
+    source = Hub(repo="a/b", revision="v1", credential="boss")
+    config = Hub(repo="c/d", endpoint="https://hub.example", credential="lab")
+    request = Request(source=source, target=Hub(repo="us/b"), options=Options(config_from=config), asked_by="acter")
+
+    def edited(**typed: str) -> tuple[object, object]:
+        schedules.add(nightly(request=request))
+        with signed_in(site) as client:
+            client.post("/schedules/nightly", data=form(client.get("/schedules/nightly/edit")) | typed)
+        after = schedules.get("nightly").schedule.request
+        schedules.remove("nightly")
+        assert after
+        return after.source, after.options.config_from
+
+    at_v2 = edited(source="a/b@v2", config_from="https://hub.example/c/d/tree/v2")
+    assert at_v2 == (source.at("v2"), config.at("v2"))
+    assert edited(source="a/b", config_from="")[0] == source.at(None)
+    elsewhere = edited(source="https://hub.example/a/b", config_from="c/d@v2")
+    assert elsewhere == (Hub(repo="a/b", endpoint="https://hub.example"), Hub(repo="c/d", revision="v2"))
+
+
 @pytest.mark.parametrize(
     ("sent", "field", "says"),
     [

@@ -14,6 +14,7 @@ from reshard.client.operations.catalogs import Submission
 from reshard.client.operations.jobs import JobRequest
 from reshard.client.operations.schedules import Kept
 from reshard.pipeline.errors import BadBody, BadCatalog, ReshardError, ScheduleExists
+from reshard.pipeline.places import AnyPlace, parse_place
 from reshard.pipeline.renaming import parse_rules
 from reshard.pipeline.request import Options, Request
 from reshard.web.documents import status_of
@@ -172,12 +173,29 @@ def request_fields(body: Fields, kept: JobRequest | Request | None = None) -> di
             options[one.name] = tuple(value.split())
         elif one.name == "rename" and value:
             options[one.name] = parse_rules(value, "of the form")
+        elif value and one.name == "config_from" and kept:
+            options[one.name] = _place(value, kept.options.config_from)
         elif value:
             options[one.name] = value
     if "source" not in sent:
         raise BadBody(where="source", why="the model is missing")
-    same = {name: getattr(kept, name) for name in ("source", "target") if kept and sent.get(name) == before[name]}
-    return sent | same | {"options": options}
+    for name in ("source", "target"):
+        if kept and name in sent:
+            same = sent[name] == before[name]
+            sent[name] = getattr(kept, name) if same else _place(sent[name], getattr(kept, name))
+    return sent | {"options": options}
+
+
+def _place(typed: str, kept: AnyPlace | None) -> AnyPlace:
+    """What was ``typed``, with the credential of what was ``kept``, which no form shows, if only the revision changed.
+
+    Raises BadPlace.
+    """
+    place = parse_place(typed)
+    if kept is None or (name := getattr(kept, "credential", None)) is None:
+        return place
+    named = place.model_copy(update={"credential": name})
+    return named if named.at(None) == kept.at(None) else place
 
 
 def typed_of(kept: JobRequest | Request) -> dict[str, str]:
