@@ -25,6 +25,7 @@ from reshard.pipeline.errors import (
     BodyTooLarge,
     BrokerUnavailable,
     CrossSite,
+    NoActor,
     NoSuchPage,
     ReshardError,
     ScopeMissing,
@@ -57,14 +58,18 @@ class Web:
         self.hooks = asyncio.Semaphore(hooks.AT_ONCE)
 
     def caller(self, request: Request, scope: Scope) -> Caller:
-        """Who asks, if they may; raises SignInNeeded, ScopeMissing, and CrossSite where a browser was misled."""
+        """Who asks, if they may.
+
+        Raises what ``caller`` does, SignInNeeded, ScopeMissing, and CrossSite where a browser was misled.
+        """
         peer = request.client.host if request.client else None
         found = caller(request.headers, request.cookies, peer, self.tokens, self.own)
         if found is None:
             raise SignInNeeded
         request.state.connection.recognize()
         if not found.may(scope):
-            raise ScopeMissing(name=found.name, what=f"{request.method} {request.url.path}")
+            missing = NoActor if found.by_proxy else ScopeMissing
+            raise missing(name=found.name, what=f"{request.method} {request.url.path}")
         if found.by_browser and request.method not in {"GET", "HEAD"} and not same_site(request.headers):
             raise CrossSite
         return found

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from reshard.client.connect import user_name
-from reshard.pipeline.errors import BadSetting, UsageError
+from reshard.pipeline.errors import BadSetting, UsageError, UserNameRefused
 from reshard.web.settings import WebSettings
 
 if TYPE_CHECKING:
@@ -29,6 +29,10 @@ PREFIX = "rsh_"  # so that scanners for leaked secrets, and people, know one
 OWN = "web-own-token"  # the file with the token of whoever runs the service
 COOKIE = "reshard"  # what a browser keeps of the sign-in
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,62}")
+# What a proxy may name: a mail address, say. Nothing that parts a header's values, and nothing that markup is made of,
+# as reports and hints tell the name. It must fit into ASKED_BY_MAX.
+_USER = re.compile(r"""(?:(?![,"`()<>\[\]])[!-~]){1,254}""")
+_USER_RULE = "at most 254 ASCII characters, and no spaces, commas, double quotes, backticks, (), <> or []"
 _LINE = re.compile(rf"(?P<name>{NAME.pattern})\s+(?P<scope>read|act)\s+sha256:(?P<digest>[0-9a-f]{{64}})")
 
 
@@ -45,6 +49,7 @@ class Caller(NamedTuple):
     name: str
     scope: Scope
     by_browser: bool = False
+    by_proxy: bool = False  # who may act is then a setting
 
     def may(self, scope: Scope) -> bool:
         return scope == Scope.read or self.scope == Scope.act
@@ -138,17 +143,19 @@ def caller(
     """Who asks, by a bearer token, the trusted proxy's header or a browser's sign-in; None: nobody that is known.
 
     ``peer`` is the address that connected. The proxy's header counts where it stands once: one of two may be the
-    client's own, which the proxy left in its place.
+    client's own, which the proxy left in its place. Raises UserNameRefused, and BadSetting of the tokens' file.
     """
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return tokens.find(token.strip())
     if peer and (users := headers.getlist(settings.user_header)) and is_proxy(peer, settings):
         user, *more = users
-        if more or not NAME.fullmatch(user):
+        if more or not user:
             return None
+        if not _USER.fullmatch(user):
+            raise UserNameRefused(name=repr(user), rule=_USER_RULE)
         acts = "*" in settings.actors or user in settings.actors
-        return Caller(user, Scope.act if acts else Scope.read, by_browser=True)
+        return Caller(user, Scope.act if acts else Scope.read, by_browser=True, by_proxy=True)
     found = tokens.find(cookies[COOKIE]) if COOKIE in cookies else None
     return found and found._replace(by_browser=True)
 

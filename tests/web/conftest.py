@@ -23,7 +23,7 @@ from reshard.worker.queue.scripts import PREFIX, job_key
 from tests.support.procs import Broker, Machine, Proc, answer, free_port, wait_for
 
 ROOT = "/api/v1"
-PROXY = {"RESHARD_WEB_ACTORS": "ada", "RESHARD_WEB_USER_HEADER": "X-User"}
+PROXY = {"RESHARD_WEB_ACTORS": "ada,o'brien+{a}&amp;%*:|$x@example.org", "RESHARD_WEB_USER_HEADER": "X-User"}
 HOOK = "/hooks/hub"
 OURS = {"Sec-Fetch-Site": "same-origin"}
 

@@ -15,6 +15,7 @@ from typing import Any
 import httpx2
 import psutil
 import pytest
+from markupsafe import escape
 
 from reshard.client.operations import operations
 from reshard.client.operations.table import BODY_MAX, Operation
@@ -186,8 +187,12 @@ def behind(tmp_path_factory: pytest.TempPathFactory, broker: Broker) -> Iterator
         ("here", ["ada"], 200, 200),
         ("here", ["bob"], 200, 403),
         ("here", ["ada", "bob"], 401, 401),  # one of the two may be what the client sent
-        ("here", ["ada, bob"], 401, 401),
-        ("here", ["<script>"], 401, 401),
+        ("here", ["ada, bob"], 403, 403),
+        ("here", ["<script>"], 403, 403),
+        ("here", ["ada+ops@example.org"], 200, 403),
+        ("here", ["o'brien@example.org"], 200, 403),
+        ("here", ["a" * 242 + "@example.org"], 200, 403),
+        ("here", ["a" * 243 + "@example.org"], 403, 403),
         ("here", [""], 401, 401),
         ("here", [], 401, 401),
         ("elsewhere", ["ada"], 401, 401),
@@ -202,7 +207,27 @@ def test_whom_a_proxy_names_is_believed_of_the_proxy_alone(
         assert client.get(f"{ROOT}/jobs").status_code == read
         assert client.post(f"{ROOT}/jobs", json=BODY).status_code == act
     with client_of(site.url, headers=more) as client:  # a browser that another page misled
-        assert client.post(f"{ROOT}/jobs", json=BODY).status_code == (403 if read == 200 else 401)
+        assert client.post(f"{ROOT}/jobs", json=BODY).status_code == (401 if read == 401 else 403)
+
+
+@pytest.mark.parametrize(
+    "user", ["a b", "ada,bob", "<b>", "a`b", "a[b](c)", '"a"', "a\tb", "a\x1b[2J", "a\x9b2J", "ad\xe4"]
+)
+def test_a_name_that_is_told_nowhere_is_refused_in_words_on_the_page_too(behind: dict[str, Site], user: str) -> None:
+    with client_of(behind["here"].url, headers=[(b"X-User", user.encode("latin-1"))]) as client:
+        for refused in (client.get(f"{ROOT}/jobs"), client.get("/")):
+            assert refused.status_code == 403 and "access.user_name" in refused.text
+            assert "RESHARD_WEB_USER_HEADER" in refused.text and "\x1b" not in refused.text
+            assert "<b>" not in refused.text or code_of(refused)
+
+
+def test_what_a_proxys_user_does_is_told_under_their_name(behind: dict[str, Site], store: JobStore) -> None:
+    user = PROXY["RESHARD_WEB_ACTORS"].partition(",")[2]
+    with client_of(behind["here"].url, headers=[("X-User", user), ("Sec-Fetch-Site", "same-origin")]) as client:
+        job = client.post(f"{ROOT}/jobs", json=BODY).json()["id"]
+        assert store.get(job).request.asked_by == user
+        assert [one["id"] for one in client.get(f"{ROOT}/jobs", params={"by": user}).json()["jobs"]] == [job]
+        assert f'<span class="who">{escape(user)}</span>' in client.get("/").text
 
 
 # ------------------------------------------------------------------------------------------------------ what is sent
