@@ -1,4 +1,7 @@
-"""What every request passes first: its host, the size of its body, and what browsers are told to hold to."""
+"""What every request passes first: its host, the size of its body, and what browsers are told to hold to.
+
+A body that is too long is refused where it is read: who sent it is known by then, and a form is answered with a page.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +43,13 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        taken = 0
+        headers = Headers(scope=scope)
+        length, taken = headers.get("content-length", "0"), 0
 
         async def limited() -> Message:
             nonlocal taken
+            if not length.isdecimal() or int(length) > BODY_MAX:
+                raise BodyTooLarge(most=BODY_MAX)
             message = await receive()
             taken += len(message.get("body", b""))
             if taken > BODY_MAX:
@@ -52,12 +58,12 @@ class Guard:
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
+                answered = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
-                    headers.setdefault(name, value)
+                    answered.setdefault(name, value)
             await send(message)
 
-        error = None if scope["path"] in PROBES else self._wrong(Headers(scope=scope))
+        error = None if scope["path"] in PROBES else self._wrong(headers)
         refused = None if error is None else failed(error)
         await (refused or self._app)(scope, limited, guarded)
 
@@ -67,7 +73,4 @@ class Guard:
         name = found[1] if found else host  # without the port, as the setting has it
         if found is None or name not in self._hosts:
             return HostNotAllowed(host=name or "(none)")
-        length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > BODY_MAX:
-            return BodyTooLarge(most=BODY_MAX)
         return None

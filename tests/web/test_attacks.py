@@ -26,7 +26,7 @@ from reshard.web.connections import CONNECTIONS, STRANGERS_MAX, STRANGERS_OF_PEE
 from reshard.worker.queue.jobs import JobStore
 from tests.support.measured import within
 from tests.support.procs import Broker, Machine, free_port, wait_for
-from tests.web.conftest import PROXY, ROOT, Site, client_of, dial, fill, is_ended, readable, start
+from tests.web.conftest import PROXY, ROOT, Site, client_of, dial, fill, is_ended, readable, signed_in, start
 
 BODY = {"source": "a/model", "target": "b/model"}
 
@@ -244,10 +244,27 @@ def chunks(size: int) -> Iterator[bytes]:
 def test_a_body_that_is_too_long_is_refused_however_it_comes(site: Site, path: str, most: int) -> None:
     with site.client() as client:
         for size in {most, BODY_MAX}:
-            assert code_of(client.post(path, content=b" " * (size + 1))) == "usage.too_large"
-            assert code_of(client.post(path, content=chunks(size))) == "usage.too_large"
+            for content in (b" " * (size + 1), chunks(size)):
+                assert code_of(client.post(path, content=content)) == "usage.too_large"
         assert code_of(client.post(path, content=b" " * most)) == "usage.body"
     alive(site)
+
+
+@pytest.mark.parametrize("path", ["/catalogs", "/new/catalogs", "/schedules", "/sign-in"])
+def test_a_form_that_is_too_long_is_refused_on_a_page(site: Site, path: str) -> None:
+    with signed_in(site) as client:
+        for content in (b"text=" + b"a" * BODY_MAX, chunks(BODY_MAX)):
+            refused = client.post(path, content=content)
+            assert refused.status_code == 413 and refused.headers["content-type"].startswith("text/html")
+            assert "usage.too_large" in refused.text
+    alive(site)
+
+
+def test_who_is_not_known_is_told_that_first_and_nothing_of_a_long_body_is_taken(site: Site) -> None:
+    with closing(dial(site)) as line:
+        head = f"POST {ROOT}/catalogs HTTP/1.1\r\nHost: 127.0.0.1\r\nExpect: 100-continue\r\n"
+        line.sendall(f"{head}Content-Length: {BODY_MAX + 1}\r\n\r\n".encode())
+        assert line.recv(65536).startswith(b"HTTP/1.1 401 ")
 
 
 HOSTILE = {
