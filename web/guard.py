@@ -19,6 +19,8 @@ from reshard.web.settings import is_local
 PROBES = frozenset({"/healthz", "/readyz"})  # an orchestrator asks them by an address of its own, and they tell nothing
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:]+)(?::[0-9]{0,5})?")
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+# Nothing but a catalog comes to be so long. One of 5 MB takes ten seconds and 300 MB to read, of a shared process.
+SPLIT = "split the catalog into smaller ones, or submit it with access to the broker (RESHARD_BROKER_URL)"
 # Nothing from elsewhere, no inline script or style, and nobody may show the page inside another.
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
@@ -49,11 +51,11 @@ class Guard:
         async def limited() -> Message:
             nonlocal taken
             if not length.isdecimal() or int(length) > BODY_MAX:
-                raise BodyTooLarge(most=BODY_MAX)
+                raise BodyTooLarge(most=BODY_MAX, cure=SPLIT)
             message = await receive()
             taken += len(message.get("body", b""))
             if taken > BODY_MAX:
-                raise BodyTooLarge(most=BODY_MAX)
+                raise BodyTooLarge(most=BODY_MAX, cure=SPLIT)
             return message
 
         async def guarded(message: Message) -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from reshard.client.queue import Queue
     from reshard.pipeline.stores.connect import Context
 
-BODY_MAX = 1_000_000  # bytes; the longest catalog has some hundred kilobytes
+BODY_MAX = 1_000_000  # bytes; a catalog of 20,000 entries has so many, and longer ones are for the broker
 LISTED = 50  # jobs, schedules or catalogs of a page, unless told otherwise
 
 P = ParamSpec("P")

@@ -111,9 +111,13 @@ class NoSuchFailures(UsageError, code="usage.only"):
 class HostNotAllowed(UsageError, code="usage.host"):
     message = "host not allowed: {host}"
     hint = "use an address that this server knows, or ask its operator to add the host to RESHARD_WEB_HOSTS"
-class BodyTooLarge(UsageError, code="usage.too_large"):
+class BodyTooLarge(
+    UsageError,
+    code="usage.too_large",
+    cure="send a smaller body; a request contains the names of models, not their files",
+):
     message = "the request body exceeds {most} bytes"
-    hint = "send a smaller body; a request contains the names of models, not their files"
+    hint = "{cure}"
 class RequestTooLarge(UsageError, code="usage.request_too_large"):
     message = "the request is too large: {size} bytes (maximum: {most})"
     hint = "use fewer or shorter globs and rename rules; about twenty rules are enough for most models"

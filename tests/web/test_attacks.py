@@ -245,7 +245,9 @@ def test_a_body_that_is_too_long_is_refused_however_it_comes(site: Site, path: s
     with site.client() as client:
         for size in {most, BODY_MAX}:
             for content in (b" " * (size + 1), chunks(size)):
-                assert code_of(client.post(path, content=content)) == "usage.too_large"
+                refused = client.post(path, content=content)
+                assert code_of(refused) == "usage.too_large"
+                assert ("split the catalog" in refused.json()["error"]["hint"]) == (size == BODY_MAX)
         assert code_of(client.post(path, content=b" " * most)) == "usage.body"
     alive(site)
 
@@ -256,7 +258,7 @@ def test_a_form_that_is_too_long_is_refused_on_a_page(site: Site, path: str) -> 
         for content in (b"text=" + b"a" * BODY_MAX, chunks(BODY_MAX)):
             refused = client.post(path, content=content)
             assert refused.status_code == 413 and refused.headers["content-type"].startswith("text/html")
-            assert "usage.too_large" in refused.text
+            assert "Split the catalog" in refused.text and "usage.too_large" in refused.text
     alive(site)
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from reshard.cli import completion
 from reshard.client import PAGE_MAX
+from reshard.client.operations.table import BODY_MAX
 from reshard.pipeline.places import Hub
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.request import Request
@@ -428,6 +429,14 @@ def wait_for_line(stream: Any, what: str) -> None:
         if what in line:
             return
     raise AssertionError(f"it ended without {what}")
+
+
+def test_a_catalog_that_is_too_long_for_the_service_says_where_it_can_go(api: Run, tmp_path: Path) -> None:
+    (tmp_path / "long.yaml").write_text(CATALOG + "# a comment\n" * (BODY_MAX // 12))
+    for command in (("catalog", "submit"), ("schedule", "add", "nightly", "--cron", "@daily", "--catalog")):
+        refused = api(*command, str(tmp_path / "long.yaml"))
+        assert refused.code == 2 and "error[usage.too_large]" in refused.err
+        assert "hint: split the catalog" in refused.err and "RESHARD_BROKER_URL" in refused.err
 
 
 def test_a_model_is_resharded_and_undone_over_the_api(
