@@ -213,9 +213,9 @@ class NoWriteAccess(
 class TargetHidden(NoWriteAccess, code="access.hidden_target"):
     message = "{repo} already exists on {endpoint}, and the token does not have access to it"
     hint = "use a token with read and write access{where}, or choose another target; then {again}"
-class TargetNotAllowed(AccessError, code="access.target_not_allowed"):
+class TargetNotAllowed(AccessError, code="access.target_not_allowed", unset=""):
     message = "jobs are not allowed to write to {repo} (allowed namespaces: {allowed})"
-    hint = "ask the operator to add {namespace} to RESHARD_ALLOWED_TARGETS, then {again}"
+    hint = "ask the operator to add {namespace} to RESHARD_ALLOWED_TARGETS{unset}{where}, then {again}"
 class SourceNotAllowed(AccessError, code="access.source_not_allowed"):
     message = "jobs are not allowed to read {repo} (allowed sources: {allowed})"
     hint = "ask the operator to add it to RESHARD_ALLOWED_SOURCES, then {again}"

@@ -52,7 +52,9 @@ def check(request: Request, settings: Settings, own: Callable[[Hub], Iterable[st
     target = repository(request.target)
     allowed = settings.allowed_targets if settings.allowed_targets is not None else tuple(own(target))
     if not _matches(target.repo, allowed):
-        raise TargetNotAllowed(repo=target.repo, namespace=target.namespace, allowed=_said(allowed))
+        # Or what it is set to would take away what nobody had to name before.
+        unset = "" if settings.allowed_targets else f" (unset: use {','.join([*allowed, target.namespace])})"
+        raise TargetNotAllowed(repo=target.repo, namespace=target.namespace, allowed=_said(allowed), unset=unset)
 
 
 def check_sources(request: Request, settings: Settings) -> None:

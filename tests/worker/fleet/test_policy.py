@@ -68,6 +68,14 @@ def test_a_list_of_targets_replaces_the_tokens(
             check(request(target=target), Settings(), nobody_asks)
 
 
+def test_a_list_that_is_set_first_names_what_needed_no_name_before() -> None:
+    with pytest.raises(TargetNotAllowed) as refused:
+        check(request(target="them/model"), Settings(), us)
+    refused.value.facts["job"] = "abc"
+    where = "RESHARD_ALLOWED_TARGETS (unset: use us,our-org,them) on the worker and restart it"
+    assert refused.value.next_step == f"ask the operator to add them to {where}, then run `reshard retry abc`"
+
+
 @pytest.mark.parametrize("repo", ["us/../them/model", "us/..", "us/model/../../them/model", "us/model?x=", "us"])
 def test_what_is_no_repository_is_in_no_namespace(repo: str) -> None:
     for asked in (request(source=repo), request(target=repo), request(config_from=repo)):
