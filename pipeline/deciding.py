@@ -129,7 +129,7 @@ def notes_of(request: Request, source: Source, state: TargetState, leave: Leave 
     noun = request.target.hub_noun
     created = () if state.exists or not noun else (f"will create {repo} as a {seen} {noun}{turns}",)
     stays = state.exists and noun and asked not in {"as-source", state.visibility}
-    kept = (f"{repo} stays {state.visibility}: --{asked} is for a new {noun}",) if stays else ()
+    kept = (f"{repo} stays {state.visibility}: --{asked} does not change an existing {noun}",) if stays else ()
     match leave:
         case None:
             return created + kept

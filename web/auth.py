@@ -31,8 +31,8 @@ COOKIE = "reshard"  # what a browser keeps of the sign-in
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,62}")
 # What a proxy may name: a mail address, say. Nothing that parts a header's values, and nothing that markup is made of,
 # as reports and hints tell the name. It must fit into ASKED_BY_MAX.
-_USER = re.compile(r"""(?:(?![,"`()<>\[\]])[!-~]){1,254}""")
-_USER_RULE = "at most 254 ASCII characters, and no spaces, commas, double quotes, backticks, (), <> or []"
+_USER = re.compile(r"""(?!\*$)(?:(?![,"`()<>\[\]])[!-~]){1,254}""")
+_USER_RULE = "at most 254 ASCII characters, and no spaces, commas, double quotes, backticks, (), <> or []; and not *"
 _LINE = re.compile(rf"(?P<name>{NAME.pattern})\s+(?P<scope>read|act)\s+sha256:(?P<digest>[0-9a-f]{{64}})")
 
 

@@ -19,7 +19,6 @@ from reshard.web.settings import is_local
 PROBES = frozenset({"/healthz", "/readyz"})  # an orchestrator asks them by an address of its own, and they tell nothing
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:]+)(?::[0-9]{0,5})?")
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-# Nothing but a catalog comes to be so long. One of 5 MB takes ten seconds and 300 MB to read, of a shared process.
 SPLIT = "split the catalog into smaller ones, or submit it with access to the broker (RESHARD_BROKER_URL)"
 # Nothing from elsewhere, no inline script or style, and nobody may show the page inside another.
 HEADERS = {
@@ -47,15 +46,18 @@ class Guard:
             return
         headers = Headers(scope=scope)
         length, taken = headers.get("content-length", "0"), 0
+        too_long = not length.isdecimal() or int(length) > BODY_MAX
+        # Nothing else comes to be so long. A catalog of 5 MB takes ten seconds and 300 MB to read, in a shared process.
+        cure = {"cure": SPLIT} if any(what in scope["path"] for what in ("catalogs", "schedules")) else {}
 
         async def limited() -> Message:
             nonlocal taken
-            if not length.isdecimal() or int(length) > BODY_MAX:
-                raise BodyTooLarge(most=BODY_MAX, cure=SPLIT)
+            if too_long:
+                raise BodyTooLarge(most=BODY_MAX, **cure)
             message = await receive()
             taken += len(message.get("body", b""))
             if taken > BODY_MAX:
-                raise BodyTooLarge(most=BODY_MAX, cure=SPLIT)
+                raise BodyTooLarge(most=BODY_MAX, **cure)
             return message
 
         async def guarded(message: Message) -> None:
@@ -66,6 +68,8 @@ class Guard:
             await send(message)
 
         error = None if scope["path"] in PROBES else self._wrong(headers)
+        if error is None and too_long and scope["method"] in {"GET", "HEAD"}:  # whose body nobody reads
+            error = BodyTooLarge(most=BODY_MAX)
         refused = None if error is None else failed(error)
         await (refused or self._app)(scope, limited, guarded)
 

@@ -141,18 +141,19 @@ def examine(subject: Subject, sources: Sources, classes: MetaLoader) -> Audited:
     Reads a listing, and of each side the indexes, the manifest and the headers; ``classes`` are asked only where
     tensors are missing, whether the model ties them.
     """
-    place = str(subject.place)
+    place, ours_once = str(subject.place), False
     try:
         if subject.error:
             raise subject.error
         ours = CachedHeads(sources.open(subject.place, subject.known))
         recorded = check_manifest(ours)
+        ours_once = recorded.manifest is not None
         side = OpenedSide.attempt(ours)
         rules = ruled(side)
     except HubUnreachable:
         raise
     except NoWeights as error:
-        lost = [_lost(error, subject.source, sources, subject.source_known)] if subject.source else []
+        lost = _lost(error, subject, sources, ours_once)
         source = str(subject.source) if subject.source else None
         found = gathered(lost, lambda kind: next_command(kind, subject.place, subject.source, subject.options))
         return Audited(place, found, weights=bool(found), source=source, source_by="map" if source else None)
@@ -180,15 +181,19 @@ def examine(subject: Subject, sources: Sources, classes: MetaLoader) -> Audited:
     )
 
 
-def _lost(error: NoWeights, source: AnyPlace, sources: Sources, known: HubModel | None) -> Told:
-    """That a copy of ``source`` has no weights, unless that is not there either."""
+def _lost(error: NoWeights, subject: Subject, sources: Sources, ours_once: bool) -> list[Told]:
+    """That a copy has no weights: one of a source that can be read, or one that we published ``ours_once``."""
+    if subject.source is None:
+        return []
     try:
-        sources.head(source, known)
+        sources.head(subject.source, subject.source_known)
     except HubUnreachable:
         raise
     except ReshardError as missing:
-        return Told("source-unreadable", str(missing), next=missing.next_step)
-    return Told("weights-missing", str(error))
+        unreadable = Told("source-unreadable", str(missing), next=missing.next_step)
+        lost = Told("weights-missing", str(error), next=missing.next_step)
+        return [lost, unreadable] if ours_once else [unreadable]
+    return [Told("weights-missing", str(error))]
 
 
 class _Against(NamedTuple):

@@ -56,9 +56,9 @@ _INDEX = re.compile(
 # Their loaders read one file by its name and know no index, so they are carried whole and never cut:
 # adapters (peft), LoRA weights and textual inversions (diffusers),
 # what LLaVA's trainer leaves beside them, and MLX' adapters ...
+_ADAPTERS = ("adapter_model*", "pytorch_lora_weights*", "learned_embeds*")
 _UNCUT = (
-    "adapter_model*", "pytorch_lora_weights*", "learned_embeds*", "non_lora_trainables*", "mm_projector*",
-    "adapters.safetensors", "*_adapters.safetensors",
+    *_ADAPTERS, "non_lora_trainables*", "mm_projector*", "adapters.safetensors", "[0-9]*_adapters.safetensors",
 )  # fmt: skip
 # ... and, beside the same weights in the usual names, what open_clip and mistral-inference look for.
 _UNCUT_TWINS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin", "consolidated*.safetensors")
@@ -72,6 +72,7 @@ _SCRIPT = ".jit"
 # Stems that loaders look for by themselves, `pytorch_model` being `model`: transformers and diffusers; and
 # mistral-inference, open_clip and peft.
 USUAL_STEMS = ("model", "diffusion_pytorch_model")
+_FOUND_STEMS = (*USUAL_STEMS, "open_clip_model")  # those that are found beside a config
 SOUGHT_STEMS = (*USUAL_STEMS, "consolidated", "open_clip_model", "adapter_model")
 
 
@@ -154,8 +155,7 @@ def find_checkpoints(source: Source, exclude: Callable[[str], bool] = lambda pat
     indexes = {path for path in listing if is_weight_index(path) and index_name(path) in whole}
     # The same weights in torch's format are no checkpoint either, which would be written over what is carried.
     twins = {path for path in listing if suffix_of(path) in _TORCH and set_name(path) in whole} - uncut
-    others = uncut | indexes | twins
-    finder = _Finder(source, {path: file for path, file in listing.items() if path not in others}, uncut)
+    finder = _Finder(source, {path: file for path, file in listing.items() if path not in uncut | indexes | twins})
     sets = finder.sets()
     if not sets:
         raise NoWeights(place=str(source.place), **_what_else(listing, uncut))
@@ -196,10 +196,9 @@ def _is_projector(path: str) -> bool:
 class _Finder:
     """Looks for sets in one listing, in the order in which they are trusted."""
 
-    def __init__(self, source: Source, listing: Mapping[str, StoredFile], uncut: Set[str]) -> None:
+    def __init__(self, source: Source, listing: Mapping[str, StoredFile]) -> None:
         self._source = source
         self._listing = listing
-        self._uncut = uncut  # weights in the same folders, which are in no set
         self._slices = slices_of(listing)
         self._claimed: set[str] = set()
         self._found: list[FileSet] = []
@@ -228,7 +227,7 @@ class _Finder:
         for path, error in self.idle.items():
             if dirname(path) not in folders:
                 raise error
-        in_folder = Counter([*(part.name.folder for part in self._found), *map(dirname, self._uncut)])
+        in_folder = Counter(part.name.folder for part in self._found)
         return [self._loadable(part, in_folder[part.name.folder] == 1) for part in self._found]
 
     def _text(self, file: StoredFile) -> bytes:
@@ -249,7 +248,7 @@ class _Finder:
     def _loadable(self, part: FileSet, alone: bool) -> FileSet:
         """The set, under the name that loaders look for where it is all that a config beside it can mean."""
         config = join(part.name.folder, "config.json") in self._listing
-        if part.format in {"safetensors", "gguf"} or part.name.stem in SOUGHT_STEMS or not (alone and config):
+        if part.format in {"safetensors", "gguf"} or part.name.stem in _FOUND_STEMS or not (alone and config):
             return part
         return replace(part, name=Name(part.name.folder, USUAL_STEMS[0]))
 
@@ -266,9 +265,8 @@ class _Finder:
             for file in part.files:
                 other = owners.setdefault(file.path, part)
                 if other is not part:
-                    raise AmbiguousWeights(
-                        file=part.index_path, other=other.index_path, why=f"also lists {file.path}, among other files"
-                    )
+                    why = f"also lists {file.path}, but not all of its files"
+                    raise AmbiguousWeights(file=part.index_path, other=other.index_path, why=why)
         yield from kept
 
     def _by_index(self, suffixes: set[str]) -> Iterator[FileSet]:
@@ -401,7 +399,7 @@ def beside_a_model(path: str, told_by: str) -> dict[str, str]:
 def _what_else(listing: Mapping[str, StoredFile], uncut: set[str]) -> dict[str, str]:
     if uncut:
         merge = "use an adapter unchanged, or merge it into its base model first (merge_and_unload)"
-        cure = merge if named_like(min(uncut), _UNCUT) else "use this file unchanged"
+        cure = merge if named_like(min(uncut), _ADAPTERS) else "use this file unchanged"
         return {"found": f" ({min(uncut)} is never resharded, because loaders look for that name)", "cure": cure}
     kinds = sorted({kind for path in listing if (kind := foreign_format(path))})
     if kinds:

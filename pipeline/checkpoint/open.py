@@ -219,7 +219,7 @@ def _without_twins(
             taken = checkpoint.index_path or files[checkpoint.files[0]].path
             beside = twin.index_path or files[twin.files[0]].path
             if why := _conflict(twin, checkpoint, order(twin) == order(checkpoint)):
-                raise AmbiguousWeights(file=beside, other=taken, why=why)
+                raise AmbiguousWeights(file=beside, other=taken, why=f"in the same folder {why}")
             others = {files[i].path for i in twin.files} - {files[i].path for i in checkpoint.files}
             paths = [*sorted(others), *([twin.index_path] if twin.index_path else [])]
             left_out |= dict.fromkeys(paths, f"loaders use {taken} instead, with the same names and shapes")

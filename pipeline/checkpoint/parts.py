@@ -241,7 +241,7 @@ def _latest(home: str, steps: set[str], listing: Listing, text: Text) -> tuple[s
         raise AbsentFile(file=path, other=other if named[0] != join(home, "") else "it is empty", cure=cure)
     if len(steps) > 1:
         first, *others = sorted(steps)
-        they = "is a different step" if len(others) == 1 else "are different steps"
+        they = "in the same folder " + ("is a different step" if len(others) == 1 else "are different steps")
         why = f"{they}, and no `latest` file says which one to use"
         raise AmbiguousWeights(file=first, other=", ".join(others), why=why, cure=f"use {_all_but_one(steps)}")
     return min(steps), None

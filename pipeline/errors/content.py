@@ -29,7 +29,7 @@ class LostPart(BadIndex, code="checkpoint.lost_part"):
 class AmbiguousWeights(
     BadIndex, code="checkpoint.ambiguous", cure="remove the outdated one, or skip one of them with --exclude"
 ):
-    message = "{file}: {other} in the same folder {why}"
+    message = "{file}: {other} {why}"
     hint = "{cure}"
 class UnsafePath(
     CheckpointError,

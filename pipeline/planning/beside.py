@@ -138,7 +138,10 @@ def other_weights(left_out: Sequence[LeftOut], found: Found, options: Options) -
     paths = [one.path for one in left_out if may_be_other(one.path, names) and not excluded(options, one.path)]
     kept = (one.path for one in left_out if not named_like(one.path, TRAINERS) and not excluded(options, one.path))
     pickles = [path for path in kept if foreign_format(path) == FOREIGN[".pkl"]]
-    return _skipped(paths, "PyTorch file", "hold other weights") + _skipped(pickles, "pickle", "be needed to load it")
+    return [
+        *_skipped(paths, "PyTorch file", "hold other weights"),
+        *_skipped(pickles, "pickle", "be needed to load the model"),
+    ]
 
 
 def _skipped(paths: Sequence[str], noun: str, may: str) -> list[str]:

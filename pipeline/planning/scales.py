@@ -133,7 +133,9 @@ def _scale_of(weight: Tensor, named: Mapping[str, Tensor], known: _Known) -> Sca
         raise BadScale(tensor=tensor.name, why=f"it is {tensor.dtype}, but scales must be {', '.join(_SCALE_DTYPES)}")
     if f"{weight.name}_zero_point" in named:
         raise BadScale(tensor=f"{weight.name}_zero_point", why="fp8 weights with zero points are not supported")
-    for grid, block in _grids(weight.shape, known):
+    # Beside blocks, transformers has one value for an embedding, of another name and shape than those of blocks.
+    single = names[0].endswith("_scale") and len(tensor.shape) < 2
+    for grid, block in _grids(weight.shape, known, single):
         left_out = grid[len(tensor.shape) :]  # dimensions of one element may be, at the end
         if tensor.shape + left_out == grid and prod(left_out) == 1:
             return Scale(_with_dimensions(tensor, len(grid)), block)
@@ -142,11 +144,11 @@ def _scale_of(weight: Tensor, named: Mapping[str, Tensor], known: _Known) -> Sca
     raise BadScale(tensor=tensor.name, why=why)
 
 
-def _grids(weight: tuple[int, ...], known: _Known) -> Iterator[tuple[tuple[int, ...], tuple[int, int]]]:
+def _grids(weight: tuple[int, ...], known: _Known, single: bool) -> Iterator[tuple[tuple[int, ...], tuple[int, int]]]:
     """The shapes that a scale of a weight of this shape may have, and the block that a value of each is for."""
     *stacked, rows, columns = (1,) * (2 - len(weight)) + weight
     height, width = max(1, rows), max(1, columns)  # of a block
-    if "tensor" in known.each or known.block:  # beside blocks, transformers has one value for an embedding
+    if "tensor" in known.each or (known.block and single):
         yield (1, 1), (max(1, prod(stacked) * rows), width)
     if "tensor" in known.each:
         yield (*stacked, 1, 1), (height, width)

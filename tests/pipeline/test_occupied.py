@@ -419,7 +419,7 @@ def test_a_plan_tells_that_a_repository_is_created_and_who_may_see_it(model: Pat
     for visibility in ("as-source", "private"):
         assert not any(new in note for note in plan(asked(model, new, size=2 * SIZE, visibility=visibility)).notes)
     (stays,) = [n for n in plan(asked(model, new, size=2 * SIZE, visibility="public")).notes if new in n]
-    assert stays == f"{new} stays private: --public is for a new repository"
+    assert stays == f"{new} stays private: --public does not change an existing repository"
 
 
 # What a mirror may say of an account: words, an account without a name, and that it cannot be asked for a long time.

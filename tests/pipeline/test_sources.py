@@ -168,7 +168,7 @@ def test_a_pickle_is_skipped_with_a_note_and_a_language_model_of_a_decoder_is_no
     report = go(folder, tmp_path / "out", size=SIZE)
     assert (tmp_path / "out" / "language_model" / "5gram.bin").read_bytes() == b"not torch's"
     assert [note for note in report.plan.notes if "skipped" in note] == [
-        "skipped 1 pickle that may be needed to load it: model_head.pkl; copy it with --include"
+        "skipped 1 pickle that may be needed to load the model: model_head.pkl; copy it with --include"
     ]
 
 

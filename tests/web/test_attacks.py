@@ -211,7 +211,7 @@ def test_whom_a_proxy_names_is_believed_of_the_proxy_alone(
 
 
 @pytest.mark.parametrize(
-    "user", ["a b", "ada,bob", "<b>", "a`b", "a[b](c)", '"a"', "a\tb", "a\x1b[2J", "a\x9b2J", "ad\xe4"]
+    "user", ["a b", "*", "ada,bob", "<b>", "a`b", "a[b](c)", '"a"', "a\tb", "a\x1b[2J", "a\x9b2J", "ad\xe4"]
 )
 def test_a_name_that_is_told_nowhere_is_refused_in_words_on_the_page_too(behind: dict[str, Site], user: str) -> None:
     with client_of(behind["here"].url, headers=[(b"X-User", user.encode("latin-1"))]) as client:
@@ -247,7 +247,8 @@ def test_a_body_that_is_too_long_is_refused_however_it_comes(site: Site, path: s
             for content in (b" " * (size + 1), chunks(size)):
                 refused = client.post(path, content=content)
                 assert code_of(refused) == "usage.too_large"
-                assert ("split the catalog" in refused.json()["error"]["hint"]) == (size == BODY_MAX)
+                hint = refused.json()["error"]["hint"]
+                assert ("split the catalog" in hint) == (size == BODY_MAX and path.endswith("catalogs"))
         assert code_of(client.post(path, content=b" " * most)) == "usage.body"
     alive(site)
 
@@ -258,8 +259,14 @@ def test_a_form_that_is_too_long_is_refused_on_a_page(site: Site, path: str) -> 
         for content in (b"text=" + b"a" * BODY_MAX, chunks(BODY_MAX)):
             refused = client.post(path, content=content)
             assert refused.status_code == 413 and refused.headers["content-type"].startswith("text/html")
-            assert "Split the catalog" in refused.text and "usage.too_large" in refused.text
+            assert "usage.too_large" in refused.text and ("Split the catalog" in refused.text) == (path != "/sign-in")
     alive(site)
+
+
+@pytest.mark.parametrize("path", [f"{ROOT}/jobs", f"{ROOT}/events", "/"])
+def test_a_body_that_is_too_long_and_that_nobody_reads_is_refused_too(site: Site, path: str) -> None:
+    with site.client() as client:
+        assert client.request("GET", path, content=b" " * (BODY_MAX + 1)).status_code == 413
 
 
 def test_who_is_not_known_is_told_that_first_and_nothing_of_a_long_body_is_taken(site: Site) -> None:

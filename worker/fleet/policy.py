@@ -53,7 +53,8 @@ def check(request: Request, settings: Settings, own: Callable[[Hub], Iterable[st
     allowed = settings.allowed_targets if settings.allowed_targets is not None else tuple(own(target))
     if not _matches(target.repo, allowed):
         # Or what it is set to would take away what nobody had to name before.
-        unset = "" if settings.allowed_targets else f" (unset: use {','.join([*allowed, target.namespace])})"
+        whole = ",".join([*allowed, target.namespace])
+        unset = f" (it is not set; set it to {whole})" if settings.allowed_targets is None else ""
         raise TargetNotAllowed(repo=target.repo, namespace=target.namespace, allowed=_said(allowed), unset=unset)
 
 

@@ -73,9 +73,8 @@ def rate(fields: Mapping[str, str], now: int, of: str = "") -> float | None:
 
     ``of`` is what its fields begin with.
     """
-    try:
-        left, at, begun = float(fields[f"{of}paced"]), int(fields[f"{of}paced_at"]), int(fields[f"{of}paced_from"])
-    except (KeyError, ValueError):  # a client may write anything there, until bytes come again
+    left, at, begun = (_number(fields, f"{of}{name}") for name in ("paced", "paced_at", "paced_from"))
+    if left is None or at is None or begun is None:
         return None
     since = now - begun
     if abs(now - at) > 2 * FADES or since < LEAST or not left > 0:
@@ -105,7 +104,7 @@ def places(client: redis.Redis, jobs: Iterable[tuple[str, bool]]) -> tuple[dict[
     for bytes_, is_bulk in _left(client, [id.decode() for ids in active for id in ids]):
         left[is_bulk] += bytes_ or 0
     cut = any(len(ids) == COUNTED for ids in active)
-    mean = _mean(pace)
+    mean = _number(pace, "mean")
     found = {}
     for (id, bulk), rank in zip(waiting, ranks, strict=True):
         begun = bulky_begun if bulk else quick_begun
@@ -122,7 +121,7 @@ def remaining(client: redis.Redis, jobs: Collection[str], more: int) -> float | 
     if len(jobs) > COUNTED:
         return None
     pace, left = decoded(client.hgetall(PACE)), [bytes_ for bytes_, _ in _left(client, jobs)]
-    unplanned, speed, mean = more + left.count(None), rate(pace, server_ms(client)), _mean(pace)
+    unplanned, speed, mean = more + left.count(None), rate(pace, server_ms(client)), _number(pace, "mean")
     if not speed or (unplanned and mean is None):
         return None
     return until(sum(filter(None, left)) + unplanned * (mean or 0), speed)
@@ -133,12 +132,13 @@ def until(bytes_: float, speed: float) -> float | None:
     return left if (left := bytes_ / speed) <= LEFT_MAX else None
 
 
-def _mean(pace: Mapping[str, str]) -> float | None:
-    """Bytes of a job; None before the first was done, and where a client wrote something else."""
+def _number(fields: Mapping[str, str], name: str) -> float | None:
+    """As `number` of common.lua reads it; None where none is there, or a client wrote what nobody can count with."""
     try:
-        return float(pace["mean"])
+        found = float(fields[name])
     except (KeyError, ValueError):
         return None
+    return found if abs(found) < 2**53 else None
 
 
 def _left(client: redis.Redis, jobs: Collection[str]) -> list[tuple[int | None, bool]]:

@@ -231,12 +231,23 @@ def test_a_name_that_loaders_look_for_stays_beside_a_config(folder: Path) -> Non
     assert part.name.stem == "open_clip_model"
 
 
-def test_beside_an_adapter_no_other_weights_are_taken_for_the_model_of_a_config(folder: Path) -> None:
+@pytest.mark.parametrize("name", ["flow.pt", "consolidated.pt"])
+def test_beside_an_adapter_the_only_other_weights_are_the_model_of_a_config(folder: Path, name: str) -> None:
     save_single(folder, arrays(1, 100), "adapter_model.safetensors")
-    torch.save({"a": torch.ones(2)}, folder / "flow.pt")
+    torch.save({"a": torch.ones(2)}, folder / name)
     (folder / "config.json").write_text("{}")
     (part,) = find_checkpoints(open_source(Folder(path=str(folder)), Context.from_env())).sets
-    assert part.name.stem == "flow"
+    assert part.name.stem == "model"
+
+
+def test_a_name_that_is_like_an_adapters_is_cut_and_what_is_no_adapter_has_no_hint_of_one(folder: Path) -> None:
+    save_single(folder, arrays(1, 100), "control_adapters.safetensors")
+    source = open_source(Folder(path=str(folder)), Context.from_env())
+    assert not find_checkpoints(source).uncut
+    (folder / "control_adapters.safetensors").rename(folder / "mm_projector.safetensors")
+    with pytest.raises(NoWeights) as refused:
+        find_checkpoints(open_source(Folder(path=str(folder)), Context.from_env()))
+    assert refused.value.next_step.endswith("; use this file unchanged") and "merge" not in refused.value.next_step
 
 
 def test_two_indexes_that_share_a_file_and_are_not_alike_are_no_guess(folder: Path) -> None:
@@ -244,7 +255,7 @@ def test_two_indexes_that_share_a_file_and_are_not_alike_are_no_guess(folder: Pa
     for number in range(2):
         files = {"big.safetensors": arrays(2, 100), f"own{number}.safetensors": {f"own{number}": np.ones(2)}}
         save_sharded(folder, files, f"m{number}.safetensors.index.json")
-    with pytest.raises(AmbiguousWeights, match="m0.safetensors.index.json in the same folder also lists big"):
+    with pytest.raises(AmbiguousWeights, match="m1.safetensors.index.json: m0.safetensors.index.json also lists big"):
         checkpoints(folder)
 
 

@@ -98,6 +98,10 @@ def test_one_value_beside_blocks_is_for_the_whole_weight_as_of_an_embedding() ->
     specs: Specs = {**A, "e.weight": ("F8_E4M3", (300, 64)), "e.weight_scale": ("F32", (1,))}
     made = {entry.name: entry.scale.block for entry in chosen(specs).entries if entry.scale}
     assert made == {"a.weight": (128, 128), "e.weight": (300, 64)}
+    for name, shape in {"e.weight_scale": (1, 1), "e.weight_scale_inv": (1,)}.items():
+        cut_off = {n: spec for n, spec in specs.items() if n != "e.weight_scale"} | {name: ("F32", shape)}
+        with pytest.raises(BadScale, match="its shape is"):
+            chosen(cut_off)
 
 
 def test_scales_of_the_activations_of_stacked_experts_go_too() -> None:

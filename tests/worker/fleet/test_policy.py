@@ -72,7 +72,7 @@ def test_a_list_that_is_set_first_names_what_needed_no_name_before() -> None:
     with pytest.raises(TargetNotAllowed) as refused:
         check(request(target="them/model"), Settings(), us)
     refused.value.facts["job"] = "abc"
-    where = "RESHARD_ALLOWED_TARGETS (unset: use us,our-org,them) on the worker and restart it"
+    where = "RESHARD_ALLOWED_TARGETS (it is not set; set it to us,our-org,them) on the worker and restart it"
     assert refused.value.next_step == f"ask the operator to add them to {where}, then run `reshard retry abc`"
 
 
