@@ -78,7 +78,8 @@ class FolderTarget(RecordedTarget):
 
     def leave(self, exists: bool) -> Leave:
         try:
-            self._check_writable()
+            with disk_errors(self._root, None):
+                self._check_writable()
         except FolderNotWritable as error:
             return Leave(False, str(error))
         return Leave(True, "")

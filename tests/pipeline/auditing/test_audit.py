@@ -341,6 +341,14 @@ def test_an_owner_is_audited_by_a_template_a_catalog_or_the_manifests(space: Nam
         of_owner(space.name, "a/{size}", context)
 
 
+def test_a_publication_that_lost_its_weights_is_critical_where_its_source_is_gone_too(space: Namespace) -> None:
+    ours = add_manifest(files_of(*model()), f"{space.name}/source", "1" * 40)
+    publish(space, "lost", {path: data for path, data in ours.items() if "safetensors" not in path})
+    found = audited(of_owner(space.name, f"{space.name}-gone/{{name}}", Context.from_env()))
+    assert kinds(found) == {("lost", "weights-missing"), ("lost", "source-unreadable")}
+    assert not any("reshard run" in finding.next for finding in found["lost"].findings)
+
+
 def test_folders_are_audited_by_a_template_too(tmp_path: Path) -> None:
     for name, fault in (("good", None), ("bad", "dtype-changed"), ("torn", "bytes-changed")):
         for folder, files in (

@@ -104,8 +104,8 @@ def test_what_a_client_wrote_into_the_rates_strands_no_job_and_is_gone_with_the_
         store.redis.hincrby(key, "paced_from", -60_000)  # or nothing would be told yet
         store.redis.hset(key, field, wrong)
     assert remaining(store.redis, [job], more=1) is None
-    for rate in (places(store.redis, [(waits, False)])[1], store.get(job).rate):
-        assert (rate is None) == (field != "mean")
+    for told in (places(store.redis, [(waits, False)])[1], store.get(job).rate):
+        assert (told is None) == (field != "mean")
     publish = claimed(leases, job, "publish")
     leases.begin(publish)
     leases.done(publish, {"commit": "abc", "ref": "main", "found": False})
