@@ -10,6 +10,7 @@ import json
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import accumulate, product
 from typing import Any, cast
@@ -225,4 +226,9 @@ def _under(prefix: str, totals: Mapping[str, float]) -> list[tuple[str, float]]:
 
 
 def _numbers(fields: Mapping[bytes, Any]) -> dict[str, float]:
-    return {key.decode(): float(value) for key, value in fields.items()}
+    """Those that are numbers: clients may write anything there."""
+    found = {}
+    for key, value in fields.items():
+        with suppress(ValueError):
+            found[key.decode()] = float(value)
+    return found

@@ -411,6 +411,12 @@ def test_of_a_key_that_a_client_wrote_over_some_figures_are_left_out_and_the_bro
     assert "a client overwrote one of their keys" in caplog.text
 
 
+def test_a_total_that_is_no_number_is_none(store: JobStore, port: int) -> None:
+    store.redis.hset(TOTALS, mapping={"read": "x", b"\xff": 1})
+    seen = scrape(port)
+    assert seen.one("reshard_broker_up") == 1 and seen.one("reshard_read_bytes_total") == 0
+
+
 def test_a_broker_that_takes_no_more_data_is_up_and_not_writable(tmp_path_factory: pytest.TempPathFactory) -> None:
     with Broker(tmp_path_factory.mktemp("full")) as broker, serving(broker.url) as port:
         with JobStore.at(broker.url) as store:

@@ -14,7 +14,7 @@ from reshard.worker.queue.events import TOTALS
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import job_key
-from reshard.worker.queue.wakes import BELL, PLACES, QUEUES, strays
+from reshard.worker.queue.wakes import BELL, PLACES, QUEUES, SHARES, strays
 from reshard.worker.settings import Settings
 from tests.worker.conftest import Wakes, ask, claimed, restricted
 
@@ -138,6 +138,16 @@ def test_a_job_whose_turn_a_client_wrote_over_comes_first_and_holds_up_no_other(
     assert leases.first(QUEUES[0]) == broken
     claimed(leases, broken, "plan")
     assert control.look(listen=0.01) == 0 and strays(store.redis) == []
+
+
+@pytest.mark.parametrize("share", ["x", "0", "-1", "nan"])
+def test_a_share_that_a_client_wrote_over_counts_as_none(store: JobStore, control: Control, share: str) -> None:
+    with restricted(store) as client:
+        client.redis.hset(SHARES, "ada", share)
+        jobs = [client.submit(of_ada(f"a{number}")).id for number in range(2)]
+    turns = [float(store.redis.hget(job_key(job), "turn") or 0) for job in jobs]
+    assert 0 < turns[0] < turns[1] < 2**53
+    assert control.look(listen=0.01) == 2
 
 
 def test_a_job_is_found_again_in_any_state(store: JobStore, leases: Leases, control: Control, wakes: Wakes) -> None:

@@ -48,7 +48,8 @@ local function take_turn(id)
     last = redis.call('ZREVRANGE', line, 0, 0, 'WITHSCORES')
   end
   turn = math.max(turn, tonumber(last[2] or 0))
-  turn = turn + math.max(1, math.floor(STEP / tonumber(redis.call('HGET', PREFIX .. 'shares', who) or 1) + 0.5))
+  local share = number(PREFIX .. 'shares', who) or 1
+  turn = turn + math.max(1, math.floor(STEP / (share > 0 and share or 1) + 0.5))
   redis.call('HSET', key(id), 'turn', string.format('%.0f', turn * OLDER + redis.call('INCR', PREFIX .. 'last_turn') % OLDER))
   redis.call('ZADD', line, turn, id)
 end
