@@ -115,6 +115,9 @@ class Control:
             except Exception:
                 log.exception("a turn failed for an unknown reason; trying again")
                 self._ending.wait(PAUSE)
+        with suppress(redis.RedisError):  # which the next line says
+            for _, reader in self._followers:
+                reader.leave()
         withdraw(self._store.redis, self._self)
 
     def look(self, listen: float) -> int:

@@ -13,6 +13,7 @@ from reshard.worker.control import LAYOUT, LAYOUT_KEY, Control
 from reshard.worker.fleet.heartbeat import REMEMBERED, SEEN, announce
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.records import Definition
+from reshard.worker.queue.events import EVENTS, Reader
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX
@@ -53,6 +54,24 @@ def test_it_gives_signs_of_life_that_end_with_it(store: JobStore, control: Contr
     control.stop()
     control.run()
     assert store.processes() == []
+
+
+def test_it_leaves_no_place_in_the_stream_but_one_whose_events_others_have_to_take_over(
+    store: JobStore, control: Control
+) -> None:
+    def consumers() -> dict[str, int]:
+        groups = [group["name"].decode() for group in store.redis.xinfo_groups(EVENTS)]
+        return {group: len(store.redis.xinfo_consumers(EVENTS, group)) for group in groups}
+
+    store.cancel(store.submit(ask()).id)
+    dead = Reader(store.redis, "counters")
+    assert dead.take() and set(consumers().values()) == {1}
+    control.look(listen=0.01)
+    assert len(consumers()) > 1 and max(consumers().values()) == 2
+    dead.leave()
+    control.stop()
+    control.run()
+    assert {group for group, left in consumers().items() if left} == {"counters"}
 
 
 def test_a_newer_layout_is_refused_with_what_to_do(store: JobStore, control: Control, wakes: Wakes) -> None:

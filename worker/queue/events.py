@@ -192,6 +192,11 @@ class Reader:
                 self.drop(id.decode(), str(error))
         return events
 
+    def leave(self) -> None:
+        """Give the place up, or each start would leave one; one that still has events is for others to take over."""
+        if not self._redis.xpending_range(EVENTS, self.group, "-", "+", 1, self.name):
+            self._redis.xgroup_delconsumer(EVENTS, self.group, self.name)
+
     def drop(self, id: str, why: str) -> None:
         """Have this group never see the event again, and count and log that."""
         if self._redis.xack(EVENTS, self.group, id):
