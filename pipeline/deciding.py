@@ -8,6 +8,7 @@ from reshard.pipeline.check import first, some
 from reshard.pipeline.checkpoint.discover import is_weight_index
 from reshard.pipeline.errors import MadeTooLarge, TargetDrifted, TargetOccupied
 from reshard.pipeline.limits import INDEX_MAX, MANIFEST_MAX, OCCUPIED_SHOWN
+from reshard.pipeline.places import NOWHERE
 from reshard.pipeline.planning.estimate import of_our_own
 from reshard.pipeline.planning.existing import Before, drift
 from reshard.pipeline.planning.model import MANIFEST, STATEMENTS, Plan
@@ -122,7 +123,19 @@ def is_private(request: Request, source: Source) -> bool:
 
 
 def notes_of(request: Request, source: Source, state: TargetState, leave: Leave | None) -> tuple[str, ...]:
-    """Who may see the repository, if it is created or not as asked; what the store says that gave its ``leave``."""
+    """What a plan tells of its places; where the store gave its ``leave``, also what that says."""
+    return _not_lent(source) + (() if request.target == NOWHERE else _of_target(request, source, state, leave))
+
+
+def _not_lent(source: Source) -> tuple[str, ...]:
+    """A note of the config that the source has itself, as who names a lender may have meant to replace it."""
+    if isinstance(source, Borrowing) and "config.json" in source.own.files().keys() & source.lender.files().keys():
+        return (f"config.json is the source's own: only missing files are copied from {source.lender.place}",)
+    return ()
+
+
+def _of_target(request: Request, source: Source, state: TargetState, leave: Leave | None) -> tuple[str, ...]:
+    """Who may see the repository, if it is created or not as asked, and whether it may be written."""
     repo, asked = str(request.target.at(None)), request.options.visibility
     seen, other = ("private", "--public") if is_private(request, source) else ("public", "--private")
     turns = f" (use {other} to change)" if asked == "as-source" else ""

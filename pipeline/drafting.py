@@ -53,7 +53,7 @@ from reshard.pipeline.publishing.card import card_for
 from reshard.pipeline.publishing.kept import refuse_to_drop_the_original
 from reshard.pipeline.publishing.manifest import parse as parse_manifest
 from reshard.pipeline.request import Options, Request
-from reshard.pipeline.stores.overlay import Borrowing, not_lent
+from reshard.pipeline.stores.overlay import Borrowing
 from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.tensors import Name, Pin
 from reshard.pipeline.verifying.job_checks import check_model, check_structure
@@ -268,9 +268,7 @@ def _read(
     opened = _UNOPENED if same_weights else opened
     settings = _configs(source, found, MODELOPT) if options.dequantize else {}
     texts, notes = _texts({} if options.dtype == "keep" else {**configs, **settings})
-    notes += not_lent(source)
-    if request.target != NOWHERE:
-        notes += notes_of(request, source, there.state, target.leave(there.state.exists) if shows else None)
+    notes += notes_of(request, source, there.state, target.leave(there.state.exists) if shows else None)
     return Known(
         request,
         source.pin,

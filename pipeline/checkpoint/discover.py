@@ -54,9 +54,9 @@ _INDEX = re.compile(
 )
 
 # Their loaders read one file by its name and know no index, so they are carried whole and never cut:
-# adapters (peft), LoRA weights and textual inversions (diffusers),
-# what LLaVA's trainer leaves beside them, and MLX' adapters ...
+# adapters (peft), LoRA weights and textual inversions (diffusers), which can be merged into a model ...
 _ADAPTERS = ("adapter_model*", "pytorch_lora_weights*", "learned_embeds*")
+# ... what LLaVA's trainer leaves beside them, and MLX' adapters ...
 _UNCUT = (
     *_ADAPTERS, "non_lora_trainables*", "mm_projector*", "adapters.safetensors", "[0-9]*_adapters.safetensors",
 )  # fmt: skip
@@ -73,7 +73,7 @@ _SCRIPT = ".jit"
 # mistral-inference, open_clip and peft.
 USUAL_STEMS = ("model", "diffusion_pytorch_model")
 _FOUND_STEMS = (*USUAL_STEMS, "open_clip_model")  # those that are found beside a config
-SOUGHT_STEMS = (*USUAL_STEMS, "consolidated", "open_clip_model", "adapter_model")
+SOUGHT_STEMS = (*_FOUND_STEMS, "consolidated", "adapter_model")
 
 
 @dataclass(frozen=True, slots=True)

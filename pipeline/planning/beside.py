@@ -13,7 +13,7 @@ from reshard.pipeline.checkpoint.discover import Found, is_weight_index, may_be_
 from reshard.pipeline.checkpoint.kinds import FOREIGN, TRAINERS, foreign_format, named_like
 from reshard.pipeline.checkpoint.names import settings_path
 from reshard.pipeline.checkpoint.open import Opened
-from reshard.pipeline.checkpoint.parts import NUMBERED, FileSet
+from reshard.pipeline.checkpoint.parts import NUMBERED
 from reshard.pipeline.checkpoint.tool_files import is_tool_file, leftover
 from reshard.pipeline.planning.model import CARD, MANIFEST, STATEMENTS, Edit, LeftOut
 from reshard.pipeline.planning.scales import MODELOPT
@@ -96,10 +96,15 @@ def sort_out(
     weights = {file.path for file in found.files} | {*found.indexes}
     weights -= opened.duplicates.keys() | {path for path in published & weights if _included(options, path)}
     rewritten = weights | {MANIFEST} | (set() if excluded(options, CARD) else {CARD})
-    steps = {step: part for part in found.sets if part.metadata for step in part.other_steps}
+    other_steps = {
+        step: f"another step; {part.metadata.path} selects {dirname(part.files[-1].path)}"
+        for part in found.sets
+        if part.metadata
+        for step in part.other_steps
+    }
     carried, left_out = [], []
     for path in sorted(listing.keys() - rewritten):
-        why = _why_not(path, found, steps, opened.duplicates, options)
+        why = _why_not(path, found, other_steps, opened.duplicates, options)
         if why is None and path in written:
             why = "the result has its own file at this path"
         if why is None:
@@ -110,9 +115,9 @@ def sort_out(
 
 
 def _why_not(
-    path: str, found: Found, steps: Mapping[str, FileSet], duplicates: Mapping[str, str], options: Options
+    path: str, found: Found, other_steps: Mapping[str, str], duplicates: Mapping[str, str], options: Options
 ) -> str | None:
-    """Why it is left out; ``steps`` are folders of DeepSpeed's with the set that is read of another one."""
+    """Why it is left out; ``other_steps`` are folders and ``duplicates`` files that are, with the reason of each."""
     if why := _unwanted(path, options):
         return why
     if describes(path, (dirname(file.path) for file in found.files if file.path not in found.uncut)):
@@ -123,10 +128,8 @@ def _why_not(
         return duplicates[path]
     kind = foreign_format(path)
     if kind is not None:
-        for part in (steps[str(folder)] for folder in PurePosixPath(path).parents if str(folder) in steps):
-            assert part.metadata is not None, "which says what counts"
-            return f"another step; {part.metadata.path} selects {dirname(part.files[-1].path)}"
-        return f"weights or data in another format ({kind}); {_by_include(path)}"
+        inside = (other_steps[folder] for folder in map(str, PurePosixPath(path).parents) if folder in other_steps)
+        return next(inside, None) or f"weights or data in another format ({kind}); {_by_include(path)}"
     if is_weight_index(path):
         return "not an index of the copied weights"
     return None

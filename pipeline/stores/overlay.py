@@ -49,13 +49,6 @@ def is_lent(source: Source, path: str) -> bool:
     return path not in (source.own if isinstance(source, Borrowing) else source).files()
 
 
-def not_lent(source: Source) -> tuple[str, ...]:
-    """A note of the config that the source has itself, as who names a lender may have meant to replace it."""
-    if isinstance(source, Borrowing) and "config.json" in source.own.files().keys() & source.lender.files().keys():
-        return (f"config.json is the source's own: only missing files are copied from {source.lender.place}",)
-    return ()
-
-
 def _is_weights(path: str) -> bool:
     return path.endswith(".safetensors") or foreign_format(path) is not None or is_weight_index(path)
 
